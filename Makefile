@@ -1,0 +1,45 @@
+# Two commands: `make quickstart` and `make test`. Both work from a bare checkout with Python 3.11+ and make.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help quickstart test check format lint types clean
+
+help:
+	@echo "make quickstart   first result on this machine"
+	@echo "make test         the test suite"
+	@echo "make check        format, lint, types, import direction, tests"
+	@echo "make format       rewrite the sources in house format"
+
+# Installs once; again only when the dependencies change.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "dapo needs Python 3.11 or newer; none was found. Set PYTHON=/path/to/python3.11"; exit 2; }
+	@echo "Installing into $(VENV) (once; about 2 minutes and 1.7 GB with the CPU build of torch) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+quickstart: $(INSTALLED)
+	@$(BIN)/dapo selfcheck
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	@$(BIN)/mypy
+
+check: lint types test
+
+format: $(INSTALLED)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

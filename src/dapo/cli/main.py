@@ -1,0 +1,88 @@
+"""`dapo`: the list of verbs. A verb's module is imported only when it is called, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from dapo import __version__
+from dapo.errors import DapoError
+
+EXIT_BAD_INPUT = 2
+
+# verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
+VERBS = {
+    "explain": "What a recipe will do, in plain numbers; or how two configs differ.",
+    "selfcheck": "The equations and their invariances, checked on this machine in seconds.",
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one verb. A DapoError becomes one message and exit code 2, never a traceback."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        build_app(verb_in(arguments))(args=arguments, prog_name="dapo")
+    except DapoError as error:
+        sys.stderr.write(render_error(error))
+        raise SystemExit(EXIT_BAD_INPUT) from None
+    except BrokenPipeError:  # `dapo ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+
+
+def build_app(wanted: str | None) -> typer.Typer:
+    """All verbs by name and summary; only the wanted one with its real code and options."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+        help="Reinforcement learning for language models with DAPO; GRPO, PPO and VAPO are presets of the same parts.",
+        epilog="First result on this machine: dapo selfcheck. What a run would do: dapo explain quickstart.",
+    )
+    app.callback()(options)
+    for verb, summary in VERBS.items():
+        if verb != wanted:
+            app.command(verb, help=summary)(not_loaded)
+            continue
+        command = importlib.import_module(f"dapo.cli.{verb.replace('-', '_')}").command
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=verb, help=summary)
+        else:
+            app.command(verb)(command)
+    return app
+
+
+def verb_in(arguments: list[str]) -> str | None:
+    return next((argument for argument in arguments if not argument.startswith("-")), None)
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dapo {__version__}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What stands before the verb; the version is printed by its callback."""
+
+
+def not_loaded() -> None:
+    raise AssertionError("build_app loads the verb that was asked for")
+
+
+def render_error(error: DapoError) -> str:
+    """`ConfigError: key = value: why.` and the remedy indented below it."""
+    name = type(error).__name__
+    indent = " " * (len(name) + 2)
+    lines = [line for part in (error.message, error.remedy) if part for line in part.splitlines()]
+    return f"{name}: " + f"\n{indent}".join(lines) + "\n"

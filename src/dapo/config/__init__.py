@@ -1,0 +1,1 @@
+"""Settings of a run: schema, loading, presets and recipes. No torch here."""

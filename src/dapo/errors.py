@@ -1,0 +1,26 @@
+"""What can go wrong in a way the user can mend. Messages say: the key or file as typed, the value, why, what to do."""
+
+
+class DapoError(Exception):
+    """Base of all errors shown to the user as one message without a traceback; the command line exits 2."""
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(f"{message}\n{remedy}" if remedy else message)
+        self.message = message
+        self.remedy = remedy
+
+
+class ConfigError(DapoError):
+    """A key, a value or a combination of keys that cannot be used."""
+
+
+class DataError(DapoError):
+    """A problem set that cannot be read or trusted."""
+
+
+class EngineError(DapoError):
+    """A rollout engine, model or device that cannot do what was asked."""
+
+
+class CheckpointError(DapoError):
+    """A checkpoint that is missing, torn, tampered with or does not fit the run."""

@@ -1,0 +1,112 @@
+"""The vocabulary that config, code, metrics and docs share: problem, completion, verdict, group. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class StopReason(StrEnum):
+    """Why a response ended."""
+
+    EOS = "EOS"  # the model wrote an end token; that token is part of the response
+    LENGTH = "LENGTH"  # the response reached limits.max_response_tokens: truncated
+    ABORTED = "ABORTED"  # nobody wants it any more (surplus), or the engine gave it up (non-finite logits)
+
+
+class Verdict(StrEnum):
+    """What the verifier says of one response. The five stay separate everywhere; only CORRECT counts as accuracy 1."""
+
+    CORRECT = "CORRECT"
+    WRONG = "WRONG"
+    UNPARSEABLE = "UNPARSEABLE"  # no final answer could be found or read in the response
+    TIMEOUT = "TIMEOUT"  # judging it exceeded its own time limit (queue time does not count)
+    CRASH = "CRASH"  # the verifier raised, died or ran out of memory on it
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question with a checkable reference answer.
+
+    `id` is stable across runs and files (a hash of the normalised question unless the data brings its own). `answer` is
+    the reference as text. `meta` holds what a verifier or a table needs beyond it: a code problem's tests, a level.
+    """
+
+    id: str
+    question: str
+    answer: str
+    source: str = ""
+    meta: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a user's reward function returns: a raw value, and whether it counts as correct.
+
+    `correct` is what accuracy and dynamic sampling use. None means "graded": a group is then informative when its raw
+    values differ.
+    """
+
+    value: float
+    correct: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict with its evidence: what was extracted, what it was compared with, and how long that took."""
+
+    verdict: Verdict
+    value: float  # raw reward before shaping: +1 / −1 for rule-based verifiers (DAPO eq. 7)
+    extracted: str | None = None
+    reference: str = ""
+    seconds: float = 0.0
+    message: str = ""  # why, for everything but CORRECT and WRONG
+    graded: bool = False  # True when `value` alone decides (Score.correct was None)
+
+    @property
+    def accuracy(self) -> int:
+        """1 for CORRECT, else 0. Never the shaped reward."""
+        return int(self.verdict is Verdict.CORRECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A response as the engine made it: tokens, how likely each was when drawn, by which weights, why it ended."""
+
+    tokens: NDArray[np.int32]  # [T], the end token included
+    logp: NDArray[np.float32]  # [T], log π_engine(token | prefix) at the sampling temperature
+    version: NDArray[np.int32]  # [T], the weight version that drew each token
+    stop_reason: StopReason
+    text: str
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.stop_reason is StopReason.LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One visit to one problem: its prompt and its G completions with their judgements, in response order."""
+
+    problem: Problem
+    visit: int  # how often this problem was submitted before in this run; part of the noise key
+    prompt_tokens: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    judgements: tuple[Judgement, ...]
+
+    @property
+    def n_correct(self) -> int:
+        return sum(judgement.accuracy for judgement in self.judgements)
+
+    @property
+    def is_informative(self) -> bool:
+        """0 < correct < G (DAPO eq. 11), counted in integers; for graded rewards: the raw values differ."""
+        if any(judgement.graded for judgement in self.judgements):
+            return len({judgement.value for judgement in self.judgements}) > 1
+        return 0 < self.n_correct < len(self.judgements)

@@ -1,0 +1,96 @@
+"""The one structural rule: imports point downwards, and the heavy libraries stay where they belong."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "dapo"
+
+# Top to bottom. Areas on one line do not import each other.
+LAYERS = [
+    ["__init__", "__main__"],
+    ["cli"],
+    ["ablation", "quickstart"],
+    ["trainer"],
+    ["sampling", "evaluation"],
+    ["rollout", "checkpoints"],
+    ["models", "distributed"],
+    ["report", "data"],
+    ["rewards", "algorithms", "tracking"],
+    ["config"],
+    ["types", "errors"],
+]
+RANK = {area: -depth for depth, layer in enumerate(LAYERS) for area in layer}
+MAY_IMPORT_VLLM_OR_RAY = {"rollout/vllm.py", "rollout/weight_sync.py", "distributed/ray_workers.py"}
+
+
+def sources() -> list[Path]:
+    return sorted(SRC.rglob("*.py"))
+
+
+def area(path: Path) -> str:
+    first = path.relative_to(SRC).parts[0]
+    return first.removesuffix(".py")
+
+
+def modules(path: Path) -> set[str]:
+    """Dotted names of everything a file imports, at any depth of nesting."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the whole name"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imports(path: Path) -> set[str]:
+    """Areas of ours that a file imports; `from dapo import __version__` is none."""
+    second = {name.split(".")[1] for name in modules(path) if name.startswith("dapo.")}
+    return second & RANK.keys()
+
+
+def test_every_area_has_its_place():
+    assert {area(path) for path in sources()} <= RANK.keys()
+
+
+def test_imports_point_downwards():
+    wrong = [
+        f"{path.relative_to(SRC)}: {area(path)} must not import {other}"
+        for path in sources()
+        for other in imports(path) - {area(path)}
+        if RANK[other] >= RANK[area(path)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_algorithms_import_torch_and_nothing_of_ours():
+    ours = {
+        name
+        for path in (SRC / "algorithms").glob("*.py")
+        for name in modules(path)
+        if name.startswith("dapo.") and not name.startswith("dapo.algorithms")
+    }
+    assert not ours
+
+
+def test_vllm_and_ray_are_imported_in_named_files_only():
+    wrong = [
+        str(path.relative_to(SRC))
+        for path in sources()
+        if {name.split(".")[0] for name in modules(path)} & {"vllm", "ray"}
+        and path.relative_to(SRC).as_posix() not in MAY_IMPORT_VLLM_OR_RAY
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", ["dapo.config", "dapo.report", "dapo.cli.main", "dapo.types"])
+def test_imports_without_torch(module: str):
+    if not (SRC / module.split(".")[1]).exists() and not (SRC / f"{module.split('.')[1]}.py").exists():
+        pytest.skip(f"{module} does not exist yet")
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
