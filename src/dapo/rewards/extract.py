@@ -1,0 +1,169 @@
+"""Where the final answer stands: the last "Answer:" line, else the last \\boxed{}, else a last line `#### 42`.
+
+An "Answer:" line starts a line or a sentence ("Final answer:", "**Answer:**", "答案："); "answer:" in the middle of a
+sentence counts only where nothing clearer exists. A value on the next line belongs to its "Answer:". The search starts
+at the end, so that the length of a response costs nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+
+from dapo.rewards.limits import MAX_RESPONSE_CHARS, MAX_STATEMENT_CHARS
+from dapo.rewards.tokens import NotationError, closing_brace
+from dapo.rewards.typography import without_end_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A final answer as written. `rivals` are other answers offered beside it; all must have its value."""
+
+    text: str
+    rivals: tuple[str, ...] = ()
+
+
+_COLON = "[:\uff1a\ufe55\ua789\u2236]"
+_MARKUP = r"[*_`~>#\s]"
+MARKER = re.compile(
+    rf"(?:(?<![^\W_])answers?(?:\s+is|\s+are)?|\u7b54\u6848(?:\u662f|\u4e3a)?|\u7b54)(?:\}})?[*_`\ ]{{0,6}}{_COLON}",
+    re.IGNORECASE,
+)
+_LEAD_WORDS = re.compile(
+    r"(?:\A|[\n.!?;:,\u3002\uff0c\uff1a)\]}$>*_]|\*\*)[\s*_`~>#\-\[\](){}$\\\"'0-9.]{0,12}"
+    r"(?:\\text(?:bf)?\{)?"
+    r"(?:(?:so|thus|hence|therefore|then|and|the|my|our|its|a|final|correct|exact|numerical|desired|required|short|best"
+    r"|\u6700\u7ec8|\u6700\u540e|\u6240\u4ee5|\u56e0\u6b64|\u6b63\u786e)[\s,*_:]{0,3}){0,6}[*_`\"']{0,3}\Z",
+    re.IGNORECASE,
+)
+_QUOTED = re.compile(r"[*_`]*[\"'\u201d\u2019`]")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
+_HASHES = re.compile(r"(?:\A|\n)[ \t]*#{4}[ \t]*([^\n#][^\n]*)\Z")
+_WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
+
+
+def final_statement(response: str) -> Statement | None:
+    """What the response states last as final; None when it states nothing."""
+    text = without_end_tokens(response[-MAX_RESPONSE_CHARS:])
+    if "\r" in text[-_WINDOWS[0] :]:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    for window in _WINDOWS:
+        tail = text[-window:]
+        strong, weak = _markers(tail)
+        if strong is not None:
+            return _after(tail, strong)
+        if len(tail) == len(text):
+            break
+        if weak is None and not _may_hold_marker(text):
+            break
+    box = _last_box(text)
+    if box is not None:
+        return box
+    if weak is not None:
+        return _after(tail, weak)
+    hashes = _HASHES.search(text[-_WINDOWS[0] :])
+    return Statement(hashes[1]) if hashes else None
+
+
+def _may_hold_marker(text: str) -> bool:
+    return any(spelling in text for spelling in ("nswer", "NSWER", "\u7b54"))
+
+
+def _markers(text: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
+    """The last marker that starts a line or sentence, and the last of any kind."""
+    strong = weak = None
+    for match in MARKER.finditer(text):
+        if _QUOTED.match(text, match.end()) and text[match.start() - 1 : match.start()] in "\"'\u201c\u2018`":
+            continue  # the instruction repeated: put it after "Answer:"
+        weak = match
+        if _LEAD_WORDS.search(text[max(0, match.start() - 80) : match.start()]):
+            strong = match
+    return strong, weak
+
+
+def _after(text: str, marker: re.Match[str]) -> Statement:
+    """The value that follows a marker, with what else is offered as final on that line and in boxes after it."""
+    line, stop = _line_from(text, marker.end())
+    rivals: list[str] = []
+    start = text.rfind("\n", 0, marker.start()) + 1
+    before = list(MARKER.finditer(text, start, marker.start()))
+    for left, right in itertools.pairwise([*before, marker]):
+        between = text[left.end() : right.start()].strip(' *_`.,;$\\[](){}"')
+        if between and not re.fullmatch(r"(?:the|final|my|so|\s)*", between, re.IGNORECASE):
+            rivals.append(between)
+    box = _last_box(text[stop:])
+    if box is not None:
+        if not line.strip(" *_`$") or not re.search(r"[0-9\\]", line):
+            return box  # "Answer:" was a heading, and its section ends in a box
+        rivals += [box.text, *box.rivals]
+    return Statement(line, tuple(rivals))
+
+
+def _line_from(text: str, start: int) -> tuple[str, int]:
+    """The rest of the line, or the next line that has something; longer where it opens a display, a box or a matrix."""
+    blank = re.compile(r"(?:[\s*_`>]|\$\$?(?=\s*\n)|\\\[(?=\s*\n)|\\\((?=\s*\n))*").match(text, start)
+    assert blank is not None, "the pattern matches nothing as well"
+    begin = blank.end()
+    stop = text.find("\n", begin)
+    stop = len(text) if stop < 0 else stop
+    line = text[begin:stop]
+    for opener, closer in (("\\[", "\\]"), ("\\begin{", "\\end{")):
+        if line.count(opener) > line.count(closer):
+            close = text.find(closer, stop)
+            if 0 <= close - begin < MAX_STATEMENT_CHARS:
+                end_of_line = text.find("\n", close)
+                stop = len(text) if end_of_line < 0 else end_of_line
+                line = text[begin:stop]
+    if line.count("$$") % 2:
+        close = text.find("$$", stop)
+        if 0 <= close - begin < MAX_STATEMENT_CHARS:
+            stop = close + 2
+            line = text[begin:stop]
+    if line.count("{") > line.count("}"):
+        balanced = _balanced_stop(text, begin, line)
+        if balanced is not None:
+            stop = balanced
+            line = text[begin:stop]
+    return line, stop
+
+
+def _balanced_stop(text: str, begin: int, line: str) -> int | None:
+    opened = line.find("{")
+    try:
+        close = closing_brace(text[begin : begin + MAX_STATEMENT_CHARS], opened)
+    except NotationError:
+        return None
+    end_of_line = text.find("\n", begin + close)
+    return len(text) if end_of_line < 0 else end_of_line
+
+
+def _last_box(text: str) -> Statement | None:
+    """The last closed box; boxes in the same line before it are rivals. An unclosed last box is no answer."""
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"), text.rfind("\\framebox"))
+    while start >= 0:
+        match = _BOX.match(text, start)
+        content = _box_content(text, match.end()) if match else None
+        if content is not None:
+            line_start = text.rfind("\n", 0, start) + 1
+            rivals = [
+                rival
+                for other in _BOX.finditer(text, max(line_start, start - MAX_STATEMENT_CHARS), start)
+                if (rival := _box_content(text, other.end())) is not None and content not in rival
+            ]
+            return Statement(content, tuple(rivals))
+        start = max(text.rfind("\\boxed", 0, start), text.rfind("\\fbox", 0, start))
+    return None
+
+
+def _box_content(text: str, start: int) -> str | None:
+    while start < len(text) and text[start] in " \t":
+        start += 1
+    if text[start : start + 1] != "{":
+        bare = re.compile(r"-?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z])").match(text, start)
+        return bare[0] if bare else None
+    try:
+        stop = closing_brace(text[start : start + MAX_STATEMENT_CHARS + 2], 0)
+    except NotationError:
+        return None
+    return text[start + 1 : start + stop]
