@@ -17,6 +17,8 @@ EXIT_BAD_INPUT = 2
 # verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
 VERBS = {
     "explain": "What a recipe will do, in plain numbers; or how two configs differ.",
+    "verify": "Score responses against reference answers, one JSON verdict a line; audit a run's verdicts.",
+    "bench": "Measure speed against the peers that are installed, ratios in one run.",
     "selfcheck": "The equations and their invariances, checked on this machine in seconds.",
 }
 
