@@ -1,7 +1,8 @@
 """The labelled corpus: formatting never decides, tricks never win, and nothing takes long."""
 
 import pytest
-from corpus import CASES, HOSTILE
+from corpus import ALL_HOSTILE as HOSTILE
+from corpus import CASES
 
 from dapo.rewards import VerifierPool
 from dapo.types import Verdict
@@ -22,7 +23,7 @@ def test_labelled_responses_get_their_label(pool: VerifierPool):
         if judgement.verdict != expected
     ]
     assert not wrong, "\n".join(wrong)
-    assert len(CASES) > 450
+    assert len(CASES) > 650
 
 
 def test_hostile_responses_are_never_correct(pool: VerifierPool):
@@ -33,7 +34,7 @@ def test_hostile_responses_are_never_correct(pool: VerifierPool):
         if judgement.verdict in (Verdict.CORRECT, Verdict.CRASH)
     ]
     assert not wrong, "\n".join(wrong)
-    assert len(HOSTILE) > 300
+    assert len(HOSTILE) > 450
 
 
 def test_no_verdict_takes_more_than_its_limit(pool: VerifierPool):

@@ -23,7 +23,7 @@ class TooLargeError(Exception):
 
 
 CompareScalars = Callable[[Node, Node], bool]
-UNIT_LETTERS = frozenset("mgshLlNJWVKFCd")
+UNIT_LETTERS = frozenset("mgshLl")
 _MAX_LIST = 40
 
 
@@ -152,6 +152,8 @@ def settled(node: Node, *, is_reference: bool = False) -> Node:
     """
     if node.op == "list":
         return Node("list", tuple(settled(arg, is_reference=is_reference) for arg in node.args))
+    if node.op == "rel" and node.name == "in" and _is_name(node.args[0]):
+        return node.args[1]  # x ∈ [0, 1)
     if node.op != "eq":
         return node
     if is_reference and node.args[0].op not in ("sym", "apply") and _free(node):
@@ -202,7 +204,7 @@ def _is_name(node: Node) -> bool:
         return all(_is_name(arg) for arg in node.args)
     if node.op == "bracket":
         return all(_is_name(arg) for arg in node.args)
-    return node.op == "func" and node.name == "abs" and _is_name(node.args[0])
+    return node.op == "func" and node.name in ("abs", "floor", "ceil") and _is_name(node.args[0])
 
 
 def _is_form(node: Node) -> bool:
@@ -248,6 +250,8 @@ def _expanded(node: Node) -> Node:
         return Node("list", (Node("add", (left, right)), Node("add", (left, Node("neg", (right,))))))
     if node.op == "set" and len(node.args) == 1:
         return settled(node.args[0])
+    if node.op == "rel":
+        return _interval(node) or node
     if node.op in ("list", "set"):
         items: list[Node] = []
         for arg in node.args:
@@ -255,6 +259,26 @@ def _expanded(node: Node) -> Node:
             items += inner.args if inner.op == "list" else (inner,)
         return Node("list", tuple(items))
     return node
+
+
+def _interval(node: Node) -> Node | None:
+    """`x > 3` as (3, ∞) and `-1 < x ≤ 2` as (−1, 2]; None for other relations."""
+    signs, sides = node.name.split(), node.args
+    if any(sign in (">", ">=") for sign in signs):
+        flipped = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
+        signs, sides = [flipped.get(sign, sign) for sign in reversed(signs)], sides[::-1]
+    if any(sign not in ("<", "<=") for sign in signs):
+        return None
+    infinity = Node("sym", name="infty")
+    variables = [index for index, side in enumerate(sides) if side.op == "sym" and side.name != "infty"]
+    if variables == [0] and len(sides) == 2:
+        return Node("bracket", (Node("neg", (infinity,)), sides[1]), name="(" + ("]" if signs[0] == "<=" else ")"))
+    if variables == [1] and len(sides) == 2:
+        return Node("bracket", (sides[0], infinity), name=("[" if signs[0] == "<=" else "(") + ")")
+    if variables == [1] and len(sides) == 3:
+        brackets = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
+        return Node("bracket", (sides[0], sides[2]), name=brackets)
+    return None
 
 
 def _same_shape(reference: Node, said: Node, compare: CompareScalars) -> bool:

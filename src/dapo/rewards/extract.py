@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dapo.rewards.limits import MAX_RESPONSE_CHARS, MAX_STATEMENT_CHARS
 from dapo.rewards.tokens import NotationError, closing_brace
-from dapo.rewards.typography import without_end_tokens
+from dapo.rewards.typography import BREAK, without_end_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,14 @@ _LEAD_WORDS = re.compile(
     r"|\u6700\u7ec8|\u6700\u540e|\u6240\u4ee5|\u56e0\u6b64|\u6b63\u786e)[\s,*_:]{0,3}){0,6}[*_`\"']{0,3}\Z",
     re.IGNORECASE,
 )
+_DISOWNED = re.compile(r"(?:\b(?:wrong|incorrect|false)|\bnot\s+(?:the|an|a|my))[\s*_]{1,3}\Z", re.IGNORECASE)
 _QUOTED = re.compile(r"[*_`]*[\"'\u201d\u2019`]")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
 _HASHES = re.compile(r"(?:\A|\n)[ \t]*#{4}[ \t]*([^\n#][^\n]*)\Z")
 _SENTENCE_END = re.compile(r"[.!?\u3002]\s|\n|</?think>")
 _OR_AFTER = re.compile(r"[}\s$\\)\]*]*\bor\b[\s$\\(\[*]*([-+]?\d[\d,.]*)", re.IGNORECASE)
 _OR_BEFORE = re.compile(r"([-+]?\d[\d,.]*)[\s$\\)\]*]*\bor\b[\s$\\(\[*]*\Z", re.IGNORECASE)
+_ALTERNATIVES = frozenset({"or", "either", "maybe", "perhaps", "alternatively", "possibly"})
 _MAX_BOXES = 20
 _WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
 
@@ -101,6 +103,8 @@ def _markers(text: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
             continue
         if _QUOTED.match(text, match.end()) and text[match.start() - 1 : match.start()] in "\"'\u201c\u2018`":
             continue  # the instruction repeated: put it after "Answer:"
+        if _DISOWNED.search(text[max(0, match.start() - 24) : match.start()]):
+            continue
         weak = match
         if _LEAD_WORDS.search(text[max(0, match.start() - 80) : match.start()]):
             strong = match
@@ -110,6 +114,7 @@ def _markers(text: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
 def _after(text: str, marker: re.Match[str]) -> Statement:
     """The value that follows a marker, with what else is offered as final on that line and in boxes after it."""
     line, stop = _line_from(text, marker.end())
+    line = _without_stray_braces(line)
     rivals: list[str] = []
     start = text.rfind("\n", 0, marker.start()) + 1
     before = list(MARKER.finditer(text, start, marker.start()))
@@ -153,6 +158,22 @@ def _line_from(text: str, start: int) -> tuple[str, int]:
     return line, stop
 
 
+def _without_stray_braces(line: str) -> str:
+    """Without closing braces that were opened before the marker: `\\text{Answer: } 42`, `\\textbf{Answer: 42}`."""
+    if line.count("}") <= line.count("{"):
+        return line
+    level, kept = 0, []
+    for index, char in enumerate(line):
+        if char in "{}" and line[index - 1 : index] != "\\":
+            level += 1 if char == "{" else -1
+            if level < 0:
+                level = 0
+                kept.append(BREAK)
+                continue
+        kept.append(char)
+    return "".join(kept)
+
+
 def _balanced_stop(text: str, begin: int, line: str) -> int | None:
     opened = line.find("{")
     try:
@@ -182,9 +203,14 @@ def _box_rivals(text: str, start: int, end: int, content: str) -> tuple[str, ...
     rivals = []
     before = text[max(0, start - 400) : start]
     sentence = before[max((match.end() for match in _SENTENCE_END.finditer(before)), default=0) :]
-    for other in list(_BOX.finditer(sentence))[-_MAX_BOXES:]:
+    others = list(_BOX.finditer(sentence))[-_MAX_BOXES:]
+    for index, other in enumerate(others):
+        following = others[index + 1].start() if index + 1 < len(others) else len(sentence)
         rival = _box_content(sentence, other.end())
-        if rival is not None:
+        if rival is None:
+            continue
+        words = re.findall(r"[A-Za-z]+", sentence[other.end() + len(rival) + 1 : following].lower())
+        if len(words) < 3 or _ALTERNATIVES & set(words):
             rivals.append(rival)
     if alternative := _OR_BEFORE.search(sentence):
         rivals.append(alternative[1])

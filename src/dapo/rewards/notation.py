@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.rewards.limits import MAX_DEPTH
-from dapo.rewards.tokens import NotationError, Token
+from dapo.rewards.tokens import NotationError, Token, UnknownNotationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +412,7 @@ class _Parser:
         if name == "mathbb":
             inner = self.atom()
             return Node("sym", name=f"mathbb {inner.name}")
-        raise NotationError(f"\\{name} is not read")
+        raise UnknownNotationError(f"\\{name} is not read")
 
     def matrix(self) -> Node:
         if self.at("OPEN", "{"):  # column layout of an array

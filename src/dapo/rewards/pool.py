@@ -150,8 +150,8 @@ class VerifierPool:
             return Judgement(Verdict.WRONG, -1.0, None, task.answer, 0.0, "truncated: stop reason LENGTH")
         try:
             finding = self.verifier.decide(task)
-        except (RecursionError, MemoryError) as error:  # bounded by limits.py; counted rather than trusted
-            finding = Finding(Verdict.CRASH, None, f"{type(error).__name__} in the exact rules")
+        except Exception as error:  # one response must not end a run: the fault is counted and named instead
+            finding = Finding(Verdict.CRASH, None, f"{type(error).__name__} in the exact rules: {error}"[:2_000])
         if finding is None:
             return None
         return Judgement(

@@ -17,7 +17,7 @@ from dapo.rewards.extract import Statement, final_statement
 from dapo.rewards.limits import MAX_REFERENCE_CHARS
 from dapo.rewards.notation import Node
 from dapo.rewards.statement import Reading, read
-from dapo.rewards.tokens import NotationError
+from dapo.rewards.tokens import NotationError, UnknownNotationError
 from dapo.rewards.typography import plain, trimmed
 from dapo.types import Verdict
 
@@ -102,8 +102,8 @@ def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None
         reference = None
     if reference is None:
         return True if _spelled(answer) == _spelled(text) else None
-    undecided = False
-    for reading in _readings(text, reference):
+    readings, undecided = _readings(text, reference)
+    for reading in readings:
         if reading.spelled and reading.spelled == reference.spelled:
             return True
         if reading.is_hedged and not reference.is_hedged:
@@ -126,14 +126,20 @@ def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None
     return False
 
 
-def _readings(text: str, reference: Reading) -> list[Reading]:
-    """The ways a statement may be read: commas as list signs where a list is wanted, a final `!` as punctuation."""
+def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
+    """The ways a statement may be read: commas as list signs where a list is wanted, a final `!` as punctuation.
+
+    And whether math-verify should be asked: an unknown macro, beside a reference that is not a plain number.
+    """
     node = equivalence.settled(reference.node)
     letters = "words" if not equivalence.free_symbols(node) else "symbols"
-    readings = []
+    readings: list[Reading] = []
+    is_unknown = False
     for commas in ("thousands", "list") if node.op in ("list", "set", "bracket") else ("thousands",):
         try:
             readings.append(read(text, commas=commas, letters=letters))
+        except UnknownNotationError:
+            is_unknown = node.op not in ("num", "neg", "div", "text", "list")
         except NotationError:
             continue
     bare_text = text.strip(" *_\n")
@@ -145,7 +151,7 @@ def _readings(text: str, reference: Reading) -> list[Reading]:
                 readings.append(calm)
         except NotationError:
             pass
-    return readings
+    return readings, is_unknown and not readings
 
 
 def _alternatives(answer: str, reference: Reading, reading: Reading) -> list[Node]:

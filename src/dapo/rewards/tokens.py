@@ -25,6 +25,10 @@ class NotationError(ValueError):
     """The text is not one mathematical statement that we can read."""
 
 
+class UnknownNotationError(NotationError):
+    """A macro we do not know: another reader may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     kind: str  # NUM SYM WORD FUNC CMD OP REL OPEN CLOSE SEP BREAK
@@ -93,7 +97,7 @@ def _scan(text: str, found: list[Token], *, commas: str, letters: str, in_text: 
             elif command[1] in ("begin", "end"):
                 environment, position = _argument(text, command.end())
                 if environment not in MATRICES:
-                    raise NotationError(f"\\begin{{{environment}}} is not read")
+                    raise UnknownNotationError(f"\\begin{{{environment}}} is not read")
                 add("CMD", command[1])
             else:
                 position = command.end()
@@ -207,6 +211,8 @@ def _command(name: str, add: Add) -> None:
         add("REL", RELATIONS[name])
     elif name in ("dfrac", "tfrac", "cfrac"):
         add("CMD", "frac")
+    elif name in ("dbinom", "tbinom"):
+        add("CMD", "binom")
     elif name in ("lbrace", "lbrack", "langle", "lceil", "lfloor", "lvert"):
         add("OPEN", {"lbrace": "\\{", "lbrack": "[", "lvert": "|"}.get(name, name))
     elif name in ("rbrace", "rbrack", "rangle", "rceil", "rfloor", "rvert"):

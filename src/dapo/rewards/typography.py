@@ -59,14 +59,14 @@ BIDIRECTIONAL = re.compile("[\u202a-\u202e\u2066-\u2069\u200f\u061c]")
 _END_WINDOW = 400
 _END_SIGNS = (">", "]")
 END_TOKENS = re.compile(
-    r"(?:\s|</s>|<eos>|<\|[A-Za-z0-9_]{1,40}\|>|<\uff5c[^<>\uff5c]{1,40}\uff5c>|<end_of_turn>|</?answer>|\[/?INST\])+\Z"
+    r"(?:\s|</s>|<eos>|<\|[A-Za-z0-9_]{1,40}\|>|<\uff5c[^<>\uff5c]{1,40}\uff5c>|<end_of_turn>|</?answer>|</?think>|<pad>|<unk>|<s>|\[(?:EOS|PAD|SEP)\]|\[/?INST\])+\Z"
 )
 
 _EMPHASIS = re.compile(
     r"(?<![\w)}\]*])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^*_`\n]{1,400}?)(?<=[^\s*_`])\1(?![\w({\\*])"
 )
 _HTML = re.compile(r"</?(?:b|i|u|em|strong|p|br|code|span|center)\s*/?>", re.IGNORECASE)
-_DELIMITERS = re.compile(r"\$+|\\\(|\\\)|\\\[|\\\]|[€£¥₹]")
+_DELIMITERS = re.compile(r"\$+|\\\(|\\\)|\\\[|\\\]|[€£¥₹¢]")
 _CURRENCY = re.compile(r"\\\$|\\(?:pounds|euro|texteuro|textdollar)(?![A-Za-z])")
 _SPACING = re.compile(
     r"\\(?:quad|qquad|displaystyle|textstyle|limits|nolimits|hfill|normalsize|large|Large|noindent)(?![A-Za-z])"
@@ -74,7 +74,9 @@ _SPACING = re.compile(
 _SIZING = re.compile(
     r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|middle)(?![A-Za-z])\s*(\.(?!\d))?"
 )
-_SPACE_ARGUMENT = re.compile(r"\\(?:hspace|vspace|phantom|hphantom|label|tag)\*?\{[^{}]{0,80}\}")
+_SPACE_ARGUMENT = re.compile(r"\\(?:hspace|vspace|phantom|hphantom|label|tag|color|textcolor)\*?\{[^{}]{0,80}\}")
+_REPEATING = re.compile(r"(\d{0,30})\.(\d{0,30})\\overline\{(\d{1,30})\}")
+_ABBREVIATIONS = re.compile(r"(?<![A-Za-z])(?:i\.\s?e\.|e\.\s?g\.|viz\.),?")
 _TILDE = re.compile(r"(?<![\w}\\])~(?=\s*[\d.$\x1f])")
 _SPACE_ENTITY = re.compile(r"&nbsp;|&thinsp;")
 
@@ -98,6 +100,8 @@ def plain(text: str) -> str:
     text = text.translate(_FULL_WIDTH).translate(_LOOKALIKES)
     text = _VULGAR_FRACTION.sub(lambda m: f"{m[1]} {_VULGAR[m[2]]}" if m[1] else f" {_VULGAR[m[2]]} ", text)
     text = _SUPERSCRIPT_RUN.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
+    text = _REPEATING.sub(_as_fraction, text)
+    text = _ABBREVIATIONS.sub(BREAK, text)
     text = _TILDE.sub(r"\\approx ", text)
     text = _HTML.sub(BREAK, text)
     text = _SPACE_ENTITY.sub("\u2009", text)
@@ -114,6 +118,13 @@ def plain(text: str) -> str:
     text = _SIZING.sub("", text)
     text = text.replace("\\!", "").replace("{,}", "\\,")
     return text
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    """`0.1\\overline{6}` as a fraction: (16 − 1)/90."""
+    whole, fixed, repeated = match[1] or "0", match[2], match[3]
+    top = int(whole + fixed + repeated) - int(whole + fixed)
+    return f"\\frac{{{top}}}{{{'9' * len(repeated)}{'0' * len(fixed)}}}"
 
 
 def trimmed(text: str) -> str:

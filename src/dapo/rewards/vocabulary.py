@@ -47,14 +47,14 @@ HEDGES = word_set("approximately about around roughly nearly almost approx circa
 UNSAFE = HEDGES | word_set("""
     not no never neither nor none isn't aren't wasn't doesn't don't cannot can't won't without except excluding
     unless either between than less more fewer greater least most above below under over up beyond within exceeds
-    exceed bigger smaller larger maximum minimum upto until to through thru from versus vs plus minus times divided
-    multiplied multiply divide add subtract sum product difference quotient half halves twice double thrice triple
+    exceed bigger smaller larger upto until to through thru from versus vs plus minus times divided
+    multiplied multiply divide add subtract half halves twice double thrice triple
     quarter quarters third thirds fourth fourths fifth fifths sixth tenth tenths hundredth hundredths squared cubed
-    square-root cube-root root roots factorial power mod modulo base choose log inverse reciprocal couple pair few
+    square-root cube-root root factorial power mod modulo base choose log inverse reciprocal couple pair few
     several many any anything all every each other another else both maybe perhaps possibly probably might may could
     would should can guess unsure uncertain unknown unclear likely think wrong incorrect false untrue invalid
     impossible undefined infinite nan reject rejected if depending whichever whatever but however although instead
-    rather alternatively alternative and or xor et oder plusminus give take remainder etc ish so
+    rather alternatively alternative and or xor et oder plusminus give take etc ish so
     import eval exec print echo lambda def return system drop select true
     """)
 UNSAFE_CHINESE = re.compile("[或和与约不非没无未超多少大小于至到间倍半万亿千百几余除乘加减另若]")
