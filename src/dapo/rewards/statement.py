@@ -82,6 +82,8 @@ def _boxed(text: str, *, commas: str, letters: str) -> Reading:
         return _read_plain(_unboxed(whole), commas=commas, letters=letters)
     except NotationError:
         _check_surroundings(" ".join(outside))
+    if not contents:
+        raise NotationError("a box that holds nothing")
     readings = [_read_plain(_unboxed(content), commas=commas, letters=letters) for content in contents]
     if any(not equivalence.agree(readings[0].node, other.node) for other in readings[1:]):
         raise NotationError("boxes with different values")
