@@ -1,8 +1,7 @@
-"""A verifier for `dapo verify --verifier command`: is the response a proof of the reference? Metamath decides.
+"""A verifier for `dapo verify --verifier command:…`: is the response a proof of the reference? Metamath decides.
 
     apt install metamath
-    export DAPO_VERIFIER_COMMAND="python examples/verifiers/metamath_proof.py"
-    dapo verify proofs.jsonl --verifier command
+    dapo verify proofs.jsonl --verifier "command:python examples/verifiers/metamath_proof.py"
 
 The reference is a statement such as `( ph -> ph )`; the response ends in a code block with the proof's labels, in
 Metamath's order (reverse Polish). Only labels are passed on: a response cannot add an axiom, a definition or a comment.

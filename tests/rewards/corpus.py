@@ -872,6 +872,8 @@ HOSTILE = [
 
 # A second round, written after the rules were settled on the first.
 SECOND = [
+    ('Answer:"42"', "42", C),
+    ("\u0130 İstanbul\nAnswer: 42", "42", C),
     ("Answer: $\\boxed{42}$ cm", "42", C),
     ("Answer: \\boxed{42}\\text{ cm}", "42", C),
     ("Answer: \\boxed{42} square units", "42", C),

@@ -1,5 +1,6 @@
 """exact, choice and command, and what counts as a usable reference."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dapo import rewards
+from dapo.errors import ConfigError
 from dapo.types import Verdict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -105,6 +107,13 @@ def test_command_that_is_missing_or_hangs(tmp_path: Path):
     assert (gone.verdict, "No such file" in gone.message) == (Verdict.CRASH, True)
     slow = program(tmp_path, "import time; time.sleep(60)")
     assert rewards.judge("a", "a", verifier="command", meta={"command": slow}, seconds=1.0).verdict is Verdict.TIMEOUT
+
+
+def test_command_may_stand_in_the_verifiers_name(tmp_path: Path):
+    argv = program(tmp_path, "print(json.dumps({'verdict': 'CORRECT' if 'command' not in task['meta'] else 'WRONG'}))")
+    assert rewards.judge("a", "a", verifier=f"command:{shlex.join(argv)}").verdict is Verdict.CORRECT
+    with pytest.raises(ConfigError, match="no such verifier"):
+        rewards.judge("a", "a", verifier="command:")
 
 
 def test_command_may_grade(tmp_path: Path):

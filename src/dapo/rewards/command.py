@@ -3,7 +3,8 @@
 In: `{"response", "answer", "stop_reason", "meta"}`. Out, as the last line: `{"verdict": "CORRECT"}` (WRONG,
 UNPARSEABLE) with optional `"extracted"` and `"message"`; or a graded `{"value": 0.5}`, with `"correct": true` where
 that is known.
-The program is `meta["command"]`, a list, or the environment variable DAPO_VERIFIER_COMMAND.
+The program is named with the verifier (`command:PROGRAM ARGUMENTS`), in `meta["command"]`, or by the environment
+variable DAPO_VERIFIER_COMMAND.
 """
 
 from __future__ import annotations

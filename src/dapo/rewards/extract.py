@@ -46,7 +46,9 @@ _SENTENCE_END = re.compile(r"[.!?\u3002]\s|\n|</?think>")
 _OR_AFTER = re.compile(r"[}\s$\\)\]*]*\bor\b[\s$\\(\[*]*([-+]?\d[\d,.]*)", re.IGNORECASE)
 _OR_BEFORE = re.compile(r"([-+]?\d[\d,.]*)[\s$\\)\]*]*\bor\b[\s$\\(\[*]*\Z", re.IGNORECASE)
 _ALTERNATIVES = frozenset({"or", "either", "maybe", "perhaps", "alternatively", "possibly"})
+_ASCII_LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 _MAX_BOXES = 20
+_MAX_MARKERS = 20_000
 _WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
 
 
@@ -78,37 +80,38 @@ def _may_hold_marker(text: str) -> bool:
 
 
 def _marker_starts(text: str) -> Iterator[int]:
-    """Where a marker could start; string search, since most of a response is none."""
+    """Where a marker could start, from the end; string search, since most of a response is none."""
     lowered = text.lower()
     if len(lowered) != len(text):  # a letter whose lower case is two letters
-        yield from (match.start() for match in MARKER.finditer(text))
-        return
-    start = lowered.find("answer")
-    chinese = lowered.find("\u7b54")
-    while start >= 0 or chinese >= 0:
-        if chinese < 0 or 0 <= start < chinese:
-            yield start
-            start = lowered.find("answer", start + 1)
+        lowered = text.translate(_ASCII_LOWER)
+    english, chinese = lowered.rfind("answer"), lowered.rfind("\u7b54")
+    for _ in range(_MAX_MARKERS):
+        if max(english, chinese) < 0:
+            return
+        if english > chinese:
+            yield english
+            english = lowered.rfind("answer", 0, english)
         else:
             yield chinese
-            chinese = lowered.find("\u7b54", chinese + 1)
+            chinese = lowered.rfind("\u7b54", 0, chinese)
 
 
 def _markers(text: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
     """The last marker that starts a line or sentence, and the last of any kind."""
-    strong = weak = None
+    weak = None
     for start in _marker_starts(text):
         match = MARKER.match(text, start)
         if match is None:
             continue
-        if _QUOTED.match(text, match.end()) and text[match.start() - 1 : match.start()] in "\"'\u201c\u2018`":
+        if start and text[start - 1] in "\"'\u201c\u2018`" and _QUOTED.match(text, match.end()):
             continue  # the instruction repeated: put it after "Answer:"
-        if _DISOWNED.search(text[max(0, match.start() - 24) : match.start()]):
+        before = text[max(0, start - 80) : start]
+        if _DISOWNED.search(before):
             continue
-        weak = match
-        if _LEAD_WORDS.search(text[max(0, match.start() - 80) : match.start()]):
-            strong = match
-    return strong, weak
+        weak = weak or match
+        if _LEAD_WORDS.search(before):
+            return match, weak
+    return None, weak
 
 
 def _after(text: str, marker: re.Match[str]) -> Statement:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dapo.errors import ConfigError
+
 MAX_STATEMENT_CHARS = 2_000  # a final answer longer than this is not read: no reference is that long
 MAX_REFERENCE_CHARS = 2_000
 MAX_TOKENS = 600  # of a final answer, after which it is not parsed
@@ -23,6 +25,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
-            raise ValueError(f"seconds = {self.seconds}: a limit must be a positive number")
-        if self.memory_mb < 128:
-            raise ValueError(f"memory_mb = {self.memory_mb}: a Python worker with sympy needs at least 128")
+            raise ConfigError(f"rewards.seconds = {self.seconds}: a limit must be a positive number.")
+        if self.memory_mb < 256:
+            raise ConfigError(
+                f"rewards.memory_mb = {self.memory_mb}: too little for a Python process with sympy.",
+                remedy="Use 256 or more.",
+            )

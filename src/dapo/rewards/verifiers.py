@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dapo.errors import ConfigError
 from dapo.rewards import published, rule
@@ -42,6 +42,7 @@ class Verifier:
 
 
 BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command", "math-verify")
+COMMAND_PREFIX = "command:"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -62,11 +63,13 @@ def named(name: str) -> Verifier:
             return Verifier(name, _undecided, _code, seconds=10.0, memory_mb=1024)
         case "command":
             return Verifier(name, _undecided, _command, seconds=30.0, memory_mb=8192)
-    if _FUNCTION.fullmatch(name):
+    if name.startswith(COMMAND_PREFIX) and name[len(COMMAND_PREFIX) :].strip():
+        return Verifier(name, _undecided, _command_line(name[len(COMMAND_PREFIX) :]), seconds=30.0, memory_mb=8192)
+    if _FUNCTION.fullmatch(name) and not name.startswith(COMMAND_PREFIX):
         return Verifier(name, _undecided, _function(name), seconds=10.0, memory_mb=4096)
     raise ConfigError(
         f"rewards.verifier = {name!r}: no such verifier.",
-        remedy=f"Use one of {', '.join(BUILT_IN)}, or your own function as package.module:function.",
+        remedy=f"Use one of {', '.join(BUILT_IN)}, command:PROGRAM, or your own function as package.module:function.",
     )
 
 
@@ -102,6 +105,11 @@ def _command(task: Task) -> Outcome:
     from dapo.rewards import command
 
     return command.decide(task)
+
+
+def _command_line(line: str) -> Judge:
+    """`command:PROGRAM ARGUMENTS`: the program stands in the verifier's name."""
+    return lambda task: _command(replace(task, meta={**task.meta, "command": line}))
 
 
 def _function(name: str) -> Judge:

@@ -18,7 +18,7 @@ import traceback
 from typing import Any
 
 from dapo.rewards.rule import Finding
-from dapo.rewards.verifiers import Task, named
+from dapo.rewards.verifiers import COMMAND_PREFIX, Task, named
 from dapo.types import Score, StopReason, Verdict
 
 _GRACE_S = 2.0  # after which the worker ends itself; its parent should have done so before
@@ -81,7 +81,7 @@ def preload(verifier: str) -> None:
         logging.disable(logging.CRITICAL)  # math-verify announces on every call that its time-outs are off
     elif verifier == "code":
         from dapo.rewards import code  # noqa: F401
-    elif ":" in verifier:
+    elif ":" in verifier and not verifier.startswith(COMMAND_PREFIX):
         with contextlib.suppress(Exception):  # the first task meets the same error, and its judgement says so
             importlib.import_module(verifier.partition(":")[0])
 
