@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from dapo.rewards.limits import MAX_BITS, MAX_FACTORIAL
 from dapo.rewards.notation import Node
+from dapo.rewards.vocabulary import UNIT_LETTERS
 
 
 class UndecidedError(Exception):
@@ -23,7 +24,6 @@ class TooLargeError(Exception):
 
 
 CompareScalars = Callable[[Node, Node], bool]
-UNIT_LETTERS = frozenset("mgshLl")
 _MAX_LIST = 40
 
 
@@ -252,6 +252,9 @@ def _expanded(node: Node) -> Node:
         return settled(node.args[0])
     if node.op == "rel":
         return _interval(node) or node
+    if node == Node("sym", name="mathbb R"):
+        infinity = Node("sym", name="infty")
+        return Node("bracket", (Node("neg", (infinity,)), infinity), name="()")
     if node.op in ("list", "set"):
         items: list[Node] = []
         for arg in node.args:

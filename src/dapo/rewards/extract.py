@@ -28,7 +28,7 @@ class Statement:
 _COLON = "[:\uff1a\ufe55\ua789\u2236]"
 MARKER = re.compile(
     r"(?:(?<![^\W_])answers?(?:\s+is|\s+are)?|\u7b54\u6848(?:\u662f|\u4e3a)?|\u7b54)"
-    rf"(?:\}})?[*_`\ \t\u00a0\u3000]{{0,6}}{_COLON}",
+    rf"(?:\}})?[*_`\ \t\u00a0\u3000\u200b\u2060]{{0,6}}{_COLON}",
     re.IGNORECASE,
 )
 _LEAD_WORDS = re.compile(
@@ -47,6 +47,7 @@ _OR_AFTER = re.compile(r"[}\s$\\)\]*]*\bor\b[\s$\\(\[*]*([-+]?\d[\d,.]*)", re.IG
 _OR_BEFORE = re.compile(r"([-+]?\d[\d,.]*)[\s$\\)\]*]*\bor\b[\s$\\(\[*]*\Z", re.IGNORECASE)
 _ALTERNATIVES = frozenset({"or", "either", "maybe", "perhaps", "alternatively", "possibly"})
 _ASCII_LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
+_BARE_NUMBER_LINE = re.compile(r"[ \t]*\n[ \t$*(]*([-+]?\d[\d,.]{0,40})[ \t$*).]*(?=\n|\Z)")
 _MAX_BOXES = 20
 _MAX_MARKERS = 20_000
 _WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
@@ -125,12 +126,22 @@ def _after(text: str, marker: re.Match[str]) -> Statement:
         between = text[left.end() : right.start()].strip(' *_`.,;$\\[](){}"')
         if between and not re.fullmatch(r"(?:the|final|my|so|\s)*", between, re.IGNORECASE):
             rivals.append(between)
+    rivals += _values_below(text, stop)
     box = _last_box(text[stop:])
     if box is not None:
         if not line.strip(" *_`$") or not re.search(r"[0-9\\]", line):
             return box  # "Answer:" was a heading, and its section ends in a box
         rivals += [box.text, *box.rivals]
     return Statement(line, tuple(rivals))
+
+
+def _values_below(text: str, stop: int) -> list[str]:
+    """Bare numbers on the lines right below the answer: more answers, in the hope that one fits."""
+    values: list[str] = []
+    while len(values) < _MAX_BOXES and (line := _BARE_NUMBER_LINE.match(text, stop)):
+        values.append(line[1])
+        stop = line.end()
+    return values
 
 
 def _line_from(text: str, start: int) -> tuple[str, int]:

@@ -32,6 +32,10 @@ class Finding:
 
 
 _INTEGER = re.compile(r"\s*-?\d{1,300}\s*", re.ASCII)
+# `\\textbf{(C)}\\ 42`: an option's letter before its value.
+_OPTION = re.compile(
+    r"[\s$*]*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(([A-E])\)[\s~]*\}?(?:\\[ ,;:]|[\s~:])*(?=\S)"
+)
 _SMALLEST_EXCLAIMED = 20  # `5!` is a factorial; `42!` at the end of a line of prose is enthusiasm
 
 
@@ -142,6 +146,9 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
             is_unknown = node.op not in ("num", "neg", "div", "text", "list")
         except NotationError:
             continue
+    if (label := _OPTION.match(text)) and not readings:
+        with contextlib.suppress(NotationError):
+            readings.append(read(label[1] if node.op == "sym" else text[label.end() :], letters=letters))
     bare_text = text.strip(" *_\n")
     if bare_text.endswith("!") and bare_text[-2:-1] not in ("!", "$", ")", "}"):
         try:

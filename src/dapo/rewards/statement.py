@@ -30,6 +30,7 @@ class Reading:
 
 
 _DECORATION = re.compile("[\u2713\u2714\u2705\U0001f389\u25a0\u25a1\u220e\u2705\ufe0f]")
+_ELLIPSIS = re.compile(r"[\d,;]\s*(?:\.\.|\u2026|\\l?dots)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+(?=[^\s{])")
 _CODE = re.compile(r"__|(?<![\\A-Za-z])[A-Za-z]{3,}\(['\"]|[A-Za-z]\.[A-Za-z]+\(|\{\s*\"")
@@ -44,6 +45,8 @@ def read(statement: str, *, commas: str = "thousands", letters: str = "symbols")
         raise NotationError("text that is shown in another order than it is written")
     if statement.isascii() and statement.isdigit() and len(statement) < 300:
         return Reading(Node("num", value=Fraction(statement)), spelled=(statement,))
+    if _ELLIPSIS.search(statement):
+        raise NotationError("a list that goes on")
     text = trimmed(plain(_DECORATION.sub(" ", statement)))
     if text[:1] == text[-1:] == "'":
         text = text[1:-1]

@@ -18,6 +18,7 @@ from dapo.rewards.vocabulary import (
     SHORT_WORDS,
     STYLE_MACROS,
     TEXT_MACROS,
+    UNIT_LETTERS,
 )
 
 
@@ -105,7 +106,7 @@ def _scan(text: str, found: list[Token], *, commas: str, letters: str, in_text: 
         elif match := _LETTERS.match(text, position):
             position = match.end()
             follows = text[position : position + 2]
-            _letters(match[0], follows, add, letters="words" if in_text else letters)
+            _letters(match[0], follows, add, letters="words" if in_text else letters, in_text=in_text)
         elif text.startswith("**", position):
             add("OP", "^")
             position += 2
@@ -233,7 +234,7 @@ def _command(name: str, add: Add) -> None:
         add("CMD", name)
 
 
-def _letters(run: str, follows: str, add: Add, *, letters: str) -> None:
+def _letters(run: str, follows: str, add: Add, *, letters: str, in_text: bool) -> None:
     """A word, a function's name, or a product of one-letter symbols."""
     lower = run.lower()
     if run in FUNCTIONS and len(run) > 1 and not (run in ("min", "max") and not follows.startswith("(")):
@@ -248,7 +249,8 @@ def _letters(run: str, follows: str, add: Add, *, letters: str) -> None:
         add("SYM", run)  # a segment or triangle: AB = 9
     elif len(run) == 1 and run.isascii():
         article = run in "aAI" and follows[:1] == " " and follows[1:].isalpha()
-        add("WORD" if article else "SYM", run)
+        is_unit = in_text and run in UNIT_LETTERS
+        add("WORD" if article or is_unit else "SYM", run)
     elif letters == "symbols" and run.isascii() and len(run) <= 3 and run.islower() and lower not in SHORT_WORDS:
         for letter in run:
             add("SYM", letter)

@@ -77,6 +77,8 @@ _SIZING = re.compile(
 _SPACE_ARGUMENT = re.compile(r"\\(?:hspace|vspace|phantom|hphantom|label|tag|color|textcolor)\*?\{[^{}]{0,80}\}")
 _REPEATING = re.compile(r"(\d{0,30})\.(\d{0,30})\\overline\{(\d{1,30})\}")
 _ABBREVIATIONS = re.compile(r"(?<![A-Za-z])(?:i\.\s?e\.|e\.\s?g\.|viz\.),?")
+_TEMPERATURE = re.compile(r"(\^\s*(?:\\circ|\{\s*\\circ\s*\}))\s*[CFK](?![A-Za-z])")
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _TILDE = re.compile(r"(?<![\w}\\])~(?=\s*[\d.$\x1f])")
 _SPACE_ENTITY = re.compile(r"&nbsp;|&thinsp;")
 
@@ -100,6 +102,8 @@ def plain(text: str) -> str:
     text = text.translate(_FULL_WIDTH).translate(_LOOKALIKES)
     text = _VULGAR_FRACTION.sub(lambda m: f"{m[1]} {_VULGAR[m[2]]}" if m[1] else f" {_VULGAR[m[2]]} ", text)
     text = _SUPERSCRIPT_RUN.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
+    text = _TEMPERATURE.sub(r"\1 ", text)
+    text = _TIMES_TEN.sub(" * ", text)
     text = _REPEATING.sub(_as_fraction, text)
     text = _ABBREVIATIONS.sub(BREAK, text)
     text = _TILDE.sub(r"\\approx ", text)
