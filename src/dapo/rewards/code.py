@@ -19,7 +19,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -189,30 +188,28 @@ def run_jailed(
         "uid": _UID_BASE + os.getpid() if os.geteuid() == 0 else 0,
     }
     pipes = {name: os.pipe() for name in ("job", "status", "result")}
-    with tempfile.TemporaryDirectory(prefix="dapo-jail-") as root:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(_JAIL)]
-            + [str(descriptor) for descriptor in (pipes["job"][0], pipes["status"][1], pipes["result"][1])]
-            + [root],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(pipes["job"][0], pipes["status"][1], pipes["result"][1]),
-            env={},
-            cwd="/",
-        )
-        for descriptor in (pipes["job"][0], pipes["status"][1], pipes["result"][1]):
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", str(_JAIL)]
+        + [str(descriptor) for descriptor in (pipes["job"][0], pipes["status"][1], pipes["result"][1])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(pipes["job"][0], pipes["status"][1], pipes["result"][1]),
+        env={},
+        cwd="/",
+    )
+    for descriptor in (pipes["job"][0], pipes["status"][1], pipes["result"][1]):
+        os.close(descriptor)
+    try:
+        return _exchange(process, pipes, json.dumps(job).encode(), stdin.encode("utf-8", "replace"), deadline)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None, "pipes were asked for"
+            pipe.close()
+        for descriptor in (pipes["status"][0], pipes["result"][0]):
             os.close(descriptor)
-        try:
-            return _exchange(process, pipes, json.dumps(job).encode(), stdin.encode("utf-8", "replace"), deadline)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                assert pipe is not None, "pipes were asked for"
-                pipe.close()
-            for descriptor in (pipes["status"][0], pipes["result"][0]):
-                os.close(descriptor)
 
 
 def _exchange(

@@ -1,6 +1,6 @@
 """Runs one untrusted program, alone: own mounts, processes and network, no rights, little memory, an empty folder.
 
-A script of its own (`python -I -S jail.py JOB_FD STATUS_FD RESULT_FD ROOT`), standard library only, started by `code`.
+A script of its own (`python -I -S jail.py JOB_FD STATUS_FD RESULT_FD`), standard library only, started by `code`.
 Three processes: the supervisor (waits, reports), the namespace's first process (its death ends everything inside),
 and the program. The job holds a program and its inputs, never an expected output: there is nothing in here to steal.
 """
@@ -39,6 +39,7 @@ MACHINES = {
 }
 CLONE_THREAD = 0x00010000
 _SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/lib32", "/bin")
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/var")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -68,8 +69,17 @@ def enter_namespaces() -> None:
             file.write(text)
 
 
-def build_root(root: str) -> None:
-    """A file system of the interpreter and the system's libraries, read-only, and an empty /work."""
+def build_root() -> None:
+    """A file system of the interpreter and the system's libraries, read-only, and an empty /work.
+
+    It is mounted over a folder every system has, in our own mount namespace: nothing is created on disk, so a jail that
+    is killed leaves nothing behind.
+    """
+    root = next(
+        (folder for folder in _MOUNT_POINTS if os.path.isdir(folder) and not sys.base_prefix.startswith(folder)), ""
+    )
+    if not root:
+        raise OSError(f"none of {', '.join(_MOUNT_POINTS)} can be mounted over")
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=64m,nr_inodes=4096,mode=755")
     prefixes = {os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
@@ -228,7 +238,7 @@ def main() -> None:
         first = os.fork()
         if first == 0:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            build_root(sys.argv[4])
+            build_root()
             program = os.fork()
             if program == 0:
                 os.close(status_fd)
