@@ -112,6 +112,8 @@ class ChatServer:
                     raise Refused(f"a reply of over {MAX_REPLY_BYTES // 2**20} MiB")
                 if time.monotonic() > deadline:
                     raise NoReply(f"no whole reply within {self.timeout_s:g} s")
+            if size < int(response.headers.get("Content-Length") or 0):
+                raise NoReply("the reply is cut off")
         return b"".join(chunks)
 
 

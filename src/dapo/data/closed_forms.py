@@ -17,8 +17,9 @@ MAX_DEPTH = 20
 MAX_BITS = 256  # of any numerator, denominator or radicand on the way
 MAX_RADICAND = 10**12  # trial division needs a million steps at most
 MAX_EXPONENT = 64
+MAX_TERMS = 16
 
-TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|(\\[a-zA-Z]+)|(sqrt|pi)(?![a-zA-Z])|([a-zA-Z])|(.))", re.DOTALL)
+TOKEN = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?)|(\\[a-zA-Z]+)|(sqrt|pi)(?![a-zA-Z])|([a-zA-Z])|(.))", re.DOTALL)
 SPACING = re.compile(r"\\[,;:! ]|\\q?quad|~")
 SAME = {
     "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\cdot": "*", "\\times": "*", "·": "*", "×": "*",
@@ -41,6 +42,8 @@ class Value:
     @classmethod
     def of(cls, terms: Mapping[tuple[int, int], Fraction]) -> Value:
         kept = {key: c for key, c in terms.items() if c}
+        if len(kept) > MAX_TERMS:
+            raise NoClosedForm("too many terms")
         for (radicand, power), c in kept.items():
             if (
                 max(c.numerator.bit_length(), c.denominator.bit_length(), radicand.bit_length()) > MAX_BITS
@@ -218,7 +221,7 @@ class Parser:
 
     def atom(self) -> Value:
         token = self.take()
-        if token[0].isdecimal():
+        if is_number(token):
             return Value.rational(bounded(token))
         if token in ("(", "{"):
             value = self.sum()
@@ -239,16 +242,20 @@ class Parser:
     def fraction(self) -> Value:
         """\\frac{a}{b}, and TeX's \\frac12, which the tokens hold as one number."""
         token = self.peek() or ""
-        if token.isdecimal() and len(token) == 2:
+        if is_number(token) and len(token) == 2:
             self.tokens[self.at : self.at + 1] = list(token)
         return self.argument() * self.argument().inverse()
 
     def argument(self) -> Value:
         """A braced expression or a single digit. TeX and readers disagree about more digits: refused."""
         token = self.peek() or ""
-        if token[:1].isdecimal() and len(token) > 1:
+        if is_number(token) and len(token) > 1:
             raise NoClosedForm(f"{token} without braces")
         return self.atom()
+
+
+def is_number(token: str) -> bool:
+    return token[:1].isascii() and token[:1].isdigit()
 
 
 def bounded(digits: str) -> Fraction:

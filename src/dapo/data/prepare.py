@@ -152,7 +152,7 @@ def fill_journal(
     if no_reply:
         n_done = sum(problem.id in journal.done for problem in problems)
         raise DataError(
-            f"--llm {server.url}: no reply for {len(problems) - n_done:,} problems of {len(problems):,}: {no_reply[-1]}.",
+            f"--llm {server.url}: no reply for {len(problems) - n_done:,} of {len(problems):,}: {no_reply[-1]}.",
             remedy=f"Run the same command again; the {n_done:,} answers in {journal.path.name} are not asked twice.",
         )
     return journal.done

@@ -1,7 +1,7 @@
 r"""The paper's data transformation with a model's help: four stages asked for, and only what can be recomputed is kept.
 
 The model states the answer's form with letters, their values, the rewritten question, and one integer. Nothing of it is
-believed: the form with the values put in must equal the original answer, the asked sum must equal the integer, the
+believed: the form with the values put in must equal the original answer exactly, the asked sum the integer, the
 letters must be new and determined, and the rewritten question must keep every number of the original.
 """
 
@@ -23,7 +23,7 @@ SYSTEM = r"""You rewrite mathematics problems so that their answer is one intege
 
 1. Format. Given the problem and its answer, state the form of the answer with letters for its integers. Use letters
    that do not occur in the problem. Make the letters determined: one fraction in lowest terms, no square factor under
-   a root, positive integers (signs stand in the form).
+   a root, positive integers (signs stand in the form). An answer of several parts has the form (part, part).
 2. Rewrite. Restate the whole problem, changing nothing but the end: say that the answer has this form, state the
    conditions that determine the letters, and ask for the sum of the letters.
 3. Solve the rewritten problem step by step.
@@ -49,12 +49,12 @@ EXAMPLE_REPLY = r"""1. The answer has the form k-m*sqrt(n); the letters k, m, n 
 <sum>k+m+n</sum>
 <integer>7</integer>"""  # noqa: E501
 
-TAG = re.compile(r"<(form|values|question|sum|integer)>(.*?)</\1>", re.DOTALL)
+PARTS = ("form", "values", "question", "sum", "integer")
 ASSIGNMENT = re.compile(r"([A-Za-z])\s*=\s*([+-]?\d{1,30})")
 INTEGER = re.compile(r"[+-]?\d{1,60}")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 LETTER = re.compile(r"(?<![A-Za-z\\])(?:[a-zA-Z])(?![a-zA-Z])")
-TOLERANCE = 1e-9
+OUTER = re.compile(r"\\?[({](.*?)\\?[)}]", re.DOTALL)
 
 
 class NotVerified(ValueError):
@@ -88,11 +88,26 @@ def cannot_verify(problem: Problem) -> str | None:
     return None
 
 
-def original_value(problem: Problem) -> Value:
+def original_value(problem: Problem) -> tuple[Value, ...]:
+    """The exact value of the original answer; of a tuple or list, of each component."""
     try:
-        return parse(plain_answer(problem.answer))
+        return tuple(parse(part) for part in components(plain_answer(problem.answer)))
     except NoClosedForm as error:
         raise NotVerified(f"the original answer has no value to check against: {error}") from None
+
+
+def components(text: str) -> list[str]:
+    """The parts of (a, b) or a, b, c; a single number is its own part. Intervals are not lists of numbers."""
+    text = text.replace("\\left", "").replace("\\right", "").strip()
+    outer = OUTER.fullmatch(text)
+    parts, depth = [""], 0
+    for character in outer[1] if outer and "," in outer[1] else text:
+        depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def verified(problem: Problem, reply: str) -> Restated:
@@ -107,45 +122,33 @@ def verified(problem: Problem, reply: str) -> Restated:
     if not INTEGER.fullmatch(parts["integer"].strip()):
         raise NotVerified(f"not one integer: {parts['integer'].strip()[:80]}")
     integer = int(parts["integer"])
-    original = original_value(problem)
-    if not same(value_of(form, values), original):
-        raise NotVerified(f"{form} with {values} is not the original answer {problem.answer}")
-    if value_of(asks, values).as_rational() != integer:
-        raise NotVerified(f"{asks} with {values} is not {integer}")
-    check_letters(form, asks, values, original)
+    check_form(form, values, problem)
+    check_sum(asks, values, integer)
     check_question(problem, question, values)
     return Restated(with_answer(problem, question, integer), form, asks, values)
 
 
-def sections(reply: str) -> dict[str, str]:
-    """The last of each tagged part."""
-    parts = dict(TAG.findall(reply))
-    if missing := {"form", "values", "question", "sum", "integer"} - parts.keys():
-        raise NotVerified(f"the reply lacks {', '.join(sorted(missing))}")
-    return parts
-
-
-def value_of(text: str, values: dict[str, int]) -> Value:
-    try:
-        return parse(text, values)
-    except NoClosedForm as error:
-        raise NotVerified(f"cannot evaluate {text[:80]}: {error}") from None
-
-
-def same(one: Value, other: Value) -> bool:
-    return one == other or math.isclose(float(one), float(other), rel_tol=TOLERANCE)
-
-
-def check_letters(form: str, asks: str, values: dict[str, int], original: Value) -> None:
-    """Every letter counts, and its value is the canonical one: lowest terms, nothing to pull out of a root, positive.
-
-    3·4 is 12 and so is 2·6: a form whose letters are not the number's own integers is not determined by the problem.
-    """
+def check_form(form: str, values: dict[str, int], problem: Problem) -> None:
+    """The form with the values put in is the original answer, and the values are determined by it."""
+    originals, written = original_value(problem), components(form)
+    if len(written) != len(originals):
+        raise NotVerified(f"{form} has {len(written)} parts, the original answer {problem.answer} has {len(originals)}")
     if any(value < 1 for value in values.values()):
         raise NotVerified(f"{values}: a letter is not positive; its sign belongs into the form")
-    if set(LETTER.findall(form)) != values.keys() or set(LETTER.findall(asks)) != values.keys():
-        raise NotVerified(f"form {form} and sum {asks} must have the letters {', '.join(values)}, no others")
-    if without_ones(values.values()) != without_ones(canonical_integers(original)):
+    if set(LETTER.findall(form)) != values.keys():
+        raise NotVerified(f"{form} must have the letters {', '.join(values)} and no others")
+    for part, original in zip(written, originals, strict=True):
+        if value_of(part, values) != original:
+            raise NotVerified(f"{form} with {values} is not the original answer {problem.answer}")
+        check_determined(part, {letter: values[letter] for letter in LETTER.findall(part)}, original)
+
+
+def check_determined(form: str, values: dict[str, int], original: Value) -> None:
+    """The letters are the number's own integers: lowest terms, nothing to pull out of a root.
+
+    3·4 is 12 and so is 2·6: letters that are not canonical are not determined by the problem.
+    """
+    if values and without_ones(values.values()) != without_ones(canonical_integers(original)):
         raise NotVerified(f"{form} with {values} is not in lowest terms, or its letters are not determined")
 
 
@@ -157,6 +160,32 @@ def canonical_integers(value: Value) -> list[int]:
 
 def without_ones(values: Iterable[int]) -> list[int]:
     return sorted(value for value in values if value != 1)
+
+
+def check_sum(asks: str, values: dict[str, int], integer: int) -> None:
+    if sorted(LETTER.findall(asks)) != sorted(values):
+        raise NotVerified(f"the sum {asks} must have each of {', '.join(values)} once")
+    if value_of(asks, values).as_rational() != integer:
+        raise NotVerified(f"{asks} with {values} is not {integer}")
+
+
+def sections(reply: str) -> dict[str, str]:
+    """The last of each tagged part, searched from the end: a long garbled reply costs no more than its length."""
+    parts: dict[str, str] = {}
+    for name in PARTS:
+        end = reply.rfind(f"</{name}>")
+        start = reply.rfind(f"<{name}>", 0, max(end, 0))
+        if end < 0 or start < 0:
+            raise NotVerified(f"the reply lacks {name}")
+        parts[name] = reply[start + len(name) + 2 : end]
+    return parts
+
+
+def value_of(text: str, values: dict[str, int]) -> Value:
+    try:
+        return parse(text, values)
+    except NoClosedForm as error:
+        raise NotVerified(f"cannot evaluate {text[:80]}: {error}") from None
 
 
 def check_question(problem: Problem, question: str, values: dict[str, int]) -> None:
