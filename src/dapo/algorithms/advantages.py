@@ -1,0 +1,90 @@
+"""Advantages: the group baseline of GRPO and DAPO, and the generalised advantage estimation of PPO and VAPO."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dapo.algorithms.shapes import check_shapes
+
+
+def group_advantage(
+    reward: Tensor, *, std: Literal["sample", "population", "none"] = "sample", eps: float = 1e-6
+) -> Tensor:
+    """Â_i = (R_i − mean({R})) / (std({R}) + ε), over the G completions of one problem.
+
+    DAPO (arXiv:2503.14476) eq. 9; the same for every token of completion i. [P, G] -> [P, G].
+
+    Conventions, since the paper states none: `std="sample"` is the unbiased standard deviation, ÷(G−1), as in the
+    published recipe; `"population"` divides by G; `"none"` does not divide at all (Dr. GRPO, arXiv:2503.20783). ε is
+    added to the standard deviation, outside the root. A group whose rewards are all equal gets exactly 0, also where
+    rounding makes its mean differ from its members. A group of one has no baseline and is refused (the recipe
+    silently returns Â = R).
+    """
+    check_shapes("P G", reward)
+    if reward.shape[1] < 2:
+        raise ValueError("a group of one has no baseline: group_advantage needs at least 2 completions per problem")
+    centred = reward - reward.mean(dim=1, keepdim=True)
+    is_equal = (reward == reward[:, :1]).all(dim=1, keepdim=True)
+    centred = torch.where(is_equal, torch.zeros_like(centred), centred)
+    if std == "none":
+        return centred
+    return centred / (reward.std(dim=1, correction=1 if std == "sample" else 0, keepdim=True) + eps)
+
+
+def gae(reward: Tensor, value: Tensor, mask: Tensor, *, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Â_t = Σ_l (γλ)^l δ_{t+l},  δ_t = R_t + γ V(s_{t+1}) − V(s_t);  return = Â_t + V(s_t).
+
+    PPO: DAPO paper eq. 2–3, Schulman et al. (arXiv:1506.02438) eq. 16. All tensors [B, T]; returns
+    (advantage, ret), both [B, T], 0 where `mask` is False. `lam` is one number, or one per row, [B] (VAPO's
+    length-adaptive λ). No gradient flows.
+
+    Conventions: masked tokens are skipped as if they were not there, whatever stands in them (padding, tool output):
+    the token before a gap is followed by the token after it. After the last token V = 0, for a truncated response
+    as for a finished one. Nothing is whitened here; `ret` is the value target before any whitening.
+    """
+    check_shapes("B T", reward, value, mask)
+    with torch.no_grad():
+        mask = mask.bool()
+        lam_row = torch.as_tensor(lam, dtype=value.dtype, device=value.device).expand(value.shape[0])  # [B]
+        advantage = torch.zeros_like(value)
+        next_value = value.new_zeros(value.shape[0])
+        next_advantage = value.new_zeros(value.shape[0])
+        for t in range(value.shape[1] - 1, -1, -1):
+            delta = reward[:, t] + gamma * next_value - value[:, t]
+            here = delta + gamma * lam_row * next_advantage
+            advantage[:, t] = torch.where(mask[:, t], here, 0.0)
+            next_value = torch.where(mask[:, t], value[:, t], next_value)
+            next_advantage = torch.where(mask[:, t], here, next_advantage)
+        return advantage, torch.where(mask, advantage + value, 0.0)
+
+
+def length_adaptive_lambda(length: Tensor, *, alpha: float) -> Tensor:
+    """λ_policy = 1 − 1/(α l), so that Σ_t λ^t ≈ 1/(1−λ) = α l grows with the response length l.
+
+    VAPO (arXiv:2504.05118) section 4.2, α = 0.05. [B] -> [B]. Differs from the paper, which is silent below
+    l = 1/α: clamped to [0, 1], so that l ≤ 20 gives the one-step advantage at α = 0.05.
+    """
+    return (1 - 1 / (alpha * length)).clamp(0, 1)
+
+
+def whiten(
+    advantage: Tensor,
+    mask: Tensor,
+    *,
+    count: int | float | Tensor,
+    mean: float | Tensor,
+    variance: float | Tensor,
+) -> Tensor:
+    """(Â − mean) / √(s² + 1e-8) on the masked tokens, 0 elsewhere; s² = variance · count/(count − 1).
+
+    [B, T] -> [B, T]. `count`, `mean` and `variance` (Σ(Â − mean)²/count) describe the whole step, over all
+    micro-batches and ranks: a slice's own would make the result depend on the split. The unbiased s² and the 1e-8
+    inside the root are the recipe's conventions; a single token is only centred.
+    """
+    check_shapes("B T", advantage, mask)
+    total = torch.as_tensor(count, dtype=advantage.dtype, device=advantage.device)
+    bessel = torch.where(total > 1, total / (total - 1).clamp(min=1), torch.ones_like(total))
+    spread = torch.as_tensor(variance, dtype=advantage.dtype, device=advantage.device) * bessel
+    scale = torch.where(total > 1, torch.rsqrt(spread + 1e-8), torch.ones_like(total))
+    return torch.where(mask.bool(), (advantage - mean) * scale, 0.0)

@@ -1,0 +1,98 @@
+"""Losses per token: the clipped surrogate and what PPO, GRPO and VAPO add to it. `aggregate` owns masks and means."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dapo.algorithms.aggregate import Count, token_mean
+from dapo.algorithms.shapes import check_shapes
+
+LOG_RATIO_BOUND = 20.0  # |log r| is clamped before exp: e^20 is far outside any clip, and finite in bf16
+K3_BOUND = 10.0
+
+
+def clipped_surrogate(
+    logp: Tensor,
+    logp_old: Tensor,
+    advantage: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """Per-token policy loss −min(r Â, clip(r, 1−ε_low, 1+ε_high) Â),  r = π_θ/π_old.
+
+    DAPO (arXiv:2503.14476) eq. 10, "Clip-Higher"; ratio as in eq. 9. With clip_low = clip_high it is the clip of PPO
+    (eq. 1) and GRPO (eq. 5). All tensors [B, T]. Returns [B, T], unmasked: `aggregate` owns masking and averaging.
+    No gradient flows into `logp_old` or `advantage`.
+
+    `dual_clip` = c bounds the loss by −c Â where Â < 0, so that one token whose ratio exploded cannot dominate
+    (arXiv:1912.09729; the published recipe sets 10, the paper does not mention it); None is the paper. The log-ratio
+    is clamped to ±20 before exp.
+    """
+    check_shapes("B T", logp, logp_old, advantage)
+    advantage = advantage.detach()
+    ratio = policy_ratio(logp, logp_old)  # [B, T]  r_{i,t}(θ), eq. 9
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = torch.maximum(-ratio * advantage, -clipped * advantage)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
+
+
+def value_loss(value: Tensor, value_old: Tensor, target: Tensor, *, clip: float | None) -> Tensor:
+    """Per-token critic loss ½ max((V − R̂)², (clip(V, V_old ± c) − R̂)²); ½ (V − R̂)² where `clip` is None.
+
+    PPO's value clipping as the recipe has it. All tensors [B, T]; returns [B, T], unmasked. No gradient flows into
+    `value_old` or `target`.
+    """
+    check_shapes("B T", value, value_old, target)
+    target, value_old = target.detach(), value_old.detach()
+    square = (value - target) ** 2
+    if clip is None:
+        return 0.5 * square
+    clipped = value_old + (value - value_old).clamp(-clip, clip)
+    return 0.5 * torch.maximum(square, (clipped - target) ** 2)
+
+
+def kl_penalty(logp: Tensor, logp_ref: Tensor, *, kind: Literal["k1", "k2", "k3", "abs"]) -> Tensor:
+    """Per-token estimate of KL(π_θ ‖ π_ref) from a token drawn from π_θ, with d = log π_θ − log π_ref.
+
+    k1: d (unbiased) · k2: d²/2 · k3: e^{−d} + d − 1 (unbiased, never negative; GRPO, DAPO paper eq. 4) · abs: |d|.
+    [B, T] -> [B, T]. k3 clamps −d to ±20 and its value to at most 10. DAPO itself uses no KL term.
+    """
+    check_shapes("B T", logp, logp_ref)
+    d = logp - logp_ref.detach()
+    match kind:
+        case "k1":
+            return d
+        case "k2":
+            return d**2 / 2
+        case "abs":
+            return d.abs()
+        case "k3":
+            minus_d = (-d).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+            return (torch.exp(minus_d) - minus_d - 1).clamp(-K3_BOUND, K3_BOUND)
+
+
+def positive_nll(logp: Tensor, mask: Tensor, *, total_tokens: Count) -> Tensor:
+    """−(1/Σ_{o∈T}|o|) Σ_{o∈T} Σ_t log π_θ, the imitation of correct responses.
+
+    VAPO (arXiv:2504.05118) eq. 9–10, to be added with weight μ = 0.1. `mask` is True on the tokens of the correct
+    responses T only; `total_tokens` counts those over the whole update. An empty T gives 0. Returns a scalar.
+    """
+    return token_mean(-logp, mask, total_tokens=total_tokens)
+
+
+def importance_weight(logp_trainer: Tensor, logp_engine: Tensor, *, cap: float) -> Tensor:
+    """w = min(π_trainer/π_engine, C): truncated importance sampling for tokens another policy or engine drew.
+
+    [B, T] -> [B, T], detached. It multiplies the already clipped token loss and never enters a normaliser.
+    """
+    check_shapes("B T", logp_trainer, logp_engine)
+    return policy_ratio(logp_trainer, logp_engine).clamp(max=cap).detach()
+
+
+def policy_ratio(logp: Tensor, logp_old: Tensor) -> Tensor:
+    return torch.exp((logp - logp_old.detach()).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))

@@ -1,0 +1,250 @@
+"""The equations and their invariances, checked on the machine at hand: worked values, limits, splits, gradients."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dapo.algorithms.advantages import gae, group_advantage, length_adaptive_lambda, whiten
+from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean, token_mean
+from dapo.algorithms.diagnostics import clipped_tokens
+from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, positive_nll, value_loss
+from dapo.algorithms.shaping import overlong_mask, soft_overlong_penalty
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One statement that must hold: what the formula demands beside what this machine computed."""
+
+    equation: str
+    statement: str
+    expected: list[float]
+    got: list[float]
+    tolerance: float
+
+    @property
+    def error(self) -> float:
+        """Largest deviation; NaN and missing values count as infinite."""
+        if len(self.expected) != len(self.got):
+            return math.inf
+        errors = [abs(a - b) for a, b in zip(self.expected, self.got, strict=True)]
+        return max(errors, default=0.0) if all(error == error for error in errors) else math.inf
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= self.tolerance
+
+
+def run_checks(device: str = "cpu") -> list[Check]:
+    """Every check, on `device`, in float64 where it has it."""
+    dtype = torch.float32 if device == "mps" else torch.float64
+    tolerance = 1e-5 if device == "mps" else 1e-10
+    make = _Maker(device, dtype)
+    checks: list[Check] = []
+    for equation, statement, function in CHECKS:
+        expected, got = function(make)
+        checks.append(Check(equation, statement, _numbers(expected), _numbers(got), tolerance))
+    return checks
+
+
+class _Maker:
+    """Tensors on the device under test; random ones from a fixed seed drawn on the CPU."""
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, values: object) -> Tensor:
+        return torch.tensor(values, dtype=self.dtype, device=self.device)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator, dtype=torch.float64).to(self.device, self.dtype)
+
+    def mask(self, *shape: int) -> Tensor:
+        return (torch.rand(*shape, generator=self.generator) < 0.7).to(self.device)
+
+
+Numbers = Tensor | list[float]
+Result = tuple[Numbers, Numbers]
+
+
+def _numbers(values: Numbers) -> list[float]:
+    return [float(x) for x in values.detach().flatten().cpu()] if isinstance(values, Tensor) else values
+
+
+# ------------------------------------------------------------------ worked values
+
+
+def group_values(make: _Maker) -> Result:
+    std = math.sqrt(4 * 15 / (16 * 15))  # k = 1 of G = 16: √(4k(G−k)/(G(G−1)))
+    got = group_advantage(make([[1.0] + [-1.0] * 15]))[0, :2]
+    return [2 * 15 / 16 / (std + 1e-6), -2 / 16 / (std + 1e-6)], got
+
+
+def group_equal(make: _Maker) -> Result:
+    return [0.0] * 16, group_advantage(torch.full((1, 16), -1.3, device=make.device))
+
+
+def surrogate_values(make: _Maker) -> Result:
+    ratio = make([[1.1, 1.5, 0.5, 0.5, 1.5, 20.0]])
+    advantage = make([[2.0, 2.0, 2.0, -1.0, -1.0, -1.0]])
+    loss = clipped_surrogate(
+        ratio.log(), torch.zeros_like(ratio), advantage, clip_low=0.2, clip_high=0.28, dual_clip=10.0
+    )
+    return [-2.2, -2.56, -1.0, 0.8, 1.5, 10.0], loss
+
+
+def surrogate_gradient(make: _Maker) -> Result:
+    logp, advantage = make.normal(3, 4).requires_grad_(), make.normal(3, 4)
+    clipped_surrogate(logp, logp.detach(), advantage, clip_low=0.2, clip_high=0.28).sum().backward()
+    assert logp.grad is not None, "the surrogate passes a gradient to logp"
+    return -advantage, logp.grad
+
+
+def surrogate_is_ppo(make: _Maker) -> Result:
+    logp, old, advantage = make.normal(4, 6), make.normal(4, 6), make.normal(4, 6)
+    bound = torch.where(advantage >= 0, 1.2 * advantage, 0.8 * advantage)
+    ppo = -torch.minimum((logp - old).exp() * advantage, bound)
+    return ppo, clipped_surrogate(logp, old, advantage, clip_low=0.2, clip_high=0.2)
+
+
+def clipped_is_gradient_gone(make: _Maker) -> Result:
+    logp, old, advantage = make.normal(4, 6).requires_grad_(), make.normal(4, 6), make.normal(4, 6)
+    clipped_surrogate(logp, old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=3.0).sum().backward()
+    sides = clipped_tokens(logp, old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    assert logp.grad is not None, "the surrogate passes a gradient to logp"
+    return (logp.grad == 0).double(), (sides.low | sides.high | sides.dual).double()
+
+
+def overlong_values(make: _Maker) -> Result:
+    length = torch.tensor([16384, 16385, 18432, 20480, 20481], device=make.device)
+    return [0, -1 / 4096, -0.5, -1, -1], soft_overlong_penalty(length, max_length=20480, buffer=4096)
+
+
+def overlong_rows(make: _Maker) -> Result:
+    mask = make.mask(3, 5)
+    kept = overlong_mask(mask, torch.tensor([False, True, False], device=make.device))
+    expected = mask.clone()
+    expected[1] = False
+    return expected.double(), kept.double()
+
+
+def gae_values(make: _Maker) -> Result:
+    # γ = 0.5, λ = 0.5, rewards (0, 0, 1), values (1, 2, 4): δ = (0, 0, −3), Â_t = δ_t + Â_{t+1}/4
+    ones = torch.ones(1, 3, device=make.device).bool()
+    advantage, ret = gae(make([[0.0, 0.0, 1.0]]), make([[1.0, 2.0, 4.0]]), ones, gamma=0.5, lam=0.5)
+    expected = [-3 / 16, -3 / 4, -3.0]
+    return [*expected, 1 - 3 / 16, 2 - 3 / 4, 4 - 3.0], torch.cat([advantage, ret])
+
+
+def gae_monte_carlo(make: _Maker) -> Result:
+    reward, value, mask = make.normal(3, 7), make.normal(3, 7), make.mask(3, 7)
+    _, ret = gae(reward, value, mask, gamma=1.0, lam=1.0)
+    to_go = (reward * mask).flip(1).cumsum(1).flip(1)
+    return torch.where(mask, to_go, 0.0), ret
+
+
+def lambda_values(make: _Maker) -> Result:
+    return [0, 0, 0.5, 0.8, 0.98], length_adaptive_lambda(make([10.0, 20.0, 40.0, 100.0, 1000.0]), alpha=0.05)
+
+
+def whiten_values(make: _Maker) -> Result:
+    x = make([[1.0, 2.0, 3.0, 6.0]])  # mean 3, Σ(x−3)² = 14, sample variance 14/3
+    scale = 1 / math.sqrt(14 / 3 + 1e-8)
+    got = whiten(x, torch.ones_like(x).bool(), count=4, mean=3.0, variance=14 / 4)
+    return [-2 * scale, -scale, 0.0, 3 * scale], got
+
+
+def value_loss_values(make: _Maker) -> Result:
+    got = value_loss(make([[1.0, 2.0, 2.0]]), make([[0.8, 0.0, 0.0]]), make([[0.0, 3.0, -1.0]]), clip=0.5)
+    return [0.5, 2.5**2 / 2, 3**2 / 2], got
+
+
+def kl_values(make: _Maker) -> Result:
+    d = make([[0.5, -0.25]])
+    kinds = [kl_penalty(d, torch.zeros_like(d), kind=kind) for kind in ("k1", "k2", "k3", "abs")]
+    k3 = [math.exp(-0.5) + 0.5 - 1, math.exp(0.25) - 0.25 - 1]
+    return [0.5, -0.25, 0.125, 0.03125, *k3, 0.5, 0.25], torch.cat(kinds)
+
+
+def nll_values(make: _Maker) -> Result:
+    correct = torch.tensor([[True, True], [False, False]], device=make.device)
+    return [1.5], positive_nll(make([[-1.0, -2.0], [-9.0, -9.0]]), correct, total_tokens=2)
+
+
+def weight_values(make: _Maker) -> Result:
+    log_ratio = make([[0.0, 5.0, -1.0]])
+    return [1.0, 2.0, math.exp(-1)], importance_weight(log_ratio, torch.zeros_like(log_ratio), cap=2.0)
+
+
+# ------------------------------------------------------------------ means and their invariance
+
+
+def mean_values(make: _Maker) -> Result:
+    lengths, values = [2, 10, 3, 25], [1.0, -1.0, 0.5, -0.2]
+    loss = make([[value] * 25 for value in values])
+    mask = torch.arange(25, device=make.device)[None] < torch.tensor(lengths, device=make.device)[:, None]
+    tokens = [
+        sum(token_mean(loss[i:j], mask[i:j], total_tokens=40) for i, j in itertools.pairwise(cuts))
+        for cuts in ([0, 4], [0, 1, 4], [0, 2, 4], [0, 1, 2, 3, 4])
+    ]
+    return [-0.2875] * 4, torch.stack([torch.as_tensor(total) for total in tokens])
+
+
+def means_agree(make: _Maker) -> Result:
+    loss, mask = make.normal(4, 5), torch.ones(4, 5, device=make.device).bool()
+    group, tokens = torch.tensor([0, 0, 1, 1], device=make.device), torch.tensor([10, 10], device=make.device)
+    others = [
+        sequence_mean(loss, mask, total_sequences=4),
+        prompt_mean(loss, mask, group, total_prompts=2, group_tokens=tokens),
+        constant_norm(loss, mask, constant=20),
+    ]
+    return token_mean(loss, mask, total_tokens=20).expand(3), torch.stack(others)
+
+
+def gradient_split(make: _Maker) -> Result:
+    """Gradient of a small policy under one micro-batch, and under several of shuffled, padded rows."""
+    weight = make.normal(5, 3).requires_grad_()
+    features, old, advantage, mask = make.normal(8, 6, 5), make.normal(8, 6), make.normal(8, 6), make.mask(8, 6)
+    N = int(mask.sum())
+
+    def gradient(parts: list[list[int]], padding: int) -> Tensor:
+        total = torch.zeros_like(weight)
+        for rows in parts:
+            logp = (features[rows] @ weight).log_softmax(-1)[..., 0]
+            loss = clipped_surrogate(logp, old[rows], advantage[rows], clip_low=0.2, clip_high=0.28)
+            pad = (0, padding)
+            wide_loss = torch.nn.functional.pad(loss, pad, value=math.nan)
+            part = token_mean(wide_loss, torch.nn.functional.pad(mask[rows], pad), total_tokens=N)
+            total += torch.autograd.grad(part, weight)[0]
+        return total
+
+    return gradient([list(range(8))], 0), gradient([[7, 2], [5], [0, 1, 6, 3, 4]], 3)
+
+
+CHECKS: list[tuple[str, str, Callable[[_Maker], Result]]] = [
+    ("DAPO 9", "group advantage, 1 of 16 right: +3.749993 / −0.250000", group_values),
+    ("DAPO 9", "an all-equal group gets exactly 0, in float32 too", group_equal),
+    ("DAPO 10", "clip-higher and dual clip, six corners", surrogate_values),
+    ("DAPO 10", "on policy the gradient is −Â", surrogate_gradient),
+    ("DAPO 1, 5", "equal clips are PPO's", surrogate_is_ppo),
+    ("DAPO 10", "a token counts as clipped exactly when its gradient is gone", clipped_is_gradient_gone),
+    ("DAPO 12", "token mean −0.2875 for every micro-batch split", mean_values),
+    ("DAPO 5, 8, 12", "with equal lengths all means agree", means_agree),
+    ("DAPO 12", "gradient is the same for every split, order and padding", gradient_split),
+    ("DAPO 13", "soft overlong penalty at 16384 … 20481 tokens", overlong_values),
+    ("DAPO 3.4", "overlong filtering takes whole rows out", overlong_rows),
+    ("DAPO 4", "KL estimators k1, k2, k3, abs", kl_values),
+    ("PPO 2–3", "GAE by hand", gae_values),
+    ("PPO 2–3", "λ = 1 is Monte Carlo, masked tokens skipped", gae_monte_carlo),
+    ("PPO", "value loss, clipped and not", value_loss_values),
+    ("PPO", "whitening with the step's totals", whiten_values),
+    ("VAPO 4.2", "length-adaptive λ, clamped to [0, 1]", lambda_values),
+    ("VAPO 9–10", "positive-example NLL has its own token count", nll_values),
+    ("—", "truncated importance weight", weight_values),
+]

@@ -1,0 +1,216 @@
+"""`dapo explain`: what a recipe will do, in plain numbers, before anything starts; or how two configs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dapo.config import Config, Resolved, load_recipe
+from dapo.config.load import flatten, known_keys, preset_names, read_preset, suggest
+from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
+from dapo.config.model_shapes import shape_of
+from dapo.config.plan import memory_of, parts_of, work_of
+from dapo.config.schema import PRESET_KEYS
+from dapo.errors import ConfigError
+
+
+def command(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (quickstart, gsm8k-1.5b-24gb, …) or a TOML file.")],
+    other: Annotated[
+        str | None, typer.Argument(help="A second recipe, or a preset: prints the difference only.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set train.lr=1e-5.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Plan for this card, e.g. h100; default: this machine.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Plan for so many cards; default: cluster.gpus.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What a recipe will do, in plain numbers; or how two configs differ.
+
+    \b
+    dapo explain quickstart
+    dapo explain gsm8k-1.5b-24gb --set sampling.responses_per_prompt=16 --gpu rtx4090
+    dapo explain dapo-qwen2.5-32b dapo        # where the released script and the paper part
+    """
+    if other is not None:
+        print_difference(difference(recipe, other, set_ or []), recipe, other, as_json)
+        return
+    resolved = load_recipe(recipe, set_ or [])
+    plan = plan_of(resolved, gpu, gpus)
+    if as_json:
+        typer.echo(json.dumps(plan, ensure_ascii=False, indent=2))
+    else:
+        print_plan(resolved, plan)
+
+
+def plan_of(resolved: Resolved, gpu: str | None, gpus: int | None) -> dict[str, Any]:
+    """Everything `explain` knows of one recipe, as plain data."""
+    config = resolved.config
+    device, device_gib = device_for(gpu)
+    shape = shape_of(config.model.path)
+    memory = None
+    if shape is not None:
+        n_gpus = gpus or config.cluster.gpus
+        estimate = memory_of(config, shape, is_cuda=device != "cpu", gpus=n_gpus)
+        limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+        memory = {
+            "device": device,
+            "device_gib": round(device_gib, 1),
+            "gpus": n_gpus,
+            "parameters": estimate.parameters,
+            "parts_gib": {part: round(size / GIB, 2) for part, size in estimate.parts.items()},
+            "fixed_gib": round(estimate.fixed / GIB, 2),
+            "kv_mib_per_1000_tokens": round(estimate.kv_bytes_per_token * 1000 / 2**20, 2),
+            "full_length_responses_at_once": estimate.full_length_responses(device_gib, limit),
+        }
+    return {
+        "name": resolved.name,
+        "preset": config.preset,
+        "is_paper_algorithm": config.is_paper_algorithm,
+        "work": dataclasses.asdict(work_of(config)),
+        "parts": dict(parts_of(config)),
+        "memory": memory,
+        "unused": dict(resolved.unused),
+        "config": flatten(config.model_dump(mode="json")),
+        "origin": dict(resolved.origin),
+    }
+
+
+def device_for(gpu: str | None) -> tuple[str, float]:
+    """(name, memory in GiB) of the card asked for, or of this machine's largest, or of the CPU."""
+    if gpu is not None and gpu.lower() != "cpu":
+        if gpu.lower() not in CARDS_GIB:
+            raise ConfigError(f"--gpu {gpu}: unknown card.", remedy=suggest(gpu.lower(), [*CARDS_GIB, "cpu"]))
+        return gpu.lower(), CARDS_GIB[gpu.lower()]
+    found = gpu_memory_gib() if gpu is None else []
+    return ("this machine's GPU", max(found)) if found else ("cpu", system_memory_gib())
+
+
+def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
+    config, work = resolved.config, plan["work"]
+    console = Console(highlight=False, soft_wrap=False)
+    label = "" if plan["is_paper_algorithm"] else "  [bold]not the paper's algorithm[/bold]"
+    console.print(f"[bold]{escape(resolved.name)}[/bold]  preset {escape(config.preset)}{label}\n")
+    lines = [
+        (
+            "a step",
+            f"{config.sampling.prompts_per_step:,} prompts x {config.sampling.responses_per_prompt} responses = "
+            f"{work['responses_per_step']:,} responses, at most {work['max_response_tokens_per_step']:,} tokens",
+        ),
+        (
+            "its updates",
+            f"{work['updates_per_step']:,}, of {work['prompts_per_update']:g} prompts each"
+            + (f", in {config.train.epochs_per_step} epochs" if config.train.epochs_per_step > 1 else ""),
+        ),
+        (
+            "the run",
+            f"{work['steps']:,} steps, {work['updates']:,} updates, {work['responses']:,} responses trained on, "
+            f"at most {work['max_trained_tokens']:,} tokens",
+        ),
+        ("learning rate", f"{config.train.lr:g} after {config.train.warmup_steps} steps of warm-up, then constant"),
+        ("evaluation", evaluation_in_words(config)),
+    ]
+    print_table(console, None, lines)
+    print_table(console, "Parts", list(plan["parts"].items()))
+    print_memory(console, config, plan["memory"])
+    if plan["unused"]:
+        print_table(console, "Unused here (switched off)", [(k, f"needs {need}") for k, need in plan["unused"].items()])
+    settings = Table(
+        "key", "value", "from", box=None, title="Resolved config", title_justify="left", padding=(0, 2, 0, 0)
+    )
+    for key, value in plan["config"].items():
+        settings.add_row(escape(key), escape(show(value)), plan["origin"].get(key, "default"))
+    console.print(settings)
+
+
+def print_memory(console: Console, config: Config, memory: dict[str, Any] | None) -> None:
+    if memory is None:
+        console.print(f"Memory: the shape of {escape(config.model.path)} is not known here (no config.json).\n")
+        return
+    rows = [(part, f"{size:,.2f} GiB") for part, size in memory["parts_gib"].items()]
+    fits = memory["full_length_responses_at_once"]
+    limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+    rows.append(("sum", f"{memory['fixed_gib']:,.2f} of {memory['device_gib']:g} GiB"))
+    rows.append(("KV cache", f"{memory['kv_mib_per_1000_tokens']:,.2f} MiB per 1,000 tokens"))
+    verdict = f"{fits:,} responses of {limit:,} tokens at once" if fits else "[bold]does not fit[/bold]"
+    rows.append(("the rest holds", verdict))
+    each = f" on each of {memory['gpus']}" if memory["gpus"] > 1 else ""
+    title = f"Memory, estimated{each} ({memory['device']}, {memory['parameters'] / 1e9:,.3g} B parameters)"
+    print_table(console, title, rows, escaped=False)
+
+
+def print_table(console: Console, title: str | None, rows: list[tuple[str, str]], *, escaped: bool = True) -> None:
+    table = Table(box=None, show_header=False, title=title, title_justify="left", padding=(0, 2, 0, 0))
+    for name, value in rows:
+        table.add_row(name, escape(value) if escaped else value)
+    console.print(table)
+    console.print()
+
+
+def evaluation_in_words(config: Config) -> str:
+    if not config.data.eval or not config.eval.every_steps:
+        return "none"
+    sets = ", ".join(config.data.eval)
+    return f"{sets}: avg@{config.eval.k} before the first and every {config.eval.every_steps} steps"
+
+
+def show(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "none"
+    return ", ".join(str(inner) for inner in value) if isinstance(value, list | tuple) else str(value)
+
+
+# ------------------------------------------------------------------ the difference of two
+
+
+def difference(first: str, second: str, overrides: list[str]) -> list[tuple[str, str, str, str]]:
+    """(key, first, second, meaning) where they differ; next to a preset only algorithm keys are compared."""
+    sides = [preset_keys(name) if is_preset(name) else recipe_keys(name, overrides) for name in (first, second)]
+    keys = [key for key in known_keys() if key in sides[0] and key in sides[1]]
+    return [
+        (key, show(sides[0][key]), show(sides[1][key]), known_keys()[key].description or "")
+        for key in keys
+        if sides[0][key] != sides[1][key] and key != "preset"
+    ]
+
+
+def is_preset(name: str) -> bool:
+    return name in preset_names()
+
+
+def recipe_keys(name: str, overrides: list[str]) -> dict[str, Any]:
+    return flatten(load_recipe(name, overrides).config.model_dump(mode="json"))
+
+
+def preset_keys(name: str) -> dict[str, Any]:
+    """What a preset says of every algorithm key: its own value, or the default."""
+    own = flatten(read_preset(name))
+    fixed = {key: None if value == "none" else value for key, value in own.items()}
+    defaults = {
+        key: field.default
+        for key, field in known_keys().items()
+        if key.startswith(PRESET_KEYS) and not field.is_required()
+    }
+    return defaults | fixed
+
+
+def print_difference(rows: list[tuple[str, str, str, str]], first: str, second: str, as_json: bool) -> None:
+    if as_json:
+        found = [{"key": key, "first": a, "second": b, "meaning": meaning} for key, a, b, meaning in rows]
+        typer.echo(json.dumps({"first": first, "second": second, "differences": found}, ensure_ascii=False, indent=2))
+        return
+    console = Console(highlight=False)
+    if not rows:
+        console.print(f"{escape(first)} and {escape(second)} are the same.")
+        return
+    table = Table("key", escape(first), escape(second), "meaning", box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    console.print(table)

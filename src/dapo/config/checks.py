@@ -1,0 +1,190 @@
+"""What no single key can know: combinations that make no sense, and keys that would have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dapo.config.schema import Config
+from dapo.errors import ConfigError
+
+
+def check_combinations(config: Config) -> None:
+    """Raise on the first combination of values that cannot be trained with."""
+    sampling, algorithm, shaping, limits = config.sampling, config.algorithm, config.shaping, config.limits
+
+    if algorithm.advantage == "group" and sampling.responses_per_prompt < 2:
+        raise _error(
+            "sampling.responses_per_prompt",
+            sampling.responses_per_prompt,
+            "a group of one has no baseline, so a group advantage is undefined.",
+            'Use 2 or more, or set algorithm.advantage = "gae".',
+        )
+    if not 0 < algorithm.clip.low < 1:
+        raise _error(
+            "algorithm.clip.low",
+            algorithm.clip.low,
+            "the ratio is clipped at 1 − low, which must lie between 0 and 1; at 1 or more nothing is ever clipped.",
+            "Use a number above 0 and below 1; the paper has 0.2.",
+        )
+    if shaping.overlong_penalty > 0 and shaping.overlong_buffer_tokens is None:
+        raise ConfigError(
+            "shaping.overlong_buffer_tokens: missing; the soft overlong penalty needs the length it grows over.",
+            remedy="Set it to about a fifth of limits.max_response_tokens (the paper: 4096 of 20480), "
+            "or switch the penalty off with shaping.overlong_penalty = 0.0.",
+        )
+    if shaping.overlong_buffer_tokens is not None and shaping.overlong_buffer_tokens >= limits.max_response_tokens:
+        raise _error(
+            "shaping.overlong_buffer_tokens",
+            shaping.overlong_buffer_tokens,
+            f"must be smaller than limits.max_response_tokens = {limits.max_response_tokens}; "
+            "otherwise every response is punished.",
+            f"Use about a fifth of the limit: {max(1, limits.max_response_tokens // 5)}.",
+        )
+    for key, value, neutral in (
+        ("sampling.top_p", sampling.top_p, 1.0),
+        ("sampling.top_k", sampling.top_k, 0),
+    ):
+        if value != neutral:
+            raise _error(
+                key,
+                value,
+                "training on a cut distribution makes π_old/π_θ wrong: the engine would draw from the renormalised "
+                "head, the trainer would score the whole vocabulary.",
+                f"Leave it at {neutral} for training; eval.{key.split('.')[1]} is free.",
+            )
+    if config.train.updates_per_step > sampling.prompts_per_step:
+        raise _error(
+            "train.updates_per_step",
+            config.train.updates_per_step,
+            f"a step has only sampling.prompts_per_step = {sampling.prompts_per_step} groups to deal out.",
+            f"Use at most {sampling.prompts_per_step}.",
+        )
+    if sampling.dynamic and config.max_prompts_tried_per_step < sampling.prompts_per_step:
+        raise _error(
+            "sampling.max_prompts_tried_per_step",
+            config.max_prompts_tried_per_step,
+            f"a step could never fill its sampling.prompts_per_step = {sampling.prompts_per_step} groups.",
+            f"Use at least {sampling.prompts_per_step}; the recipe of the paper allows 30 times as many.",
+        )
+    if sampling.dynamic and algorithm.advantage == "gae":
+        raise _error(
+            "sampling.dynamic",
+            True,
+            "dropping groups by their outcome biases the critic's targets.",
+            'Set sampling.dynamic = false, or algorithm.advantage = "group".',
+        )
+    if algorithm.old_logp == "bypass" and algorithm.importance_cap is not None:
+        raise _error(
+            "algorithm.importance_cap",
+            algorithm.importance_cap,
+            'with algorithm.old_logp = "bypass" the ratio already starts at the engine\'s log-probs; '
+            "a weight on top would count twice.",
+            'Set algorithm.importance_cap = "none", or algorithm.old_logp = "recompute".',
+        )
+    if (sampling.carry_over or sampling.partial_rollouts) and sampling.max_staleness_updates is None:
+        raise ConfigError(
+            "sampling.max_staleness_updates: missing; carry_over and partial_rollouts need a bound on how old a token "
+            "may be.",
+            remedy=f"Set it to train.updates_per_step ({config.train.updates_per_step}) to admit the step before.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Keys that act only under a condition. `switch` names the one key that turns their section off, if any."""
+
+    keys: tuple[str, ...]  # exact keys, or prefixes ending in a dot
+    holds: Callable[[Config], bool]
+    condition: str
+    switch: str | None = None
+
+    def covers(self, key: str) -> bool:
+        return any(key == own or (own.endswith(".") and key.startswith(own)) for own in self.keys)
+
+
+NEEDS = (
+    Needs(("algorithm.group.",), lambda c: not c.has_critic, 'algorithm.advantage = "group"', "algorithm.advantage"),
+    Needs(
+        ("algorithm.gae.", "algorithm.critic."),
+        lambda c: c.has_critic,
+        'algorithm.advantage = "gae"',
+        "algorithm.advantage",
+    ),
+    Needs(
+        ("algorithm.kl.kind", "algorithm.kl.place"),
+        lambda c: c.has_reference,
+        "algorithm.kl.coefficient above 0",
+        "algorithm.kl.coefficient",
+    ),
+    Needs(("model.lora.alpha",), lambda c: c.model.lora.rank > 0, "model.lora.rank above 0", "model.lora.rank"),
+    Needs(
+        ("shaping.overlong_buffer_tokens",),
+        lambda c: c.shaping.overlong_penalty > 0,
+        "shaping.overlong_penalty above 0",
+        "shaping.overlong_penalty",
+    ),
+    Needs(
+        ("sampling.fill_policy", "sampling.max_prompts_tried_per_step", "sampling.schedule"),
+        lambda c: c.sampling.dynamic,
+        "sampling.dynamic = true",
+        "sampling.dynamic",
+    ),
+    Needs(
+        ("sampling.carry_over", "sampling.predictive"),
+        lambda c: c.sampling.dynamic or not (c.sampling.carry_over or c.sampling.predictive),
+        "sampling.dynamic = true",
+    ),
+    Needs(
+        ("sampling.generation_multiple",),
+        lambda c: c.sampling.dynamic and c.sampling.schedule == "rounds",
+        'sampling.dynamic = true and sampling.schedule = "rounds"',
+        "sampling.dynamic",
+    ),
+    Needs(
+        ("sampling.max_staleness_updates",),
+        lambda c: c.sampling.carry_over or c.sampling.partial_rollouts,
+        "sampling.carry_over or sampling.partial_rollouts",
+    ),
+    Needs(("algorithm.mean_constant_tokens",), lambda c: c.algorithm.mean == "constant", 'algorithm.mean = "constant"'),
+    Needs(
+        ("algorithm.gae.lam",),
+        lambda c: c.algorithm.gae.length_adaptive_alpha is None,
+        'algorithm.gae.length_adaptive_alpha = "none"',
+    ),
+    Needs(
+        ("eval.k", "eval.temperature", "eval.top_p", "eval.top_k"),
+        lambda c: c.eval.every_steps > 0 and bool(c.data.eval),
+        "eval.every_steps above 0 and a set in data.eval",
+        "eval.every_steps",
+    ),
+    Needs(("rollout.tensor_parallel",), lambda c: c.rollout.engine == "vllm", 'rollout.engine = "vllm"'),
+    Needs(("cluster.gpus",), lambda c: c.cluster.backend != "none", 'cluster.backend = "torchrun" or "ray"'),
+)
+
+
+def unused_keys(config: Config, origin: dict[str, str]) -> dict[str, str]:
+    """Keys of the recipe that stand in a section switched off by one key: key -> what it would need.
+
+    Raises where a key without effect is not excused: it was typed on the command line, or no single switch explains it.
+    Keys from presets and defaults are never complained about.
+    """
+    unused = {}
+    for key, layer in origin.items():
+        if layer not in ("recipe", "--set"):
+            continue
+        for need in NEEDS:
+            if not need.covers(key) or need.holds(config):
+                continue
+            if layer == "--set" or need.switch is None:
+                raise ConfigError(
+                    f"{key}: has no effect here; it needs {need.condition}.",
+                    remedy=f"Leave it out, or set {need.condition}.",
+                )
+            unused[key] = need.condition
+    return unused
+
+
+def _error(key: str, value: object, why: str, remedy: str) -> ConfigError:
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return ConfigError(f"{key} = {shown}: {why}", remedy=remedy)

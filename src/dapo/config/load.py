@@ -1,0 +1,298 @@
+"""From TOML files and `--set a.b=value` to one frozen Config; pydantic's complaints become ours."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from dapo.config.checks import check_combinations, unused_keys
+from dapo.config.machine import gpu_memory_gib
+from dapo.config.schema import PRESET_KEYS, Config
+from dapo.errors import ConfigError
+
+HERE = Path(__file__).parent
+PRESETS = HERE / "presets"
+RECIPES = HERE / "recipes"
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A config, where each of its keys came from, and which of the recipe's keys have no effect."""
+
+    name: str
+    config: Config
+    origin: Mapping[str, str]  # key -> "preset" | "recipe" | "--set"; keys not in it have their default
+    unused: Mapping[str, str]  # key -> what it would need
+
+
+def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
+    """Resolve `recipe` (a shipped name or a TOML file): its preset, then its own keys, then each `a.b=value`."""
+    path = find_recipe(recipe)
+    own = read_toml(path)
+    changes = [parse_override(text) for text in overrides]
+    preset = preset_name(own, changes, path)
+    layers = [
+        ("preset", flatten(read_preset(preset))),
+        ("recipe", flatten(own)),
+        ("--set", flatten(dict(changes))),
+    ]
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for layer, keys in layers:
+        refuse_unknown(keys, path.name if layer == "recipe" else layer)
+        for key, value in keys.items():
+            merged[key], origin[key] = value, layer
+    return resolve(path.stem, merged, origin)
+
+
+def resolve(name: str, keys: Mapping[str, Any], origin: Mapping[str, str]) -> Resolved:
+    """Validate flat keys into a Config, alone and together."""
+    try:
+        config = Config.model_validate(as_tuples(unflatten(keys)))
+    except ValidationError as error:
+        raise explain_validation(error) from None
+    check_combinations(config)
+    return Resolved(name, config, dict(origin), unused_keys(config, dict(origin)))
+
+
+def read_preset(name: str) -> Tree:
+    """An algorithm preset by name; it may set algorithm keys only."""
+    path = PRESETS / f"{name}.toml"
+    if not path.is_file():
+        raise ConfigError(f"preset = {name!r}: no such preset.", remedy=suggest(name, preset_names()))
+    tree = read_toml(path)
+    for key in flatten(tree):
+        if not key.startswith(PRESET_KEYS):
+            raise ConfigError(f"{path.name}: {key} is not an algorithm key.", remedy="Put it into a recipe.")
+    return tree
+
+
+def find_recipe(recipe: str) -> Path:
+    """The file of a recipe given by shipped name or by path."""
+    path = Path(recipe)
+    if path.suffix == ".toml" or "/" in recipe:
+        if path.is_dir():
+            raise ConfigError(f"{recipe}: is a folder, not a recipe.", remedy="Name a TOML file.")
+        if not path.is_file():
+            raise ConfigError(f"{recipe}: no such file.", remedy=suggest(path.stem, recipe_names()))
+        return path
+    shipped = RECIPES / f"{recipe}.toml"
+    if shipped.is_file():
+        return shipped
+    if recipe in preset_names():
+        raise ConfigError(
+            f"{recipe}: is a preset (an algorithm), not a recipe (model, data and sizes).",
+            remedy=f"For this machine: dapo explain {nearest_recipe()} --set preset={recipe}",
+        )
+    raise ConfigError(f"{recipe}: no such recipe.", remedy=suggest(recipe, recipe_names()))
+
+
+def nearest_recipe() -> str:
+    """The shipped recipe that fits this machine's largest GPU; without one, the quickstart."""
+    largest = max(gpu_memory_gib(), default=0.0)
+    fitting = [
+        name for name, needed in RECIPE_CARD_GB.items() if needed <= largest * 1.1
+    ]  # a "24 GB" card shows 22–24 GiB
+    return fitting[-1] if fitting else "quickstart"
+
+
+# The card each single-GPU recipe is made for, ascending; the recipe's name says it.
+RECIPE_CARD_GB = {"gsm8k-0.5b-lora-8gb": 8, "gsm8k-1.5b-24gb": 24, "math-1.5b-80gb": 80}
+
+
+def preset_name(own: Tree, changes: list[tuple[str, Any]], path: Path) -> str:
+    """The preset a recipe starts from; `--set preset=…` wins."""
+    chosen = dict(changes).get("preset", own.get("preset", "dapo"))
+    if not isinstance(chosen, str):
+        raise ConfigError(f"preset = {chosen!r} in {path.name}: must be a name.", remedy=suggest("", preset_names()))
+    return chosen
+
+
+def read_toml(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}.", remedy="Mend the line; strings need quotes.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`a.b=value` -> ("a.b", value). The value is read as TOML; what is no TOML value is a plain string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: no key and value.", remedy="Write --set section.key=value.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return key.strip(), parsed
+
+
+def to_toml(config: Config) -> str:
+    """The whole config as TOML; reading it back gives an equal config."""
+    return tomli_w.dumps(_none_as_word(config.model_dump(mode="json")))
+
+
+def _none_as_word(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _none_as_word(inner) for key, inner in value.items()}
+    return "none" if value is None else value
+
+
+# ------------------------------------------------------------------ keys
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}. `data.fields` is a value, not a section."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key != "data.fields":
+            flat |= flatten(value, f"{key}.")
+        else:
+            flat[key] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> Tree:
+    tree: Tree = {}
+    for key, value in flat.items():
+        *path, name = key.split(".")
+        inner = tree
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[name] = value
+    return tree
+
+
+def as_tuples(value: Any) -> Any:
+    """TOML arrays are lists; the schema's sequences are tuples."""
+    if isinstance(value, dict):
+        return {key: as_tuples(inner) for key, inner in value.items()}
+    return tuple(as_tuples(inner) for inner in value) if isinstance(value, list) else value
+
+
+@cache
+def known_keys() -> dict[str, FieldInfo]:
+    """Every key of the schema -> its field."""
+    return dict(_fields(Config, ""))
+
+
+def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _fields(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def refuse_unknown(keys: Iterable[str], where: str) -> None:
+    sections = {key.rsplit(".", depth)[0] for key in known_keys() for depth in (1, 2) if "." in key}
+    for key in keys:
+        if key in known_keys():
+            continue
+        if key in sections:
+            raise ConfigError(f"{key}: is a section, not a value.", remedy=f"Set one of its keys: {_keys_of(key)}.")
+        place = "" if where == "--set" else f" (in {where})"
+        raise ConfigError(f"{key}: no such key{place}. {did_you_mean(key)}".rstrip(), remedy=_keys_hint(key))
+
+
+def _keys_of(section: str) -> str:
+    return ", ".join(key for key in known_keys() if key.startswith(f"{section}."))
+
+
+def _keys_hint(key: str) -> str:
+    section = key.rpartition(".")[0]
+    return f"Keys of [{section}]: {_keys_of(section)}." if _keys_of(section) else "`dapo explain quickstart` lists all."
+
+
+def did_you_mean(key: str) -> str:
+    close = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.6)
+    if not close:  # right name, wrong section
+        same_name = (known for known in known_keys() if known.rpartition(".")[2] == key.rpartition(".")[2])
+        close = sorted(same_name, key=len)[:1]
+    return f"Did you mean {close[0]}?" if close else ""
+
+
+def suggest(name: str, choices: list[str]) -> str:
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    return (f"Did you mean {close[0]}? " if close else "") + f"There are: {', '.join(choices)}."
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+# ------------------------------------------------------------------ pydantic's errors in our words
+
+
+def explain_validation(error: ValidationError) -> ConfigError:
+    """The first complaint: key, value, why, and the field's own sentence."""
+    first = error.errors(include_url=False)[0]
+    parts = [str(part) for part in first["loc"]]
+    key = ".".join(parts)
+    while key not in known_keys() and "." in key:  # positions inside a tuple, branches of an optional
+        key = key.rpartition(".")[0]
+    field = known_keys().get(key)
+    remedy = field.description or "" if field is not None else ""
+    if first["type"] == "missing":
+        return ConfigError(f"{key}: missing.", remedy=remedy or f"Set one of: {_keys_of(key)}.")
+    value = first["input"]
+    shown = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else value
+    return ConfigError(f"{key} = {shown}: {_why(first, field)}", remedy=remedy)
+
+
+def _why(first: Mapping[str, Any], field: FieldInfo | None) -> str:
+    context = first.get("ctx", {})
+    match first["type"]:
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}."
+        case "greater_than":
+            return f"must be greater than {context['gt']}."
+        case "less_than_equal":
+            return f"must be at most {context['le']}."
+        case "less_than":
+            return f"must be less than {context['lt']}."
+        case "literal_error":
+            return f"must be one of {context['expected']}."
+        case _ if field is not None:
+            return f"must be {_type_in_words(field.annotation)}."
+        case _:
+            return f"{first['msg']}."
+
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): '"none"'}
+
+
+def _type_in_words(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _type_in_words(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return " or ".join(_type_in_words(inner) for inner in get_args(annotation))
+    if origin is tuple:
+        return f"a list of {WORDS.get(get_args(annotation)[0], 'values')}s".replace("a number", "number").replace(
+            "a string", "string"
+        )
+    if origin is dict:
+        return "a table of names"
+    return WORDS.get(annotation, str(annotation))

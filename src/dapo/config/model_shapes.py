@@ -1,0 +1,102 @@
+"""Sizes of a transformer, from its folder's config.json or from a table of common models, and what they add up to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A Llama-like decoder: grouped-query attention, gated feed-forward, RMS norms."""
+
+    layers: int
+    hidden: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    is_tied: bool  # output head = embedding
+    has_qkv_bias: bool = False
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of the matrices inside the layers, which LoRA adapts."""
+        return sum(inputs * outputs for inputs, outputs in self.linears) * self.layers
+
+    @property
+    def linears(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of a layer's matrices: q, k, v, o, gate, up, down."""
+        attention, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        return [
+            (self.hidden, attention),
+            (self.hidden, kv),
+            (self.hidden, kv),
+            (attention, self.hidden),
+            (self.hidden, self.feed_forward),
+            (self.hidden, self.feed_forward),
+            (self.feed_forward, self.hidden),
+        ]
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.vocabulary * self.hidden * (1 if self.is_tied else 2)
+        norms = (2 * self.layers + 1) * self.hidden
+        bias = self.layers * (self.heads + 2 * self.kv_heads) * self.head_size if self.has_qkv_bias else 0
+        return embeddings + self.linear_parameters + norms + bias
+
+    def lora_parameters(self, rank: int) -> int:
+        return self.layers * rank * sum(inputs + outputs for inputs, outputs in self.linears)
+
+    @property
+    def kv_values_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_size
+
+
+def qwen2(layers: int, hidden: int, feed_forward: int, heads: int, kv_heads: int, vocabulary: int) -> ModelShape:
+    """Qwen2 family: biases on q, k, v; the small vocabulary marks the sizes with tied embeddings."""
+    tied = vocabulary == 151936
+    return ModelShape(layers, hidden, feed_forward, heads, kv_heads, hidden // heads, vocabulary, tied, True)
+
+
+# From each model's published config.json.
+KNOWN = {
+    "qwen/qwen2.5-0.5b": qwen2(24, 896, 4864, 14, 2, 151936),
+    "qwen/qwen2.5-1.5b": qwen2(28, 1536, 8960, 12, 2, 151936),
+    "qwen/qwen2.5-3b": qwen2(36, 2048, 11008, 16, 2, 151936),
+    "qwen/qwen2.5-7b": qwen2(28, 3584, 18944, 28, 4, 152064),
+    "qwen/qwen2.5-14b": qwen2(48, 5120, 13824, 40, 8, 152064),
+    "qwen/qwen2.5-32b": qwen2(64, 5120, 27648, 40, 8, 152064),
+    "huggingfacetb/smollm2-135m": ModelShape(30, 576, 1536, 9, 3, 64, 49152, True),
+    "huggingfacetb/smollm2-360m": ModelShape(32, 960, 2560, 15, 5, 64, 49152, True),
+    "huggingfacetb/smollm2-1.7b": ModelShape(24, 2048, 8192, 32, 32, 64, 49152, True),
+}
+
+
+def shape_of(path: str) -> ModelShape | None:
+    """The shape of a model folder or of a common hub name (-Instruct, -Math, -Coder variants too); None if unknown."""
+    config = Path(path) / "config.json"
+    if config.is_file():
+        return shape_from_config(json.loads(config.read_text(encoding="utf-8")))
+    name = path.lower().removesuffix("-instruct").replace("2.5-math-", "2.5-").replace("2.5-coder-", "2.5-")
+    return KNOWN.get(name)
+
+
+def shape_from_config(config: dict[str, int]) -> ModelShape | None:
+    wanted = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    if any(key not in config for key in wanted):
+        return None
+    heads = config["num_attention_heads"]
+    return ModelShape(
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        feed_forward=config["intermediate_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads", heads),
+        head_size=config.get("head_dim") or config["hidden_size"] // heads,
+        vocabulary=config["vocab_size"],
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        has_qkv_bias=str(config.get("model_type", "")).startswith("qwen2"),
+    )

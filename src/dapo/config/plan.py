@@ -1,0 +1,167 @@
+"""What a config means in plain numbers: work per step and per run, parts that are on, memory by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dapo.config.machine import GIB
+from dapo.config.model_shapes import ModelShape
+from dapo.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Counts of one step and of the whole run; tokens are upper bounds, every response at the limit."""
+
+    responses_per_step: int
+    prompts_per_update: float
+    updates_per_step: int
+    max_response_tokens_per_step: int
+    max_prompts_tried_per_step: int
+    steps: int
+    updates: int
+    responses: int
+    max_trained_tokens: int
+
+
+def work_of(config: Config) -> Work:
+    tokens = config.responses_per_step * config.limits.max_response_tokens
+    return Work(
+        responses_per_step=config.responses_per_step,
+        prompts_per_update=config.sampling.prompts_per_step / config.train.updates_per_step,
+        updates_per_step=config.updates_per_step,
+        max_response_tokens_per_step=tokens,
+        max_prompts_tried_per_step=config.max_prompts_tried_per_step,
+        steps=config.train.steps,
+        updates=config.train.steps * config.updates_per_step,
+        responses=config.train.steps * config.responses_per_step,
+        max_trained_tokens=config.train.steps * tokens,
+    )
+
+
+def parts_of(config: Config) -> list[tuple[str, str]]:
+    """(part, setting) of the algorithm, in the order of the papers. What is off is said too."""
+    algorithm, sampling, shaping = config.algorithm, config.sampling, config.shaping
+    clip = algorithm.clip
+    kind = "clip-higher" if clip.high > clip.low else "symmetric"
+    return [
+        ("advantage", _advantage(config)),
+        ("clip", f"[{1 - clip.low:g}, {1 + clip.high:g}], {kind}" + (f", dual {clip.dual:g}" if clip.dual else "")),
+        ("mean", _mean(config)),
+        ("dynamic sampling", _dynamic(config)),
+        ("overlong filtering", "on" if shaping.overlong_filter else "off"),
+        (
+            "soft overlong penalty",
+            f"on, over the last {shaping.overlong_buffer_tokens:,} tokens before {config.limits.max_response_tokens:,}"
+            if shaping.overlong_penalty
+            else "off",
+        ),
+        ("KL to a reference", f"{algorithm.kl.coefficient:g} x {algorithm.kl.kind}" if config.has_reference else "off"),
+        ("critic", f"on, lr {algorithm.critic.lr:g}, {algorithm.critic.pretrain_steps} steps of pretraining")
+        if config.has_critic
+        else ("critic", "off"),
+        ("positive-example NLL", f"{algorithm.positive_nll:g}" if algorithm.positive_nll else "off"),
+        (
+            "importance correction",
+            f"min(π_old/π_engine, {algorithm.importance_cap:g})" if algorithm.importance_cap else "off",
+        ),
+        ("carry-over", _switch(sampling.carry_over)),
+        ("partial rollouts", _switch(sampling.partial_rollouts)),
+        ("predictive selection", _switch(sampling.predictive)),
+    ]
+
+
+def _switch(is_on: bool) -> str:
+    return "on (not the paper's algorithm)" if is_on else "off"
+
+
+def _advantage(config: Config) -> str:
+    algorithm = config.algorithm
+    if not config.has_critic:
+        return f"group of {config.sampling.responses_per_prompt}, std {algorithm.group.std}"
+    gae = algorithm.gae
+    adaptive = gae.length_adaptive_alpha
+    lam = f"λ {gae.lam:g}" if adaptive is None else f"λ = 1 − 1/({adaptive:g}·length)"
+    critic = f", critic λ {gae.lam_critic:g}" if gae.lam_critic is not None else ""
+    return f"GAE, γ {gae.gamma:g}, {lam}{critic}" + (", whitened" if gae.whiten else "")
+
+
+def _mean(config: Config) -> str:
+    constant = config.algorithm.mean_constant_tokens or config.limits.max_response_tokens
+    return {
+        "token": "token mean over the update (eq. 12)",
+        "sequence": "mean per response, then over responses (eq. 5)",
+        "prompt": "token mean per prompt, then over prompts (eq. 8 literally)",
+        "constant": f"token sum / (responses x {constant:,})",
+    }[config.algorithm.mean]
+
+
+def _dynamic(config: Config) -> str:
+    sampling = config.sampling
+    if not sampling.dynamic:
+        return "off"
+    how = f"rounds of {sampling.generation_multiple} x" if sampling.schedule == "rounds" else "streaming"
+    return f"on, {how}, at most {config.max_prompts_tried_per_step:,} prompts a step, then {sampling.fill_policy}"
+
+
+# ------------------------------------------------------------------ memory
+
+HEAD_CHUNK_TOKENS = 1024  # the output head runs over so many tokens at a time; the whole [T, V] never exists
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one device by part, and what that leaves for the KV cache."""
+
+    parameters: int
+    parts: dict[str, int]
+    kv_bytes_per_token: int
+
+    @property
+    def fixed(self) -> int:
+        return sum(self.parts.values())
+
+    def full_length_responses(self, device_gib: float, tokens: int) -> int:
+        """Responses at the limit whose KV fits beside everything else, with a tenth of the device kept free."""
+        return max(0, int((0.9 * device_gib * GIB - self.fixed) // (self.kv_bytes_per_token * tokens)))
+
+
+def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) -> Memory:
+    """An estimate from the shape, by the rules named in the code; sharded parts are divided by `gpus`."""
+    weight = {"bfloat16": 2, "float32": 4, "float64": 8, "auto": 2 if is_cuda else 4}[config.model.dtype]
+    rank = config.model.lora.rank
+    trained = shape.lora_parameters(rank) if rank else shape.parameters
+    # Gradients accumulate in float32; AdamW keeps two float32 moments, and a float32 master where weights are 16 bits.
+    per_trained = max(4, weight) + 8 + (4 if weight == 2 else 0)
+    models = 2 if config.has_critic else 1
+    sharded = {
+        "weights": shape.parameters * weight,
+        "gradients and optimizer": trained * per_trained,
+    }
+    parts = {name: models * size // gpus for name, size in sharded.items()}
+    if config.has_reference:
+        parts["reference model"] = shape.parameters * weight // gpus
+    if config.rollout.engine == "vllm":
+        parts["engine's own weights"] = shape.parameters * weight // config.rollout.tensor_parallel
+    elif gpus > 1:
+        parts["engine's gathered weights"] = shape.parameters * weight
+    parts["activations"] = activation_bytes(config, shape, weight)
+    parts["output head"] = HEAD_CHUNK_TOKENS * shape.vocabulary * 4 * 2
+    return Memory(shape.parameters, parts, shape.kv_values_per_token * weight // config.rollout.tensor_parallel)
+
+
+def activation_bytes(config: Config, shape: ModelShape, weight: int) -> int:
+    """Saved for the backward pass of one micro-batch.
+
+    Per token and layer: about 10 vectors of the hidden size (inputs and outputs of norms, attention and residuals, two
+    of them in float32), k and v, and 4 of the feed-forward size. With checkpointing one such layer at a time, and
+    one vector per layer.
+    """
+    kv = 2 * shape.kv_heads * shape.head_size
+    layer = (10 * shape.hidden + kv + 4 * shape.feed_forward) * weight
+    tokens = max(
+        config.train.tokens_per_microbatch, config.limits.max_prompt_tokens + config.limits.max_response_tokens
+    )
+    if config.train.gradient_checkpointing:
+        return tokens * (layer + shape.layers * shape.hidden * weight)
+    return tokens * layer * shape.layers

@@ -1,0 +1,324 @@
+"""Every key of a run, with its unit in its name and a sentence on what it does. Frozen; unknown keys are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _none(value: Any) -> Any:
+    """TOML has no null: the word "none" unsets an optional key."""
+    return None if isinstance(value, str) and value.lower() == "none" else value
+
+
+OptionalFloat = Annotated[float | None, BeforeValidator(_none)]
+OptionalInt = Annotated[int | None, BeforeValidator(_none)]
+OptionalStr = Annotated[str | None, BeforeValidator(_none)]
+
+
+class Section(BaseModel):
+    """Base of all sections: no unknown keys, no changes after loading, no silent conversions (1 is not true)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class LoraConfig(Section):
+    """Train a low-rank adapter instead of all weights (needs the extra `lora`)."""
+
+    rank: int = Field(0, ge=0, description="Rank of the adapter; 0 trains all weights.")
+    alpha: float = Field(32.0, gt=0, description="Scale of the adapter: alpha/rank multiplies its output.")
+
+
+class ModelConfig(Section):
+    """The policy that is trained."""
+
+    path: str = Field(description='Hugging Face folder or hub name; "embedded" is the model that ships with dapo.')
+    revision: OptionalStr = Field(None, description="Commit of the hub model; none takes the newest.")
+    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
+        "auto", description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU."
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
+    lora: LoraConfig = LoraConfig()
+
+
+class DataConfig(Section):
+    """Problems to train on and to evaluate on, and how they are put to the model."""
+
+    train: str = Field(description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function.")
+    eval: tuple[str, ...] = Field((), description="Evaluation sets, named like data.train.")
+    fields: dict[str, str] = Field({}, description='Columns of an unknown schema: {question = "…", answer = "…"}.')
+    template: str = Field("dapo", description="How a question becomes a prompt: dapo, boxed, gsm8k, few-shot or raw.")
+    chat_template: bool = Field(True, description="Wrap the prompt with the tokenizer's chat template.")
+
+
+class LimitsConfig(Section):
+    """Lengths. Prompts over the limit are dropped and counted, never cut; responses over it are truncated."""
+
+    max_prompt_tokens: int = Field(2048, ge=1, description="Longest prompt that is used.")
+    max_response_tokens: int = Field(ge=2, description="L_max of eq. 13: longest response, its end token included.")
+
+
+class RewardsConfig(Section):
+    """How a response becomes a verdict."""
+
+    verifier: str = Field(
+        "math", description="math, dapo-published, exact, choice, code, command:…, or pkg.mod:function."
+    )
+    seconds: float = Field(10.0, gt=0, description="Time one verdict may take, from when its work starts.")
+    memory_mb: int = Field(1024, ge=64, description="Memory one verifier process may use.")
+    workers: int = Field(2, ge=1, description="Verifier processes.")
+    truncated_may_be_correct: bool = Field(
+        False, description="Let the text of a truncated response decide, as the released script does; else never right."
+    )
+
+
+class ShapingConfig(Section):
+    """What the length of a response does to its reward and to the loss (DAPO section 3.4)."""
+
+    overlong_filter: bool = Field(
+        False, description="Take truncated responses out of the loss; they stay in the group's mean and std."
+    )
+    overlong_penalty: float = Field(
+        0.0, ge=0, description="Weight of the soft overlong punishment (eq. 13); 1 is the paper's, 0 switches it off."
+    )
+    overlong_buffer_tokens: OptionalInt = Field(
+        None, ge=1, description="L_cache of eq. 13: the penalty grows over the last so many tokens before the limit."
+    )
+
+
+class SamplingConfig(Section):
+    """How the groups of one training step are drawn."""
+
+    prompts_per_step: int = Field(ge=1, description="Groups that one step trains on.")
+    responses_per_prompt: int = Field(ge=1, description="G, completions per problem. Group advantages need at least 2.")
+    temperature: float = Field(1.0, gt=0, description="Divides the logits, in sampling and in training alike.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Training needs 1.0: a cut tail biases the policy ratio.")
+    top_k: int = Field(0, ge=0, description="Training needs 0 (all tokens): a cut tail biases the policy ratio.")
+    dynamic: bool = Field(
+        False, description="Dynamic sampling (eq. 11): train on groups with 0 < correct < G only, refill until full."
+    )
+    schedule: Literal["stream", "rounds"] = Field(
+        "stream", description="stream judges and refills as responses end; rounds waits for whole generation batches."
+    )
+    generation_multiple: int = Field(
+        1, ge=1, description="With rounds: prompts per generation batch, in multiples of prompts_per_step."
+    )
+    max_prompts_tried_per_step: OptionalInt = Field(
+        None, ge=1, description="Fill budget; none is 10 x prompts_per_step. What happens then: sampling.fill_policy."
+    )
+    fill_policy: Literal["train_partial", "error", "relax", "skip"] = Field(
+        "train_partial", description="When the budget is spent: train on what there is, stop, admit older groups, skip."
+    )
+    carry_over: bool = Field(
+        False, description="Keep surplus informative groups for the next step. Not the paper's algorithm."
+    )
+    partial_rollouts: bool = Field(
+        False, description="Keep unfinished responses across an update. Not the paper's algorithm."
+    )
+    predictive: bool = Field(
+        False,
+        description="Prefer problems whose posterior pass rate promises a mixed group. Not the paper's algorithm.",
+    )
+    max_staleness_updates: OptionalInt = Field(
+        None, ge=1, description="Oldest token trained on, in updates; for carry_over and partial_rollouts."
+    )
+
+
+class ClipConfig(Section):
+    """Bounds of the policy ratio (eq. 10)."""
+
+    low: float = Field(description="ε_low: the ratio is clipped at 1 − low.")
+    high: float = Field(gt=0, description="ε_high: the ratio is clipped at 1 + high. Equal to low, it is PPO's clip.")
+    dual: OptionalFloat = Field(
+        None, gt=1, description="c: bounds the loss at c·|Â| where Â < 0; none is the paper, the recipe has 10."
+    )
+
+
+class GroupConfig(Section):
+    """The group advantage (eq. 9)."""
+
+    std: Literal["sample", "population", "none"] = Field(
+        "sample", description="Divide by the sample std (÷(G−1), the recipe), the population std, or not (Dr. GRPO)."
+    )
+    eps: float = Field(1e-6, ge=0, description="Added to the std, outside the root.")
+
+
+class GaeConfig(Section):
+    """The generalised advantage estimation of PPO and VAPO (eq. 2–3)."""
+
+    gamma: float = Field(1.0, ge=0, le=1, description="γ, discount per token.")
+    lam: float = Field(0.95, ge=0, le=1, description="λ of the policy's advantage.")
+    lam_critic: OptionalFloat = Field(
+        None, ge=0, le=1, description="λ of the critic's targets (VAPO's decoupled GAE: 1.0); none uses lam."
+    )
+    length_adaptive_alpha: OptionalFloat = Field(
+        None, gt=0, description="α of λ = 1 − 1/(α·length) (VAPO: 0.05) in place of lam; none switches it off."
+    )
+    whiten: bool = Field(True, description="Whiten advantages over all tokens of the step.")
+
+
+class CriticConfig(Section):
+    """The value model of PPO and VAPO."""
+
+    lr: float = Field(1e-5, ge=0, description="Learning rate of the critic's own optimizer.")
+    value_clip: OptionalFloat = Field(None, gt=0, description="Clip of the value around its old value; none: no clip.")
+    pretrain_steps: int = Field(
+        0, ge=0, description="Steps of value pretraining on a fixed policy before the first policy update (VAPO: 50)."
+    )
+
+
+class KlConfig(Section):
+    """A penalty for leaving the reference policy. DAPO has none."""
+
+    coefficient: float = Field(0.0, ge=0, description="β; 0 means no KL term and no reference model.")
+    kind: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Estimator of the KL per token.")
+    place: Literal["loss", "reward"] = Field("loss", description="Add it to the loss, or subtract it from the reward.")
+
+
+class AlgorithmConfig(Section):
+    """Which advantage, which clip, which mean, which extra losses. A preset is a choice of these."""
+
+    advantage: Literal["group", "gae"] = Field(description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic.")
+    mean: Literal["token", "sequence", "prompt", "constant"] = Field(
+        description="token: eq. 12. sequence: GRPO. prompt: eq. 8 to the letter. constant: Dr. GRPO."
+    )
+    mean_constant_tokens: OptionalInt = Field(
+        None, ge=1, description="With mean = constant: tokens per response to divide by; none is max_response_tokens."
+    )
+    old_logp: Literal["recompute", "bypass"] = Field(
+        "recompute", description="π_old: recomputed by the trainer, or the engine's own log-probs (bypass)."
+    )
+    importance_cap: OptionalFloat = Field(
+        None, gt=0, description="C of truncated importance sampling, w = min(π_old/π_engine, C); none switches it off."
+    )
+    positive_nll: float = Field(0.0, ge=0, description="μ, weight of VAPO's imitation of correct responses (0.1).")
+    clip: ClipConfig
+    group: GroupConfig = GroupConfig()
+    gae: GaeConfig = GaeConfig()
+    critic: CriticConfig = CriticConfig()
+    kl: KlConfig = KlConfig()
+
+
+class TrainConfig(Section):
+    """Steps, updates and the optimizer. A step is one rollout batch and all its updates; schedules count steps."""
+
+    steps: int = Field(ge=0, description="Training steps; dynamic sampling does not shift them.")
+    lr: float = Field(ge=0, description="Learning rate of the policy after warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="W: step k runs at lr·min(1, k/W), k = 1, 2, …; never at lr 0.")
+    updates_per_step: int = Field(1, ge=1, description="Mini-batches that a step's groups are dealt into.")
+    epochs_per_step: int = Field(1, ge=1, description="μ of Algorithm 1: passes over the step's groups.")
+    tokens_per_microbatch: int = Field(16384, ge=1, description="Token budget of one forward-backward pass.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decays.")
+    grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient of an update.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass: less memory.")
+    max_bad_updates: int = Field(
+        3, ge=0, description="Updates in a row that may be skipped for a non-finite gradient before the run stops."
+    )
+    seed: int = Field(0, ge=0, description="Seed of data order, sampling noise and mini-batch order.")
+
+
+class RolloutConfig(Section):
+    """The engine that writes the responses."""
+
+    engine: Literal["local", "vllm"] = Field("local", description="local runs on the trainer's own weights; or vllm.")
+    max_concurrent_responses: int = Field(256, ge=1, description="Responses written at the same time.")
+    tensor_parallel: int = Field(1, ge=1, description="With vllm: GPUs that hold one copy of the model together.")
+
+
+class EvalConfig(Section):
+    """Evaluation inside a run; it has its own sampling settings."""
+
+    every_steps: int = Field(0, ge=0, description="Evaluate every so many steps, and before the first; 0 never.")
+    k: int = Field(32, ge=1, description="Responses per problem: avg@k, pass@k, maj@k.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(0.7, gt=0, le=1, description="Nucleus of evaluation sampling; the papers use 0.7.")
+    top_k: int = Field(0, ge=0, description="Most likely tokens to choose from; 0 takes all.")
+
+
+class CheckpointConfig(Section):
+    """What is needed to go on after a crash."""
+
+    every_steps: int = Field(10, ge=0, description="Write a checkpoint every so many steps, and at the end; 0 never.")
+    keep: int = Field(2, ge=1, description="Newest checkpoints that stay on disk.")
+
+
+class RolloutsConfig(Section):
+    """Records of what the model wrote, for the report's rollout browser."""
+
+    every_steps: int = Field(10, ge=0, description="Write all responses of every so many steps to parquet; 0 never.")
+
+
+class ClusterConfig(Section):
+    """More than one process."""
+
+    backend: Literal["none", "torchrun", "ray"] = Field("none", description="What starts and places the processes.")
+    gpus: int = Field(1, ge=1, description="GPUs (or, on CPUs, processes) in all.")
+
+
+class Config(Section):
+    """A whole run."""
+
+    preset: str = Field("dapo", description="Algorithm preset the recipe starts from.")
+    model: ModelConfig
+    data: DataConfig
+    limits: LimitsConfig
+    rewards: RewardsConfig = RewardsConfig()
+    shaping: ShapingConfig = ShapingConfig()
+    sampling: SamplingConfig
+    algorithm: AlgorithmConfig
+    train: TrainConfig
+    rollout: RolloutConfig = RolloutConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    rollouts: RolloutsConfig = RolloutsConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @property
+    def responses_per_step(self) -> int:
+        return self.sampling.prompts_per_step * self.sampling.responses_per_prompt
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of a full step, all epochs."""
+        return self.train.updates_per_step * self.train.epochs_per_step
+
+    @property
+    def max_prompts_tried_per_step(self) -> int:
+        if not self.sampling.dynamic:
+            return self.sampling.prompts_per_step
+        return self.sampling.max_prompts_tried_per_step or 10 * self.sampling.prompts_per_step
+
+    @property
+    def has_critic(self) -> bool:
+        return self.algorithm.advantage == "gae"
+
+    @property
+    def has_reference(self) -> bool:
+        return self.algorithm.kl.coefficient > 0
+
+    @property
+    def is_paper_algorithm(self) -> bool:
+        """False where a switch of `dapo-fast` is on; such a run is labelled wherever it is shown."""
+        return not (self.sampling.carry_over or self.sampling.partial_rollouts or self.sampling.predictive)
+
+
+# What a preset may set: the algorithm, and nothing that depends on model, data or machine.
+PRESET_KEYS = (
+    "algorithm.",
+    "shaping.overlong_filter",
+    "shaping.overlong_penalty",
+    "sampling.dynamic",
+    "sampling.schedule",
+    "sampling.carry_over",
+    "sampling.partial_rollouts",
+    "sampling.predictive",
+    "sampling.max_staleness_updates",
+    "sampling.generation_multiple",
+    "sampling.fill_policy",
+    "rewards.truncated_may_be_correct",
+    "train.warmup_steps",
+    "train.epochs_per_step",
+    "train.weight_decay",
+)
