@@ -145,11 +145,16 @@ def _exact_function(node: Node) -> Fraction | None:
     return None
 
 
-def settled(node: Node) -> Node:
-    """An equation that only names its value, `x = 42` or `6·7 = 42`, as that value; sides that differ are no answer."""
+def settled(node: Node, *, is_reference: bool = False) -> Node:
+    """An equation that only names its value, `x = 42` or `6·7 = 42`, as that value; sides that differ are no answer.
+
+    A reference `x + y = 5` is a line; in an answer it names the value 5 of x + y.
+    """
     if node.op == "list":
-        return Node("list", tuple(settled(arg) for arg in node.args))
+        return Node("list", tuple(settled(arg, is_reference=is_reference) for arg in node.args))
     if node.op != "eq":
+        return node
+    if is_reference and node.args[0].op not in ("sym", "apply") and _free(node):
         return node
     rationals = [value for value in map(_exact_or_none, node.args) if value is not None]
     if any(value != rationals[0] for value in rationals):
@@ -161,7 +166,11 @@ def settled(node: Node) -> Node:
         symbolic = [side for side in unnamed if _exact_or_none(side) is None]
         if not symbolic or all(not _free(side) for side in symbolic):
             return next(side for side in reversed(unnamed) if _exact_or_none(side) is not None)
-        if len(set().union(*(_free(side) for side in symbolic))) > 1 and all(_is_form(side) for side in symbolic):
+        if (
+            len(set().union(*(_free(side) for side in symbolic))) > 1
+            and all(_is_form(side) for side in symbolic)
+            and any(rationals)
+        ):
             return next(side for side in reversed(node.args) if _exact_or_none(side) is not None)
         return node
     if _is_name(node.args[0]) and len(unnamed) == 1 and not _defines_line(node):
@@ -197,8 +206,10 @@ def _is_name(node: Node) -> bool:
 
 
 def _is_form(node: Node) -> bool:
-    """A combination such as 100m + n that a problem asks for."""
-    return node.op in ("num", "sym") or (node.op in ("add", "mul", "neg") and all(_is_form(arg) for arg in node.args))
+    """A combination such as 100m + n that a problem asks for; with a constant it is an equation to solve."""
+    if node.op == "mul":
+        return node.args[0].op == "num" and _is_form(node.args[1])
+    return node.op == "sym" or (node.op == "add" and all(_is_form(arg) for arg in node.args))
 
 
 def _free(node: Node) -> frozenset[str]:
@@ -221,7 +232,8 @@ def agree(left: Node, right: Node) -> bool:
 def same(reference: Node, said: Node, compare_scalars: CompareScalars | None = None) -> bool:
     """Whether `said` has the reference's value."""
     compare = compare_scalars or _compare_exactly
-    reference, said = settled(reference), settled(said)
+    reference = settled(reference, is_reference=True)
+    said = said if reference.op == "eq" and said.op == "eq" else settled(said)
     if "contradiction" in (reference.op, said.op):
         return False
     if bare(reference) == bare(said):
@@ -272,7 +284,7 @@ def _same_shape(reference: Node, said: Node, compare: CompareScalars) -> bool:
         )
     if reference.op == said.op == "eq":
         return _same_equation(reference, said, compare)
-    if reference.op == "eq" and _is_name(reference.args[0]) and len(reference.args) == 2:
+    if reference.op == "eq" and reference.args[0].op in ("sym", "apply") and len(reference.args) == 2:
         return said.op not in shapes and _same_scalar(reference.args[1], said, compare)
     if said.op == "eq" and _is_name(said.args[0]) and len(said.args) == 2:
         return reference.op not in shapes and _same_scalar(reference, said.args[1], compare)
@@ -355,6 +367,11 @@ def _without_unit_letters(node: Node) -> Node:
         if unit.op == "sym" and unit.name in UNIT_LETTERS:
             return _without_unit_letters(node.args[0])
     return node
+
+
+def unit_letters(node: Node) -> frozenset[str]:
+    """The letters that stand as units: m in `10 m`."""
+    return _free(node) if _without_unit_letters(node) != node else frozenset()
 
 
 def bare(node: Node) -> Node:

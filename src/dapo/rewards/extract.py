@@ -25,9 +25,9 @@ class Statement:
 
 
 _COLON = "[:\uff1a\ufe55\ua789\u2236]"
-_MARKUP = r"[*_`~>#\s]"
 MARKER = re.compile(
-    rf"(?:(?<![^\W_])answers?(?:\s+is|\s+are)?|\u7b54\u6848(?:\u662f|\u4e3a)?|\u7b54)(?:\}})?[*_`\ ]{{0,6}}{_COLON}",
+    r"(?:(?<![^\W_])answers?(?:\s+is|\s+are)?|\u7b54\u6848(?:\u662f|\u4e3a)?|\u7b54)"
+    rf"(?:\}})?[*_`\ \t\u00a0\u3000]{{0,6}}{_COLON}",
     re.IGNORECASE,
 )
 _LEAD_WORDS = re.compile(
@@ -40,6 +40,10 @@ _LEAD_WORDS = re.compile(
 _QUOTED = re.compile(r"[*_`]*[\"'\u201d\u2019`]")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
 _HASHES = re.compile(r"(?:\A|\n)[ \t]*#{4}[ \t]*([^\n#][^\n]*)\Z")
+_SENTENCE_END = re.compile(r"[.!?\u3002]\s|\n|</?think>")
+_OR_AFTER = re.compile(r"[}\s$\\)\]*]*\bor\b[\s$\\(\[*]*([-+]?\d[\d,.]*)", re.IGNORECASE)
+_OR_BEFORE = re.compile(r"([-+]?\d[\d,.]*)[\s$\\)\]*]*\bor\b[\s$\\(\[*]*\Z", re.IGNORECASE)
+_MAX_BOXES = 20
 _WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
 
 
@@ -102,7 +106,7 @@ def _after(text: str, marker: re.Match[str]) -> Statement:
 
 def _line_from(text: str, start: int) -> tuple[str, int]:
     """The rest of the line, or the next line that has something; longer where it opens a display, a box or a matrix."""
-    blank = re.compile(r"(?:[\s*_`>]|\$\$?(?=\s*\n)|\\\[(?=\s*\n)|\\\((?=\s*\n))*").match(text, start)
+    blank = re.compile(r"(?:[\s*_`]|\$\$?(?=\s*\n)|\\\[(?=\s*\n)|\\\((?=\s*\n))*").match(text, start)
     assert blank is not None, "the pattern matches nothing as well"
     begin = blank.end()
     stop = text.find("\n", begin)
@@ -139,21 +143,34 @@ def _balanced_stop(text: str, begin: int, line: str) -> int | None:
 
 
 def _last_box(text: str) -> Statement | None:
-    """The last closed box; boxes in the same line before it are rivals. An unclosed last box is no answer."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"), text.rfind("\\framebox"))
-    while start >= 0:
+    """The last closed box, with what its sentence offers beside it. An unclosed last box is no answer."""
+    start = len(text)
+    for _ in range(_MAX_BOXES):
+        start = max(text.rfind("\\boxed", 0, start), text.rfind("\\fbox", 0, start), text.rfind("\\framebox", 0, start))
+        if start < 0:
+            return None
         match = _BOX.match(text, start)
         content = _box_content(text, match.end()) if match else None
-        if content is not None:
-            line_start = text.rfind("\n", 0, start) + 1
-            rivals = [
-                rival
-                for other in _BOX.finditer(text, max(line_start, start - MAX_STATEMENT_CHARS), start)
-                if (rival := _box_content(text, other.end())) is not None and content not in rival
-            ]
-            return Statement(content, tuple(rivals))
-        start = max(text.rfind("\\boxed", 0, start), text.rfind("\\fbox", 0, start))
+        if match is not None and content is not None:
+            return Statement(content, _box_rivals(text, start, match.end(), content))
     return None
+
+
+def _box_rivals(text: str, start: int, end: int, content: str) -> tuple[str, ...]:
+    """Other values in the sentence of a box: `\\boxed{41} or \\boxed{42}`, `\\boxed{42} or 43`."""
+    rivals = []
+    before = text[max(0, start - 400) : start]
+    sentence = before[max((match.end() for match in _SENTENCE_END.finditer(before)), default=0) :]
+    for other in list(_BOX.finditer(sentence))[-_MAX_BOXES:]:
+        rival = _box_content(sentence, other.end())
+        if rival is not None:
+            rivals.append(rival)
+    if alternative := _OR_BEFORE.search(sentence):
+        rivals.append(alternative[1])
+    stop = text.find(content, end) + len(content)
+    if alternative := _OR_AFTER.match(text[stop : stop + MAX_STATEMENT_CHARS]):
+        rivals.append(alternative[1])
+    return tuple(rivals)
 
 
 def _box_content(text: str, start: int) -> str | None:

@@ -84,7 +84,7 @@ class _Parser:
         """Values separated by commas; one value alone is itself."""
         items = [self.relation()]
         self.skip_breaks()
-        while self.at("SEP", ","):
+        while self.at("SEP", ",", ";"):
             self.position += 1
             self.skip_breaks()
             if self.token is None or self.at("CLOSE"):

@@ -45,6 +45,8 @@ def read_reference(answer: str) -> Reading:
     reading = read(answer.strip(), letters="symbols")
     if equivalence.settled(reading.node).op == "contradiction":
         raise NotationError("its sides differ")
+    if reading.is_titled:  # `October 30`: the words are part of the answer
+        return Reading(Node("text", name=" ".join(reading.spelled).casefold()), spelled=reading.spelled)
     return reading
 
 
@@ -106,8 +108,11 @@ def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None
             return True
         if reading.is_hedged and not reference.is_hedged:
             continue
-        if reference.units and reading.units and not reference.units & reading.units:
+        units = reading.units | equivalence.unit_letters(reading.node)
+        if reference.units and units and not reference.units & units:
             continue
+        if reference.node.op == "text" and " ".join(reading.spelled).casefold() == reference.node.name:
+            return True
         try:
             for alternative in _alternatives(answer, reference, reading):
                 if equivalence.same(alternative, reading.node, compare):

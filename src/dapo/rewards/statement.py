@@ -26,11 +26,13 @@ class Reading:
     units: frozenset[str] = frozenset()
     spelled: tuple[str, ...] = ()
     is_hedged: bool = False  # "about", "≈": not a claim of equality
+    is_titled: bool = False  # a word stands before the value
 
 
 _DECORATION = re.compile("[\u2713\u2714\u2705\U0001f389\u25a0\u25a1\u220e\u2705\ufe0f]")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+(?=[^\s{])")
+_CODE = re.compile(r"__|(?<![\\A-Za-z])[A-Za-z]{3,}\(['\"]|[A-Za-z]\.[A-Za-z]+\(|\{\s*\"")
 MAX_PROSE_WORDS = 30
 
 
@@ -51,12 +53,16 @@ def read(statement: str, *, commas: str = "thousands", letters: str = "symbols")
 
 
 def _read_plain(text: str, *, commas: str, letters: str) -> Reading:
+    if _CODE.search(text):
+        raise NotationError("program text")
     stream = tokens(trimmed(text), commas=commas, letters=letters)
     if not any(token.kind in ("NUM", "SYM", "WORD", "FUNC", "CMD") for token in stream):
         raise NotationError("no value in it")
     spelled = tuple(token.text for token in stream if token.kind != "BREAK")
     reading = _sentence(_arithmetic_words(stream))
-    return replace(reading, spelled=spelled)
+    kinds = [token.kind for token in stream]
+    is_titled = "NUM" in kinds and "WORD" in kinds[: kinds.index("NUM")]
+    return replace(reading, spelled=spelled, is_titled=is_titled)
 
 
 def _boxed(text: str, *, commas: str, letters: str) -> Reading:
@@ -113,7 +119,8 @@ def _arithmetic_words(stream: list[Token]) -> list[Token]:
             if not (changed and changed[-1].kind == "REL"):
                 changed.append(Token("REL", "="))
         elif word in ("and", "or", "和", "或") and _is_math(before) and _is_math(after):
-            if not (changed and (changed[-1].kind, changed[-1].text) == ("SEP", ",")):
+            last = _neighbour(changed, len(changed), -1)
+            if last is None or last.kind != "SEP":
                 changed.append(Token("SEP", ","))
         elif word in ("percent", "percentage") and before is not None and before.kind == "NUM":
             changed.append(Token("OP", "%"))
@@ -150,6 +157,8 @@ def _sentence(stream: list[Token]) -> Reading:
             return _text(stream, words)
         except NotationError:
             pass
+    if any(token.text == ";" for token in stream):
+        raise NotationError("several statements")
     stream, asides = _without_asides(stream)
     hedged = _check_words(words)
     values, units = [], set()

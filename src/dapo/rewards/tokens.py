@@ -135,9 +135,10 @@ def _number(text: str, start: int, *, grouped: bool) -> tuple[tuple[str, Fractio
     exponent = 0
     if match := _EXPONENT.match(text, stop):
         exponent, stop = int(match[1]), match.end()
+    spelled = text[start:stop] if exponent else digits
     if len(digits) > MAX_DIGITS or abs(exponent) > MAX_DIGITS:
         raise NotationError(f"a number of more than {MAX_DIGITS} digits")
-    return (digits, Fraction(digits) * Fraction(10) ** exponent), stop
+    return (spelled, Fraction(digits) * Fraction(10) ** exponent), stop
 
 
 def _argument(text: str, start: int) -> tuple[str, int]:
@@ -237,6 +238,8 @@ def _letters(run: str, follows: str, add: Add, *, letters: str) -> None:
         add("SYM", "infty")
     elif run in GREEK and letters == "symbols":
         add("SYM", run)
+    elif 2 <= len(run) <= 3 and run.isascii() and run.isupper() and lower not in SHORT_WORDS:
+        add("SYM", run)  # a segment or triangle: AB = 9
     elif len(run) == 1 and run.isascii():
         article = run in "aAI" and follows[:1] == " " and follows[1:].isalpha()
         add("WORD" if article else "SYM", run)
@@ -259,7 +262,7 @@ def _sign(char: str, add: Add) -> None:
     elif char in ")]}":
         add("CLOSE", char)
     elif char in ",;":
-        add("SEP", ",")
+        add("SEP", char)
     elif char == "&":
         add("SEP", "&")
     elif char in '."':

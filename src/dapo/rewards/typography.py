@@ -73,6 +73,7 @@ _SIZING = re.compile(
     r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|middle)(?![A-Za-z])\s*(\.(?!\d))?"
 )
 _SPACE_ARGUMENT = re.compile(r"\\(?:hspace|vspace|phantom|hphantom|label|tag)\*?\{[^{}]{0,80}\}")
+_TILDE = re.compile(r"(?<![\w}\\])~(?=\s*[\d.$\x1f])")
 _SPACE_ENTITY = re.compile(r"&nbsp;|&thinsp;")
 
 
@@ -88,6 +89,7 @@ def plain(text: str) -> str:
     text = text.translate(_FULL_WIDTH).translate(_LOOKALIKES)
     text = _VULGAR_FRACTION.sub(lambda m: f"{m[1]} {_VULGAR[m[2]]}" if m[1] else f" {_VULGAR[m[2]]} ", text)
     text = _SUPERSCRIPT_RUN.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
+    text = _TILDE.sub(r"\\approx ", text)
     text = _HTML.sub(BREAK, text)
     text = _SPACE_ENTITY.sub("\u2009", text)
     for _ in range(3):  # bold inside italic inside code
@@ -111,7 +113,7 @@ def trimmed(text: str) -> str:
     while previous != text:
         previous = text
         text = text.strip(" \n\r\v\f" + BREAK + '\u2009`"')
-        text = text.lstrip("*_:;,>")
+        text = text.lstrip("*_:;,")
         text = text.rstrip("*_.,;:")
         if text.endswith("!") and (len(text) < 2 or not text[-2].isalnum() or text[:-1].strip().isalpha()):
             text = text[:-1]

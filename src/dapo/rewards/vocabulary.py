@@ -54,7 +54,8 @@ UNSAFE = HEDGES | word_set("""
     several many any anything all every each other another else both maybe perhaps possibly probably might may could
     would should can guess unsure uncertain unknown unclear likely think wrong incorrect false untrue invalid
     impossible undefined infinite nan reject rejected if depending whichever whatever but however although instead
-    rather alternatively alternative and or xor et oder plusminus give take remainder etc
+    rather alternatively alternative and or xor et oder plusminus give take remainder etc ish so
+    import eval exec print echo lambda def return system drop select true
     """)
 UNSAFE_CHINESE = re.compile("[或和与约不非没无未超多少大小于至到间倍半万亿千百几余除乘加减另若]")
 UNITS = {
