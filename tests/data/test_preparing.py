@@ -166,3 +166,29 @@ def test_data_and_its_verb_import_without_torch():
 
     code = "import sys, dapo.data, dapo.cli.data; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(write_jsonl):
+    import subprocess
+    import sys
+
+    path = write_jsonl(
+        [{"question": "q?", "answer": "1"}, {"question": "Q?", "answer": "2"}, {"question": "r?", "answer": "2"}]
+    )
+    shell = f"set -o pipefail; {sys.executable} -m dapo data check {path} | true"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, check=False, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_a_network_a_known_name_says_what_to_do(tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    environment.pop("DAPO_DATA", None)
+    command = [sys.executable, "-m", "dapo", "data", "check", "math500"]
+    done = subprocess.run(command, capture_output=True, check=False, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith("DataError: HuggingFaceH4/MATH-500: split test could not be loaded from the hub")
+    assert "DAPO_DATA" in done.stderr

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dapo.data import Why, load_problems
+from dapo.data import Why, hold_out, load_problems
 from dapo.data.keys import folded, loose, problem_id
 from dapo.data.sources import hub_rows
 from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX, OUTPUT_INSTRUCTION, WRAPPER, bare_question
@@ -150,6 +151,21 @@ def test_conflicting_answers_drop_the_problem_but_spelling_is_no_conflict(write_
     assert {drop.detail for drop in problems.drops if drop.why is Why.CONFLICT} == {"7 / 8"}
 
 
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ["7", "+7", "007", "7^\\circ", "$7$", "\\mathbf{7}"],
+        ["0.5", "\\frac12", "1/2"],
+        ["2\\sqrt{2}", "\\sqrt 8"],
+        ["\\text{a b}", "\\text{a  b}"],
+    ],
+)
+def test_one_answer_in_several_spellings_is_one_answer(spellings, write_jsonl):
+    rows = [{"question": "q?", "answer": spelling} for spelling in spellings]
+    problems = load_problems(str(write_jsonl(rows)))
+    assert problems.dropped == {Why.DUPLICATE: len(spellings) - 1}
+
+
 def test_rows_without_a_usable_reference_are_dropped_and_counted(write_jsonl):
     rows = [("a?", None), ("b?", ""), ("c?", "4"), ("d?", "\\frac{1}{")]
     problems = load_problems(str(write_jsonl([{"question": q, "answer": a} for q, a in rows])))
@@ -237,3 +253,36 @@ def test_the_hub_loader_reads_a_folder_in_the_hubs_layout(tmp_path, monkeypatch)
     assert rows == [(1, {"problem": "q?", "answer": "1"})]
     with pytest.raises(DataError, match="split train could not be loaded"):
         list(hub_rows(str(tmp_path), config=None, split="train", revision=None))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "\n" * 500_000 + "q",
+        "q\n" + "\\boxed" * 150_000,
+        "q\n" + "Answer " * 140_000,
+        "q " + "Let's think step by step " * 40_000,
+    ],
+    ids=["line breaks", "boxes", "answers", "sentences"],
+)
+def test_a_long_question_costs_no_more_than_its_length(question):
+    start = time.perf_counter()
+    bare_question(question)
+    assert time.perf_counter() - start < 1.0
+
+
+def test_many_answers_to_one_question_are_one_conflict(write_jsonl):
+    rows = [{"question": "q?", "answer": str(i)} for i in range(20_000)] + [{"question": "r?", "answer": "1"}]
+    problems = load_problems(str(write_jsonl(rows)))
+    assert problems.dropped == {Why.CONFLICT: 20_000}
+
+
+def test_held_out_problems_are_none_of_the_rest(write_jsonl):
+    problems = load_problems(str(write_jsonl([{"question": f"{i}?", "answer": "1"} for i in range(30)])))
+    rest, held = hold_out(problems, 7, seed=3)
+    assert (len(rest), len(held)) == (23, 7)
+    assert {p.id for p in rest} | {p.id for p in held} == {p.id for p in problems}
+    assert hold_out(problems, 7, seed=3)[1].problems == held.problems
+    assert hold_out(problems, 7, seed=4)[1].problems != held.problems
+    with pytest.raises(DataError, match="cannot hold out 30"):
+        hold_out(problems, 30, seed=3)

@@ -81,5 +81,5 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(ConfigError, match="no effect"):
         PromptFormat(chat=False, system="Brief")
     bare = type("Bare", (), {"chat_template": None})()
-    with pytest.raises(DataError, match="no chat template"):
+    with pytest.raises(DataError, match="tokenizer has none"):
         PromptFormat().encode(PROBLEM, bare)

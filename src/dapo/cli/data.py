@@ -123,12 +123,19 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return loaded
 
 
+class Pipe(Console):
+    """A console that leaves a reader who has seen enough (`| head`) to `main`, as every other verb does."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def show(report: Report) -> None:
     """The report as a table, then examples of each defect."""
     table = Table(title=f"{report.file} ({report.schema})", title_justify="left", show_header=False)
     for name, value in lines(report):
         table.add_row(name, value)
-    console = Console()
+    console = Pipe()
     console.print(table)
     for heading, examples in defects(report):
         console.print(f"\n{heading}", markup=False)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 
 from dapo.data.closed_forms import NoClosedForm, parse
-from dapo.data.integer_answers import plain_answer
+from dapo.data.references import plain_answer
 
+MAX_ANSWER_CHARS = 1000
 INTEGER = re.compile(r"[+-]?\d+")
 DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 CHOICE = re.compile(r"\(?[A-E]\)?|\\text(?:bf)?\{\(?[A-E]\)?\}")
-TEXT = re.compile(r"(?:\\(?:text|mbox|textbf|textrm)\s*\{[^{}]*\}|[A-Za-z]{2,}[A-Za-z ,.'-]*|[一-鿿]+)+")
+TEXT_COMMAND = re.compile(r"\\(?:text|mbox|textbf|textrm)\b")
+NOT_TEXT = re.compile(r"[^A-Za-z一-鿿 ,.'{}()-]|\b[A-Za-z]\b")
 LIST = re.compile(r",|\\cup|\\cap|\\infty|\\begin\{.?matrix\}|\\pm")
 
 
 def answer_type(answer: str) -> str:
-    """integer, decimal, fraction, closed form (roots, π), choice, list (tuple, interval, set), text or expression."""
+    """integer, decimal, fraction, closed form (roots, π), choice, list (tuple, interval), text, expression, long."""
     text = plain_answer(answer)
+    if len(text) > MAX_ANSWER_CHARS:
+        return "long"
     if INTEGER.fullmatch(text):
         return "integer"
     if DECIMAL.fullmatch(text):
@@ -28,7 +32,7 @@ def answer_type(answer: str) -> str:
     except NoClosedForm:
         if LIST.search(text):
             return "list"
-        return "text" if TEXT.fullmatch(text) else "expression"
+        return "expression" if NOT_TEXT.search(TEXT_COMMAND.sub("", text)) else "text"
     if value is None:
         return "closed form"
     return "integer" if value.denominator == 1 else "fraction"

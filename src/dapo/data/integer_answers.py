@@ -13,20 +13,15 @@ from fractions import Fraction
 
 from dapo.data.closed_forms import NoClosedForm, Value, parse
 from dapo.data.keys import problem_id
+from dapo.data.references import plain_answer
 from dapo.types import Problem
 
 LETTERS = "pqmnkabcdrstuvwxyzhgfjl"  # e, i, o are easily misread as constants or digits
-UNITS = (
-    "units|unit|square units|cubic units|inches|inch|feet|foot|ft|yards|miles|cm|mm|km|m|meters|degrees|hours|minutes|"
-    "seconds|days|years|dollars|cents|students|people|ways|square inches|square feet|square meters|square cm"
-)
-UNIT = re.compile(rf"\s*\\(?:text|mbox|mathrm|textrm)\s*\{{\s*(?:{UNITS})\s*\}}(?:\^\{{?[23]\}}?)?\s*$")
-DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*$|°\s*$")
-THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|,)(?=\d{3}(?!\d))")
 ROUNDED = re.compile(r"nearest|decimal|round|approximat|近似|四舍五入|小数|精确到", re.IGNORECASE)
 COMMAND = re.compile(r"\\(?:text|mbox|mathrm|textbf|textit|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 MATH = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-TOKEN_WITH_MATH = re.compile(r"\S*[0-9^_=+*/<>|]\S*")
+MATH_SIGNS = frozenset("0123456789^_=+*/<>|")
+MAX_CHARS = 10_000  # of a question that is restated
 SINGLE = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 
 
@@ -42,6 +37,8 @@ class Restated:
 
 def integer_answer(problem: Problem) -> Restated | str:
     """The problem restated to ask for one integer; or, as text, why its answer has no such form."""
+    if len(problem.question) > MAX_CHARS:
+        return f"a question of over {MAX_CHARS:,} characters"
     try:
         value = parse(plain_answer(problem.answer))
     except NoClosedForm as error:
@@ -55,16 +52,6 @@ def integer_answer(problem: Problem) -> Restated | str:
     if form is None:
         return "more terms than a rational and one root"
     return restate(problem, form)
-
-
-def plain_answer(answer: str) -> str:
-    """The reference without what does not change its value: dollar signs, degrees, unit words, thousands commas."""
-    text = answer.strip().strip("$").strip()
-    text = text.removeprefix("\\$").removesuffix(".")
-    text = UNIT.sub("", DEGREES.sub("", text))
-    if text.count(",") and re.fullmatch(r"-?\d{1,3}(?:(?:\{,\}|,\\!|,)\d{3})+(?:\.\d+)?", text):
-        text = THOUSANDS.sub("", text)
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +146,7 @@ def letters_used(question: str) -> set[str]:
     """Letters that may stand for something in the question, lower case: all in its math, single ones elsewhere."""
     math_parts = ["".join(part or "" for part in match.groups()) for match in MATH.finditer(question)]
     outside = MATH.sub(" ", question)
-    math_parts += TOKEN_WITH_MATH.findall(outside)
+    math_parts += [word for word in outside.split() if MATH_SIGNS & set(word)]
     used = {letter for part in math_parts for letter in COMMAND.sub(" ", part) if letter.isalpha()}
     used |= set(SINGLE.findall(COMMAND.sub(" ", outside)))
     return {letter.lower() for letter in used}

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dapo.data.keys import answer_key, folded, problem_id
+from dapo.data.keys import folded, problem_id
+from dapo.data.references import answer_key
 from dapo.data.schemas import MAX_QUESTION_CHARS, Record, recognise
 from dapo.data.sources import Source, find_source
 from dapo.errors import DataError
@@ -173,6 +174,7 @@ class Counting:
 def merge(counted: list[Counting]) -> list[Entry]:
     """Questions by folded key, in order of first appearance; references that differ in form only are one."""
     entries: dict[str, Entry] = {}
+    references: dict[tuple[str, str], Reference] = {}
     for one in counted:
         for key, (_, record) in one.first.items():
             identity = folded(record.question)
@@ -184,11 +186,12 @@ def merge(counted: list[Counting]) -> list[Entry]:
             if record.answer is None:
                 entry.rows_without += rows
                 continue
-            same = next((r for r in entry.references if answer_key(r.text) == answer_key(record.answer)), None)
-            if same is None:
-                entry.references.append(Reference(record.answer, rows))
-            else:
+            same = references.get((identity, answer_key(record.answer)))
+            if same is not None:
                 same.rows += rows
+                continue
+            entry.references.append(Reference(record.answer, rows))
+            references[identity, answer_key(record.answer)] = entry.references[-1]
     return list(entries.values())
 
 

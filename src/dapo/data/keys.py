@@ -7,7 +7,6 @@ import re
 
 WORD = re.compile(r"[0-9a-z]+|[一-鿿]")
 NOT_LOOSE = re.compile(r"[\W_]+")
-INTEGER = re.compile(r"[+-]?\d+")
 
 
 def folded(question: str) -> str:
@@ -39,12 +38,3 @@ def stable_hash(text: str) -> int:
 def problem_id(question: str) -> str:
     """16 hex digits of the folded question: the same problem has the same id in every file and run."""
     return hashlib.sha256(folded(question).encode()).hexdigest()[:16]
-
-
-def answer_key(answer: str) -> str:
-    """Equal for references that differ in form only where that is certain: blanks, a plus sign, leading zeros."""
-    text = " ".join(answer.replace("−", "-").split())
-    if not INTEGER.fullmatch(text):
-        return text
-    digits = text.lstrip("+-").lstrip("0") or "0"
-    return f"-{digits}" if text.startswith("-") and digits != "0" else digits

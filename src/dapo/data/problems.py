@@ -6,11 +6,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
 from dapo.data.inventory import Entry, Inventory, take_inventory
+from dapo.data.order import epoch_order
 from dapo.errors import DataError
 from dapo.types import Problem
 
@@ -93,6 +94,19 @@ def load_problems(
     return clean(take_inventory(sources, fields=fields, verifier=verifier, use=use, root=root))
 
 
+def hold_out(problems: ProblemSet, n_held: int, *, seed: int) -> tuple[ProblemSet, ProblemSet]:
+    """Split by problem, never by row: the set without n problems, and these n. The order of the set stays."""
+    if not 0 < n_held < len(problems):
+        raise DataError(
+            f"{problems.name}: cannot hold out {n_held:,} of {len(problems):,} problems.", remedy="Hold out fewer."
+        )
+    held = set(epoch_order(len(problems), seed=seed, epoch=0)[:n_held])
+    parts = [
+        tuple(problem for at, problem in enumerate(problems) if (at in held) is wanted) for wanted in (False, True)
+    ]
+    return replace(problems, problems=parts[0]), replace(problems, problems=parts[1])
+
+
 def clean(inventory: Inventory) -> ProblemSet:
     """Keep each question once, with the one answer its usable rows agree on."""
     problems: list[Problem] = []
@@ -125,7 +139,7 @@ def keep(entry: Entry, drops: list[Drop]) -> Problem | None:
         if reference.error:
             drops += [Drop(Why.UNPARSEABLE, row, entry.question, reference.error) for row in reference.rows]
     if len(usable) > 1:
-        answers = " / ".join(reference.text for reference in usable)
+        answers = " / ".join(reference.text[:60] for reference in usable[:8])
         drops += [Drop(Why.CONFLICT, row, entry.question, answers) for reference in usable for row in reference.rows]
         return None
     if not usable:

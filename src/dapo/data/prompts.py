@@ -79,8 +79,8 @@ class PromptFormat:
             )
         if self.system and not self.chat:
             raise ConfigError(
-                "data.system_prompt has no effect without a chat template.",
-                remedy="Leave it out, or set data.chat = true.",
+                "data.chat_template = false: a system text has no effect without a chat template.",
+                remedy="Leave the text out, or set data.chat_template = true.",
             )
 
     def text(self, problem: Problem) -> str:
@@ -97,8 +97,8 @@ class PromptFormat:
             return tuple(tokenizer.encode(self.text(problem)))
         if not tokenizer.chat_template:
             raise DataError(
-                "data.chat = true: the model's tokenizer has no chat template.",
-                remedy="Set data.chat = false, or use a model folder that has one (chat_template.jinja).",
+                "data.chat_template = true: the model's tokenizer has none.",
+                remedy="Set data.chat_template = false, or use a model folder that has one (chat_template.jinja).",
             )
         turns = [{"role": "user", "content": self.text(problem)}]
         if self.system:

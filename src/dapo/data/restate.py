@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 from dapo.data.chat_server import ChatServer, Refused
 from dapo.data.closed_forms import NoClosedForm, Value, parse
-from dapo.data.integer_answers import Restated, letters_used, plain_answer, with_answer
+from dapo.data.integer_answers import Restated, letters_used, with_answer
+from dapo.data.references import plain_answer
 from dapo.types import Problem
 
 PROMPT_VERSION = 1  # part of the journal: answers to another prompt are not resumed

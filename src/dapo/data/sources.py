@@ -87,7 +87,11 @@ def hub_rows(path: str, *, config: str | None, split: str, revision: str | None)
             f"{path}: split {split} could not be loaded from the hub: {first_line(error)}.",
             remedy=f"Without a network, put the file in a folder and set {ROOT_VARIABLE} to it, or name the file.",
         ) from None
-    yield from enumerate(table, start=1)
+    number = 0
+    for batch in table.with_format("arrow").iter(4096):
+        for row in batch.to_pylist():
+            number += 1
+            yield number, row
 
 
 def callable_rows(text: str) -> Rows:

@@ -12,11 +12,8 @@ DAPO_PREFIX = (
 )
 DAPO_SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
 
-# A last line, or verl's last sentence, that dictates the form of the answer. It would contradict the template's own.
-INSTRUCTION = re.compile(
-    r"\n[^\n]*(?:Answer\s*[:：]|\\boxed[^\n]*(?:answer|答案)|(?:answer|答案)[^\n]*\\boxed)[^\n]*\Z"
-    r"|(?<=[.?!\s])\s*Let's think step by step and output the final answer [^\n]*\Z"
-)
+ANSWER_COLON = re.compile(r"Answer\s?[:：]")
+VERL_SENTENCE = "Let's think step by step and output the final answer "
 
 WRAPPER = "wrapper"
 OUTPUT_INSTRUCTION = "output instruction"
@@ -29,8 +26,21 @@ def bare_question(text: str) -> tuple[str, tuple[str, ...]]:
     if text.startswith(DAPO_PREFIX) and text.endswith(DAPO_SUFFIX):
         text = text.removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX).strip()
         removed.append(WRAPPER)
-    without = INSTRUCTION.sub("", text).strip()
+    without = without_instruction(text).strip()
     if without and without != text:
         text = without
         removed.append(OUTPUT_INSTRUCTION)
     return text, tuple(removed)
+
+
+def without_instruction(text: str) -> str:
+    """The text without a last line, or verl's last sentence, that dictates the form of the answer.
+
+    Such an instruction would contradict the template's own. Plain searches: a question of a megabyte costs no more.
+    """
+    start = text.rfind("\n") + 1
+    last = text[start:]
+    if start and (ANSWER_COLON.search(last) or ("\\boxed" in last and ("answer" in last or "答案" in last))):
+        return text[:start]
+    at = last.rfind(VERL_SENTENCE)
+    return text[: start + at] if at >= 0 else text
