@@ -14,7 +14,7 @@ Rows = list[dict[str, object]]
 def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
     def write(rows: Rows, name: str = "set.jsonl") -> Path:
         path = tmp_path / name
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return path
 
     return write

@@ -67,6 +67,8 @@ BAD = {
         "row 1: the question has 2,000,000 characters",
     ),
     "not UTF-8": ("a.jsonl", lambda p: p.write_bytes(GOOD.encode() + b'{"question": "caf\xe9"}'), "row 2: byte"),
+    "half a character": ("a.jsonl", lambda p: p.write_text(GOOD + GOOD.replace("3", "\\ud800")), "row 2: holds half"),
+    "a name too long": ("x" * 300 + ".jsonl", lambda _: None, "no such file"),
     "UTF-16": ("a.csv", lambda p: p.write_text("question,answer\na,1\n", encoding="utf-16"), "row 1: byte 1"),
     "references missing": ("a.jsonl", lambda p: p.write_text(NULL * 3), "row 1: no reference"),
     "no answer column": ("a.jsonl", lambda p: p.write_text('{"question": "q"}\n'), "row 1: no known schema"),

@@ -30,7 +30,7 @@ def dirty(write_jsonl) -> Path:
         ("Which?", "2", {}),
         ("None?", None, {}),
         (LONG.format(a="Ayr", n=30), "60", {}),
-        ("Half of one?", "\\frac{1}{2}", {"tests": [1, {"a": 2}]}),
+        ("Half of one?", "\\frac{1}{2}", {"tests": [1, {"a": "\ud800"}]}),
     ]
     return write_jsonl([{"question": q, "answer": a, **more} for q, a, more in rows], "dirty.jsonl")
 

@@ -295,6 +295,8 @@ def test_a_journal_of_another_model_is_not_used(asked_set, serve, tmp_path, caps
         (["--llm", "http://127.0.0.1:1", "--model", "m"], "no effect without --integer-answers"),
         (["--integer-answers", "--llm", "http://127.0.0.1:1"], "no model is named"),
         (["--integer-answers", "--llm", "file:///etc/passwd", "--model", "m"], "not an http address"),
+        (["--integer-answers", "--llm", "http://[::1", "--model", "m"], "not an http address"),
+        (["--integer-answers", "--llm", "http://127.0.0.1:99999", "--model", "m"], "not an http address"),
     ],
 )
 def test_wrong_options_are_refused_at_once(options, named, asked_set, tmp_path, capsys):

@@ -45,8 +45,7 @@ class ChatServer:
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        if not is_http(self.url):
             raise DataError(f"--llm {self.url}: not an http address.", remedy="Write it as http://127.0.0.1:8000/v1.")
         if not self.model:
             raise DataError(f"--llm {self.url}: no model is named.", remedy="Add --model NAME, as the server lists it.")
@@ -79,7 +78,7 @@ class ChatServer:
             "max_tokens": self.max_tokens,
         }
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
+        if key := os.environ.get(KEY_VARIABLE, "").strip():
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(self.endpoint, json.dumps(body).encode(), headers)
         try:
@@ -115,6 +114,14 @@ class ChatServer:
             if size < int(response.headers.get("Content-Length") or 0):
                 raise NoReply("the reply is cut off")
         return b"".join(chunks)
+
+
+def is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets left open, a port that is no number
+        return False
 
 
 def reply_text(body: bytes) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from dapo.data.answer_types import answer_type
 from dapo.data.contamination import SHARE, Contamination, EvaluationTexts, find_contamination
 from dapo.data.inventory import Inventory, take_inventory
+from dapo.data.names import Use
 from dapo.data.problems import ProblemSet, clean
 from dapo.data.prompts import PromptFormat, Tokenizer
 from dapo.errors import DataError
@@ -84,7 +85,7 @@ def check(
     *,
     fields: Mapping[str, str] | None = None,
     verifier: str = "math",
-    use: str = "train",
+    use: Use = "train",
     against: Sequence[str] = (),
     share: float = SHARE,
     tokenizer: Tokenizer | None = None,

@@ -15,7 +15,7 @@ from fractions import Fraction
 MAX_CHARS = 200
 MAX_DEPTH = 20
 MAX_BITS = 256  # of any numerator, denominator or radicand on the way
-MAX_RADICAND = 10**12  # trial division needs a million steps at most
+MAX_RADICAND = 10**9  # trial division needs 32,000 steps at most
 MAX_EXPONENT = 64
 MAX_TERMS = 16
 
@@ -69,9 +69,9 @@ class Value:
         product: dict[tuple[int, int], Fraction] = {}
         for (r, k), c in self.terms:
             for (s, j), d in other.terms:
-                outside, inside = squarefree(r * s)
-                key = (inside, k + j)
-                product[key] = product.get(key, Fraction(0)) + c * d * outside
+                common = math.gcd(r, s)  # r and s are squarefree, so √r √s = common · √(rs/common²)
+                key = (r * s // common**2, k + j)
+                product[key] = product.get(key, Fraction(0)) + c * d * common
         return Value.of(product)
 
     def inverse(self) -> Value:
@@ -120,7 +120,7 @@ def squarefree(number: int) -> tuple[int, int]:
         root = math.isqrt(number)
         if root * root == number:
             return root, 1
-        raise NoClosedForm("a radicand over 10¹²")
+        raise NoClosedForm("a radicand over 10⁹")
     outside, inside, rest, factor = 1, 1, number, 2
     while factor * factor <= rest:
         times = 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dapo.data.keys import folded, problem_id
+from dapo.data.names import Use
 from dapo.data.references import answer_key
 from dapo.data.schemas import MAX_QUESTION_CHARS, Record, recognise
 from dapo.data.sources import Source, find_source
@@ -75,7 +76,7 @@ def take_inventory(
     *,
     fields: Mapping[str, str] | None = None,
     verifier: str = "math",
-    use: str = "train",
+    use: Use = "train",
     root: str | Path | None = None,
 ) -> Inventory:
     """Read every row of every source once, in a stream; memory grows with distinct questions, not with copies."""
@@ -137,6 +138,11 @@ class Counting:
                 ) from None
             if not record.question:
                 raise DataError(f"{where}: the question is empty.", remedy="Fill it in or remove this row.")
+            if not is_text(record):
+                raise DataError(
+                    f"{where}: holds half of a character (a lone surrogate).",
+                    remedy="Mend or remove this row.",
+                )
             if len(record.question) > MAX_QUESTION_CHARS:
                 raise DataError(
                     f"{where}: the question has {len(record.question):,} characters.",
@@ -169,6 +175,15 @@ class Counting:
             )
         notes += [f"{self.source.name}: {what} taken off {n:,} rows" for what, n in self.removed.items()]
         return notes
+
+
+def is_text(record: Record) -> bool:
+    """Whether it can be written as UTF-8: JSON can spell half a character, which no file or tokenizer takes."""
+    try:
+        f"{record.question}{record.answer}{record.id}{record.source}".encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def merge(counted: list[Counting]) -> list[Entry]:

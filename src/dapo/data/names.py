@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dapo.data.rows import SUFFIXES
 
 ROOT_VARIABLE = "DAPO_DATA"
+Use = Literal["train", "eval"]  # what a set is loaded for: which split a known name stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Known:
     eval: str
     files: dict[str, tuple[str, ...]]
 
-    def split(self, use: str) -> str:
+    def split(self, use: Use) -> str:
         return self.train if use == "train" and self.train else self.eval
 
 

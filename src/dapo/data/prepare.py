@@ -189,7 +189,7 @@ def write_problems(path: Path, problems: Sequence[Problem], suffix: str) -> None
 
 
 def write_jsonl(path: Path, problems: Sequence[Problem]) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:  # a lone surrogate in meta
         for problem in problems:
             file.write(json.dumps(row_of(problem), ensure_ascii=False, default=str) + "\n")
 
@@ -200,12 +200,12 @@ def write_parquet(path: Path, problems: Sequence[Problem]) -> None:
     import pyarrow.parquet as pq
 
     columns = {name: [getattr(p, name) for p in problems] for name in ("id", "question", "answer", "source")}
-    meta = [json.dumps(dict(p.meta), ensure_ascii=False, default=str) for p in problems]
+    meta = [json.dumps(dict(p.meta), default=str) for p in problems]
     pq.write_table(pa.table({**columns, "meta_json": meta}), path)
 
 
 def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def describe(

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from dapo.data.inventory import Entry, Inventory, take_inventory
+from dapo.data.names import Use
 from dapo.data.order import epoch_order
 from dapo.errors import DataError
 from dapo.types import Problem
@@ -81,7 +82,7 @@ def load_problems(
     *,
     fields: Mapping[str, str] | None = None,
     verifier: str = "math",
-    use: str = "train",
+    use: Use = "train",
     root: str | Path | None = None,
 ) -> ProblemSet:
     """The problems of a file, a known name, a hub data set or a callable; of several, merged as one.

@@ -29,11 +29,11 @@ def read_rows(path: Path) -> Rows:
 
 def check_file(path: Path) -> None:
     """Refuse what cannot be a problem set before any row is read."""
-    if path.is_dir():
+    if exists(path) and path.is_dir():
         inside = sorted(p.name for p in path.iterdir() if p.suffix.lower() in SUFFIXES)[:3]
         remedy = f"Name a file in it, such as {path / inside[0]}." if inside else f"Name a file: {', '.join(SUFFIXES)}."
         raise DataError(f"{path}: is a folder, not a problem set.", remedy=remedy)
-    if not path.exists():
+    if not exists(path):
         raise DataError(f"{path}: no such file.", remedy="Check the path; relative paths start at the working folder.")
     if not path.is_file():
         raise DataError(f"{path}: is not a plain file.", remedy="Copy it to a file first; it is read more than once.")
@@ -51,6 +51,13 @@ def check_file(path: Path) -> None:
         raise DataError(f"{path}: the file is empty.", remedy="Fetch or write it again.")
     if head == PARQUET_MAGIC and path.suffix.lower() != ".parquet":
         raise DataError(f"{path}: holds parquet, but is named {path.suffix}.", remedy="Rename it to .parquet.")
+
+
+def exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name no file system takes
+        return False
 
 
 def sha256_of(path: Path) -> str:
@@ -178,7 +185,7 @@ def read_parquet(path: Path) -> Rows:
                     number += 1
                     row.pop("__index_level_0__", None)  # a stray pandas index
                     yield number, row
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(
             f"{path}: row {number + 1}: not a whole parquet file: {first_line(error)}.",
             remedy="It is torn or not parquet at all: fetch it again, or rename it to what it is.",

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo.data.names import KNOWN, ROOT_VARIABLE, local_file, local_root
-from dapo.data.rows import SUFFIXES, Rows, first_line, read_rows, sha256_of
+from dapo.data.names import KNOWN, ROOT_VARIABLE, Use, local_file, local_root
+from dapo.data.rows import SUFFIXES, Rows, exists, first_line, read_rows, sha256_of
 from dapo.errors import DataError
 from dapo.types import Problem
 
@@ -30,13 +30,13 @@ class Source:
     note: str = ""
 
 
-def find_source(text: str, *, use: str = "train", root: str | Path | None = None) -> Source:
+def find_source(text: str, *, use: Use = "train", root: str | Path | None = None) -> Source:
     """Resolve what the user typed. `use` ("train" or "eval") picks the split of a known name that has both."""
     name, _, split = text.partition(":")
     if name in KNOWN:
         return known_source(name, split, use=use, root=local_root(root))
     path = Path(text)
-    if path.suffix.lower() in SUFFIXES or path.exists() or text.startswith(("/", "./", "../", "~")):
+    if path.suffix.lower() in SUFFIXES or exists(path) or text.startswith(("/", "./", "../", "~")):
         return file_source(path.expanduser(), name=path.stem)
     if CALLABLE.fullmatch(text):
         return Source(text, text, lambda: callable_rows(text))
@@ -63,7 +63,7 @@ def file_source(path: Path, *, name: str, note: str = "") -> Source:
     return Source(name, str(path), lambda: read_rows(path), sha256=sha256_of(path), note=note)
 
 
-def known_source(name: str, split: str, *, use: str, root: Path | None) -> Source:
+def known_source(name: str, split: str, *, use: Use, root: Path | None) -> Source:
     known = KNOWN[name]
     if split and split not in known.files:
         raise DataError(f"{name}:{split}: no such split.", remedy=f"{name} has {', '.join(known.files)}.")
@@ -72,11 +72,15 @@ def known_source(name: str, split: str, *, use: str, root: Path | None) -> Sourc
     if path is not None:
         return file_source(path, name=name, note=f"{name} is {path}")
     note = f"{name} is {known.hub}, split {split}, at {known.revision[:7]}"
-    rows = lambda: hub_rows(known.hub, config=known.config, split=split, revision=known.revision)  # noqa: E731
+    looked = f"{name} is not in {root}. " if root is not None else ""
+
+    def rows() -> Rows:
+        return hub_rows(known.hub, config=known.config, split=split, revision=known.revision, looked=looked)
+
     return Source(name, name, rows, note=note)
 
 
-def hub_rows(path: str, *, config: str | None, split: str, revision: str | None) -> Rows:
+def hub_rows(path: str, *, config: str | None, split: str, revision: str | None, looked: str = "") -> Rows:
     """Rows of a hub data set, or of a local folder in the hub's layout. Only data files are read, never a script."""
     import datasets
 
@@ -85,7 +89,7 @@ def hub_rows(path: str, *, config: str | None, split: str, revision: str | None)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"{path}: split {split} could not be loaded from the hub: {first_line(error)}.",
-            remedy=f"Without a network, put the file in a folder and set {ROOT_VARIABLE} to it, or name the file.",
+            remedy=f"{looked}Without a network, set {ROOT_VARIABLE} to a folder that holds the file, or name the file.",
         ) from None
     number = 0
     for batch in table.with_format("arrow").iter(4096):
