@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.data.names import KNOWN, ROOT_VARIABLE, Use, local_file, local_root
-from dapo.data.rows import SUFFIXES, Rows, exists, first_line, read_rows, sha256_of
+from dapo.data.rows import SUFFIXES, Rows, check_file, exists, first_line, read_rows, sha256_of
 from dapo.errors import DataError
 from dapo.types import Problem
 
@@ -41,25 +41,19 @@ def find_source(text: str, *, use: Use = "train", root: str | Path | None = None
     if CALLABLE.fullmatch(text):
         return Source(text, text, lambda: callable_rows(text))
     if match := HUB.fullmatch(text):
-        where, revision, split = (
-            match["path"],
-            match["revision"],
-            match["split"] or ("train" if use == "train" else "test"),
-        )
+        where, revision = match["path"], match["revision"]
+        split = match["split"] or ("train" if use == "train" else "test")
         note = "" if revision else f"{where} is not pinned to a revision: add @COMMIT to make the run repeatable"
         return Source(where, text, lambda: hub_rows(where, config=None, split=split, revision=revision), note=note)
     near = difflib.get_close_matches(text, KNOWN, n=1)
+    others = f"Known names: {', '.join(KNOWN)}; else a file, org/name or pkg.mod:function."
     raise DataError(
-        f"{text}: no such file, and not a known problem set.",
-        remedy=f"Did you mean {near[0]}?"
-        if near
-        else f"Known names: {', '.join(KNOWN)}; else a file, org/name or pkg.mod:function.",
+        f"{text}: no such file, and not a known problem set.", remedy=f"Did you mean {near[0]}?" if near else others
     )
 
 
 def file_source(path: Path, *, name: str, note: str = "") -> Source:
-    rows = read_rows(path)  # refuses what is no problem set now, before it is hashed
-    del rows
+    check_file(path)  # before it is hashed
     return Source(name, str(path), lambda: read_rows(path), sha256=sha256_of(path), note=note)
 
 
