@@ -18,6 +18,8 @@ EXIT_BAD_INPUT = 2
 VERBS = {
     "data": "What is wrong with a problem set; a cleaned one; integer answers.",
     "explain": "What a recipe will do, in plain numbers; or how two configs differ.",
+    "verify": "Score responses against reference answers, one JSON verdict a line; audit a run's verdicts.",
+    "bench": "Measure speed against the peers that are installed, ratios in one run.",
     "selfcheck": "The equations and their invariances, checked on this machine in seconds.",
 }
 

@@ -1,8 +1,8 @@
 """Any program as a verifier: it gets one JSON line, and answers with one.
 
 In: `{"response", "answer", "stop_reason", "meta"}`. Out, as the last line: `{"verdict": "CORRECT"}` (WRONG,
-UNPARSEABLE) with optional `"extracted"` and `"message"`; or a graded `{"value": 0.5}`, with `"correct": true` where that  # noqa: E501
-is known.
+UNPARSEABLE) with optional `"extracted"` and `"message"`; or a graded `{"value": 0.5}`, with `"correct": true` where
+that is known.
 The program is `meta["command"]`, a list, or the environment variable DAPO_VERIFIER_COMMAND.
 """
 

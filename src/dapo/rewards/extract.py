@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dapo.rewards.limits import MAX_RESPONSE_CHARS, MAX_STATEMENT_CHARS
@@ -74,10 +75,30 @@ def _may_hold_marker(text: str) -> bool:
     return any(spelling in text for spelling in ("nswer", "NSWER", "\u7b54"))
 
 
+def _marker_starts(text: str) -> Iterator[int]:
+    """Where a marker could start; string search, since most of a response is none."""
+    lowered = text.lower()
+    if len(lowered) != len(text):  # a letter whose lower case is two letters
+        yield from (match.start() for match in MARKER.finditer(text))
+        return
+    start = lowered.find("answer")
+    chinese = lowered.find("\u7b54")
+    while start >= 0 or chinese >= 0:
+        if chinese < 0 or 0 <= start < chinese:
+            yield start
+            start = lowered.find("answer", start + 1)
+        else:
+            yield chinese
+            chinese = lowered.find("\u7b54", chinese + 1)
+
+
 def _markers(text: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
     """The last marker that starts a line or sentence, and the last of any kind."""
     strong = weak = None
-    for match in MARKER.finditer(text):
+    for start in _marker_starts(text):
+        match = MARKER.match(text, start)
+        if match is None:
+            continue
         if _QUOTED.match(text, match.end()) and text[match.start() - 1 : match.start()] in "\"'\u201c\u2018`":
             continue  # the instruction repeated: put it after "Answer:"
         weak = match

@@ -29,3 +29,15 @@ def parsed(text: str) -> list[Any]:
         raise_on_error=False,
     )
     return found
+
+
+def judged(response: str, answer: str) -> tuple[str | None, bool]:
+    """What math-verify by itself extracts from a response, and whether it accepts it."""
+    from math_verify import parse, verify
+
+    gold = parsed(answer)
+    prediction = parse(response, parsing_timeout=None, raise_on_error=False)
+    if not prediction:
+        return None, False
+    is_same = bool(gold) and bool(verify(gold, prediction, timeout_seconds=None, raise_on_error=False))
+    return str(prediction[-1])[:200], is_same

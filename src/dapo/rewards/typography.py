@@ -56,6 +56,8 @@ _VULGAR_FRACTION = re.compile("([0-9]?)([" + "".join(_VULGAR) + "])")
 # Text that shows in another order than it is stored: what a reader sees is not what we would read.
 BIDIRECTIONAL = re.compile("[\u202a-\u202e\u2066-\u2069\u200f\u061c]")
 
+_END_WINDOW = 400
+_END_SIGNS = (">", "]")
 END_TOKENS = re.compile(
     r"(?:\s|</s>|<eos>|<\|[A-Za-z0-9_]{1,40}\|>|<\uff5c[^<>\uff5c]{1,40}\uff5c>|<end_of_turn>|</?answer>|\[/?INST\])+\Z"
 )
@@ -79,7 +81,14 @@ _SPACE_ENTITY = re.compile(r"&nbsp;|&thinsp;")
 
 def without_end_tokens(text: str) -> str:
     """The text without trailing white space and special tokens such as `<|im_end|>`."""
-    return END_TOKENS.sub("", text)
+    stop = len(text.rstrip())
+    while text[stop - 1 : stop] in _END_SIGNS and stop > 0:
+        tail = text[max(0, stop - _END_WINDOW) : stop]
+        n_removed = len(tail) - len(END_TOKENS.sub("", tail))
+        if n_removed == 0:
+            break
+        stop -= n_removed
+    return text[:stop]
 
 
 def plain(text: str) -> str:

@@ -41,7 +41,7 @@ class Verifier:
     memory_mb: int = 768
 
 
-BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command")
+BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command", "math-verify")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -56,6 +56,8 @@ def named(name: str) -> Verifier:
             return _cheap(name, _exact)
         case "choice":
             return _cheap(name, _choice)
+        case "math-verify":
+            return Verifier(name, _undecided, _math_verify, seconds=10.0)
         case "code":
             return Verifier(name, _undecided, _code, seconds=10.0, memory_mb=1024)
         case "command":
@@ -78,6 +80,16 @@ def _undecided(_task: Task) -> None:
 
 def _math(task: Task) -> Finding:
     return rule.decide_fully(task.response, task.answer)
+
+
+def _math_verify(task: Task) -> Finding:
+    """math-verify alone, on the whole response: a second opinion for audits."""
+    from dapo.rewards import symbolic
+
+    extracted, is_same = symbolic.judged(task.response, task.answer)
+    if extracted is None:
+        return Finding(Verdict.UNPARSEABLE, None, "math-verify finds no answer")
+    return Finding(Verdict.CORRECT if is_same else Verdict.WRONG, extracted)
 
 
 def _code(task: Task) -> Finding:

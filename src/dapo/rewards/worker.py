@@ -73,7 +73,7 @@ def main(settings: dict[str, Any]) -> None:
 
 def preload(verifier: str) -> None:
     """Import what tasks will need, so that no task pays for it."""
-    if verifier == "math":
+    if verifier in ("math", "math-verify"):
         import math_verify  # noqa: F401
 
         from dapo.rewards import numerics, symbolic  # noqa: F401
