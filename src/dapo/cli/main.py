@@ -16,6 +16,7 @@ EXIT_BAD_INPUT = 2
 
 # verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
 VERBS = {
+    "data": "What is wrong with a problem set; a cleaned one; integer answers.",
     "explain": "What a recipe will do, in plain numbers; or how two configs differ.",
     "verify": "Score responses against reference answers, one JSON verdict a line; audit a run's verdicts.",
     "bench": "Measure speed against the peers that are installed, ratios in one run.",
