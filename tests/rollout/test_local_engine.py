@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dapo.errors import EngineError
 from dapo.models.packing import pack
-from dapo.models.policy import Policy
+from dapo.models.policy import Policy, add_lora
 from dapo.rollout.engine import Engine, EngineState, Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.types import Completion, StopReason
@@ -94,9 +94,10 @@ def test_log_probs_under_top_p_are_still_of_the_full_distribution():
         np.testing.assert_allclose(item[1].logp, logp_by_training_forward(policy, item, 0.9), atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral-window"])
-def test_a_response_does_not_depend_on_its_neighbours(family: str):
-    policy = tiny_policy(family)
+def test_a_response_does_not_depend_on_its_neighbours(family: str, dtype: torch.dtype):
+    policy = tiny_policy(family, dtype)
     wanted = [3, 17, 40]
     alone = {}
     for i in wanted:
@@ -365,3 +366,16 @@ def test_training_mode_and_gradients_are_left_alone():
     assert policy.training
     policy(pack([[3, 4]], [[5, 6]], "cpu"), temperature=1.0)[0].sum().backward()
     assert all(parameter.grad is not None for parameter in policy.parameters())
+
+
+def test_an_adapter_is_part_of_what_the_engine_decodes():
+    pytest.importorskip("peft")
+    policy = add_lora(tiny_policy("qwen2"), rank=2, alpha=4.0)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    local = engine(policy)
+    local.submit([request(i) for i in range(4)])
+    for item in drain(local):
+        np.testing.assert_allclose(item[1].logp, logp_by_training_forward(policy, item), atol=1e-10)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -191,9 +192,9 @@ def _bucketed(
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None, window: int | None) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # importing it costs; only CUDA has its kernel
-
-    output = varlen_attn(
+    """Flash attention over the packed batch itself; needs CUDA and half precision."""
+    varlen_attn, grouped = _varlen_kernel()
+    output: Tensor = varlen_attn(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
@@ -203,10 +204,18 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | No
         packed.max_length,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **grouped,
     )
-    assert isinstance(output, Tensor), "no auxiliary output was asked for"
     return output
+
+
+@cache
+def _varlen_kernel() -> tuple[Callable[..., Any], dict[str, bool]]:
+    """The kernel, and the keyword that lets it take fewer key heads than query heads: torch 2.11 does so unasked."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    has_switch = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return varlen_attn, {"enable_gqa": True} if has_switch else {}
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> Tensor:

@@ -21,8 +21,14 @@ from dapo.rollout.local.kv_cache import KVCache
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 # Their frequencies depend on the length of the sequence so far, so that cached keys would have to be turned again.
 MOVING_ROPES = ("dynamic", "longrope")
-# The cache is read in steps of so many tokens: shapes change rarely.
-LENGTH_STEP = 16
+# Rows and lengths are rounded up to multiples of this. Matrix products and attention then add in the same order
+# however many rows there are (measured: float32 on CPU, one thread, bit for bit), so that a response does not depend
+# on its neighbours even in its last digits; and shapes change rarely.
+STEP = 16
+
+
+def rounded_up(n: int) -> int:
+    return -(-n // STEP) * STEP
 
 
 @dataclass(frozen=True)
@@ -47,28 +53,28 @@ class Decoder:
         check_family(policy)
         self.n_query_heads: int = config.num_attention_heads
         self.n_heads: int = config.num_key_value_heads
-        self.max_tokens = max_tokens
+        self.max_tokens = rounded_up(max_tokens)
         self.layers = [_layer(layer, config) for layer in policy.backbone.layers]
         attention = self.layers[0].attention
         self.head_dim: int = attention.head_dim
         self.scaling: float = attention.scaling
         self.cache = KVCache(
             n_layers=len(self.layers),
-            rows=rows,
+            rows=rounded_up(rows),
             n_heads=self.n_heads,
-            max_tokens=max_tokens,
+            max_tokens=self.max_tokens,
             head_dim=self.head_dim,
             dtype=policy.dtype,
             device=policy.device,
         )
         self.cos, self.sin = self._rotary_table()
-        self.place = torch.arange(max_tokens, device=policy.device)
+        self.place = torch.arange(self.max_tokens, device=policy.device)
 
     def prefill(self, ids: Tensor, rows: Tensor, prefix: Tensor) -> None:
         """Fill the cache with prefixes: row rows[i] gets the keys and values of ids[prefix[i]].
 
-        ids [m, L] is padded at the end; what padding writes lies behind every mask until it is overwritten. There is
-        no result: the token after a prefix goes through `step`, like every later one.
+        ids [m, L] is padded at the end, L to a multiple of STEP; what padding writes lies behind every mask until it is
+        overwritten. There is no result: the token after a prefix goes through `step`, like every later one.
         """
         m, length = ids.shape
         cos, sin = self.cos[:length, None], self.sin[:length, None]  # [L, 1, D]
@@ -96,9 +102,12 @@ class Decoder:
             x = x + layer.mlp(layer.post_norm(x))
 
     def step(self, token: Tensor, position: Tensor, longest: int) -> Tensor:
-        """Logits [n, V] after token [n] at position [n] of rows 0..n−1; `longest` is the largest position + 1."""
+        """Logits [n, V] after token [n] at position [n] of rows 0..n−1; `longest` is the largest position + 1.
+
+        Independent of the other rows to the last bit where n is a multiple of STEP.
+        """
         n = len(token)
-        length = min(self.max_tokens, -(-longest // LENGTH_STEP) * LENGTH_STEP)
+        length = rounded_up(longest)
         rows = torch.arange(n, device=token.device)
         cos, sin = self.cos[position, None], self.sin[position, None]  # [n, 1, D]
         x = self.policy.backbone.embed_tokens(token)  # [n, H]

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
-from dapo.rollout.engine import EngineState, Fault, Finished, NoiseKey, Request, SamplingParams, concatenated
-from dapo.rollout.local.decoder import Decoder
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams, concatenated
+from dapo.rollout.local.decoder import Decoder, rounded_up
 from dapo.rollout.local.rows import Rows, Written
 from dapo.rollout.noise import uniform
 from dapo.rollout.sampler import sample
@@ -57,7 +57,7 @@ class LocalEngine:
         self.policy = policy
         self._decoder = Decoder(policy, rows=self.max_concurrent, max_tokens=self.max_tokens)
         logp_dtype = torch.float64 if policy.dtype == torch.float64 else torch.float32
-        self._rows = Rows(self.max_concurrent, self.max_tokens, logp_dtype, policy.device)
+        self._rows = Rows(rounded_up(self.max_concurrent), self.max_tokens, logp_dtype, policy.device)
         self._is_end = torch.zeros(policy.head.weight.shape[0], dtype=torch.bool, device=policy.device)
         self._is_end[list(policy.eos_ids)] = True
 
@@ -92,10 +92,12 @@ class LocalEngine:
         if n == 0:
             return []
         rows = self._rows
-        token, position = rows.last_tokens(n)
-        logits = self._decoder.step(token, position, int(rows.length[:n].max()))
+        # Rows beyond the last response are computed along at position 0, which the next tenant writes before reading.
+        rows.length[n : rounded_up(n)] = 1
+        token, position = rows.last_tokens(rounded_up(n))
+        logits = self._decoder.step(token, position, int(rows.length[:n].max()))[:n]
         drawn, logp = sample(logits, uniform(rows.words[:n], rows.noise_index(n)), self.sampling)
-        rows.append(n, position, drawn, logp, self.version)
+        rows.append(n, position[:n], drawn, logp, self.version)
         is_end, is_bad = torch.stack([self._is_end[drawn], ~logp.isfinite()]).cpu().numpy()  # the tick's one look
         rows.length[:n] += ~is_bad
         is_full = rows.length[:n] >= rows.limit[:n]
@@ -181,7 +183,7 @@ class LocalEngine:
         for item in items:
             self._check(item.request, seen)
             seen.add(item.request.id)
-        self._rows.requests = [None] * self.max_concurrent
+        self._rows.requests = [None] * len(self._rows.requests)
         self._n_rows, self._gaps = meta["n_running"], []
         self._rows.put(range(self._n_rows), items[: self._n_rows])
         self._waiting = deque(items[self._n_rows :])
@@ -254,7 +256,7 @@ class LocalEngine:
             width = len(prefixes[0])
             chunk = prefixes[: max(1, PREFILL_TOKENS // width)]
             prefixes = prefixes[len(chunk) :]
-            ids = np.stack([np.pad(prefix, (0, width - len(prefix)), mode="edge") for prefix in chunk])
+            ids = np.stack([np.pad(prefix, (0, rounded_up(width) - len(prefix)), mode="edge") for prefix in chunk])
             pairs = [(row, i) for i, prefix in enumerate(chunk) for row in members[prefix.tobytes()]]
             target, source = torch.tensor(pairs, device=device).unbind(1)
             self._decoder.prefill(torch.from_numpy(ids).to(device), target, source)
@@ -298,3 +300,7 @@ class LocalEngine:
 def _request(raw: dict[str, Any]) -> Request:
     """A request from its JSON."""
     return Request(**{**raw, "prompt": tuple(raw["prompt"]), "key": NoiseKey(**raw["key"])})
+
+
+if TYPE_CHECKING:
+    _implements: type[Engine] = LocalEngine
