@@ -94,6 +94,19 @@ def test_log_probs_under_top_p_are_still_of_the_full_distribution():
         np.testing.assert_allclose(item[1].logp, logp_by_training_forward(policy, item, 0.9), atol=1e-10)
 
 
+def test_first_tokens_of_many_responses_are_distributed_as_the_model_says():
+    policy = tiny_policy(initializer_range=0.1)
+    n = 4_000
+    local = engine(policy, rows=512)
+    local.submit([request(i, max_new_tokens=1, problem=5) for i in range(n)])
+    count = np.bincount([c.tokens[0] for _, c in drain(local)], minlength=VOCABULARY)
+    with torch.no_grad():
+        expected = n * policy.model(torch.tensor([prompt(5)])).logits[0, -1].softmax(-1).numpy()
+    assert expected.min() > 5
+    chi2 = ((count - expected) ** 2 / expected).sum()
+    assert chi2 < (VOCABULARY - 1) + 3.3 * np.sqrt(2 * (VOCABULARY - 1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral-window"])
 def test_a_response_does_not_depend_on_its_neighbours(family: str, dtype: torch.dtype):

@@ -239,7 +239,8 @@ class LocalEngine:
         """Compute the KV of everything but the newest token of these rows; equal prefixes are computed once."""
         if not rows:
             return
-        tokens = self._rows.tokens[list(rows)].cpu().numpy()
+        width = int(self._rows.length[list(rows)].max())
+        tokens = self._rows.tokens[list(rows), :width].cpu().numpy()
         members: dict[bytes, list[int]] = {}
         prefixes: list[NDArray[np.int64]] = []
         for i, row in enumerate(rows):
@@ -256,7 +257,10 @@ class LocalEngine:
             width = len(prefixes[0])
             chunk = prefixes[: max(1, PREFILL_TOKENS // width)]
             prefixes = prefixes[len(chunk) :]
-            ids = np.stack([np.pad(prefix, (0, rounded_up(width) - len(prefix)), mode="edge") for prefix in chunk])
+            ids = np.empty((len(chunk), rounded_up(width)), np.int64)
+            for i, prefix in enumerate(chunk):
+                # Padded with its own last token: another could bring a non-finite embedding into a healthy row.
+                ids[i, : len(prefix)], ids[i, len(prefix) :] = prefix, prefix[-1]
             pairs = [(row, i) for i, prefix in enumerate(chunk) for row in members[prefix.tobytes()]]
             target, source = torch.tensor(pairs, device=device).unbind(1)
             self._decoder.prefill(torch.from_numpy(ids).to(device), target, source)
