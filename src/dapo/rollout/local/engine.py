@@ -143,15 +143,12 @@ class LocalEngine:
         """Void the KV here too, so that going on and being restored are the same computation, bit for bit."""
         self._close_gaps()
         self._needs_prefill = True
-        running = list(range(self._n_rows))
-        requests = list(self._rows.requests)
-        items = self._rows.take(running) + list(self._waiting)
-        self._rows.requests = requests
+        items = self._rows.read(range(self._n_rows)) + list(self._waiting)
         meta = {
             "tick": self.tick,
             "version": self.version,
             "n_submitted": self._n_submitted,
-            "n_running": len(running),
+            "n_running": self._n_rows,
             "is_paused": self._is_paused,
             "requests": [asdict(item.request) for item in items],
             "order": [item.order for item in items],
@@ -183,7 +180,7 @@ class LocalEngine:
         for item in items:
             self._check(item.request, seen)
             seen.add(item.request.id)
-        self._rows.requests = [None] * len(self._rows.requests)
+        self._rows.free(range(len(self._rows.requests)))
         self._n_rows, self._gaps = meta["n_running"], []
         self._rows.put(range(self._n_rows), items[: self._n_rows])
         self._waiting = deque(items[self._n_rows :])
@@ -213,7 +210,7 @@ class LocalEngine:
 
     def _seat(self) -> None:
         """Give free rows to waiting requests, close the gaps that remain, and prefill what has no KV."""
-        seats = self._gaps[: len(self._waiting)]
+        seats = self._gaps[: len(self._waiting)]  # the lowest: whatever gap is closed lies behind them
         self._gaps = self._gaps[len(seats) :]
         self._close_gaps()
         n_new = min(len(self._waiting) - len(seats), self.max_concurrent - self._n_rows)
@@ -279,7 +276,8 @@ class LocalEngine:
         if not reasons:
             return []
         rows = sorted(reasons, key=lambda row: self._rows.order[row])
-        items = self._rows.take(rows)
+        items = self._rows.read(rows)
+        self._rows.free(rows)
         self._gaps = sorted([*self._gaps, *rows])
         self._ids -= {item.request.id for item in items}
         return self._completions(items, [reasons[row] for row in rows])

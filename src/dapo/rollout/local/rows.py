@@ -62,19 +62,19 @@ class Rows:
         self.version[index, :width] = torch.from_numpy(version).to(self.device)
         self.words[index] = torch.tensor([item.request.key.words() for item in items], device=self.device)
 
-    def take(self, rows: Sequence[int]) -> list[Written]:
-        """What was written on these rows, which are free afterwards."""
+    def read(self, rows: Sequence[int]) -> list[Written]:
+        """What was written on these rows."""
         if not rows:
             return []
         width = int(self.length[list(rows)].max())
         index = torch.tensor(list(rows), device=self.device)
         tokens, logp, version = (x[index, :width].cpu().numpy() for x in (self.tokens, self.logp, self.version))
-        taken = []
+        items = []
         for i, row in enumerate(rows):
             request = self.requests[row]
             assert request is not None, f"row {row} holds no response"
             part = slice(int(self.start[row]), int(self.length[row]))
-            taken.append(
+            items.append(
                 Written(
                     request,
                     int(self.order[row]),
@@ -83,8 +83,11 @@ class Rows:
                     version[i, part].copy(),
                 )
             )
+        return items
+
+    def free(self, rows: Sequence[int]) -> None:
+        for row in rows:
             self.requests[row] = None
-        return taken
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Reseat responses; the source rows are free afterwards."""
