@@ -16,6 +16,10 @@ EXIT_BAD_INPUT = 2
 
 # verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
 VERBS = {
+    "quickstart": "Train the embedded model on the embedded task and show it learning.",
+    "train": "Train a model by a recipe.",
+    "resume": "Go on with a run that was stopped or killed.",
+    "eval": "Score a model or a run on a problem set: avg@k, pass@k, maj@k.",
     "data": "What is wrong with a problem set; a cleaned one; integer answers.",
     "explain": "What a recipe will do, in plain numbers; or how two configs differ.",
     "verify": "Score responses against reference answers, one JSON verdict a line; audit a run's verdicts.",

@@ -10,7 +10,7 @@ import random
 from fractions import Fraction
 from typing import Any
 
-import mpmath  # type: ignore[import-untyped]
+import mpmath
 
 from dapo.rewards.equivalence import TooLargeError, UndecidedError, exact, free_symbols
 from dapo.rewards.notation import Node
