@@ -1,0 +1,151 @@
+"""Pretrains the embedded base model from a seed: `python -m dapo.quickstart.pretrain --out DIR --seed 0`.
+
+Next-token prediction on the responses of `corpus`, a stream of fresh documents; no question of the evaluation side is
+ever read. The same seed, thread count and machine give the same bytes. Some minutes on two CPU cores.
+"""
+
+import argparse
+import logging
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from dapo.quickstart.corpus import Habits, draw_document
+from dapo.quickstart.tokenizer import build_tokenizer
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY = 100
+IGNORED = -100  # cross_entropy's mark for positions without a target
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long and how fast to pretrain."""
+
+    steps: int = 5000
+    tokens_per_step: int = 4096
+    lr: float = 3e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+
+
+def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    """0.8 M parameters: 3.3 MB in float32."""
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+
+
+def draw_batches(
+    tokenizer: PreTrainedTokenizerFast, habits: Habits, rng: random.Random, *, tokens: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (input [B, T], target [B, T]) of about `tokens` tokens; documents of like length share a batch."""
+    while True:
+        documents = _encode(tokenizer, [draw_document(habits, rng) for _ in range(8192)])
+        documents.sort(key=lambda document: len(document[0]))
+        batches: list[list[tuple[list[int], int]]] = [[]]
+        for document in documents:
+            if (len(batches[-1]) + 1) * len(document[0]) > tokens:
+                batches.append([])
+            batches[-1].append(document)
+        rng.shuffle(batches)
+        for batch in batches:
+            yield _collate(batch, pad=tokenizer.pad_token_id)
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, documents: list[tuple[str, str, bool]]) -> list[tuple[list[int], int]]:
+    """Token ids of each document, and how many of them are the question's."""
+    questions, responses, has_end = zip(*documents, strict=True)
+    prompts, answers = tokenizer(list(questions)).input_ids, tokenizer(list(responses)).input_ids
+    ends = ([tokenizer.eos_token_id] if is_there else [] for is_there in has_end)
+    return [(prompt + answer + end, len(prompt)) for prompt, answer, end in zip(prompts, answers, ends, strict=True)]
+
+
+def _collate(batch: list[tuple[list[int], int]], *, pad: int) -> tuple[Tensor, Tensor]:
+    """Padded on the right, where causal attention cannot see it; only response tokens are targets."""
+    width = max(len(ids) for ids, _ in batch)
+    ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in batch])  # [B, T + 1]
+    target = torch.tensor(
+        [[IGNORED] * n_prompt + ids[n_prompt:] + [IGNORED] * (width - len(ids)) for ids, n_prompt in batch]
+    )
+    return ids[:, :-1], target[:, 1:]
+
+
+def pretrain(plan: Plan, habits: Habits, *, seed: int) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A fresh model after `plan.steps` updates of AdamW with a cosine schedule down to 0."""
+    torch.manual_seed(seed)
+    tokenizer = build_tokenizer()
+    model = LlamaForCausalLM(model_config(tokenizer))  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=plan.weight_decay)
+    batches = draw_batches(tokenizer, habits, random.Random(f"corpus {seed}"), tokens=plan.tokens_per_step)
+    started = time.monotonic()
+    recent = 0.0
+    for step in range(1, plan.steps + 1):
+        progress = step / plan.steps
+        for group in optimizer.param_groups:
+            group["lr"] = plan.lr * min(step / plan.warmup_steps, 0.5 * (1 + math.cos(math.pi * progress)))
+        ids, target = next(batches)
+        logits = model(input_ids=ids, use_cache=False).logits
+        loss = cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORED)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        recent += loss.item()
+        if step % REPORT_EVERY == 0:
+            log.info("step %d  loss %.4f  %.0f s", step, recent / REPORT_EVERY, time.monotonic() - started)
+            recent = 0.0
+    return model, tokenizer
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """A plain Hugging Face folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+    )
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model (Hugging Face format)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=Plan().steps)
+    parser.add_argument("--threads", type=int, default=2, help="part of the result: sums depend on it")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(arguments.threads)
+    model, tokenizer = pretrain(Plan(steps=arguments.steps), Habits(), seed=arguments.seed)
+    save(model, tokenizer, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
