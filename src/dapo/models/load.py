@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from dapo.errors import EngineError
 from dapo.models.packing import PACKED_ATTENTION, pack
 from dapo.models.policy import Policy
+
+transformers_logging.disable_progress_bar()  # a run has its own view
 
 # How far packed log-probs may lie from the library's own forward before we say that the model does not fit. The
 # library rounds logits to the weights' type, which in bfloat16 moves a logit of 30 by up to 0.06.
