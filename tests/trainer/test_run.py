@@ -104,7 +104,7 @@ def test_micro_batches_change_nothing(tmp_path: Path, mean: str):
 
 @pytest.mark.parametrize("preset", ["dapo", "dapo-fast", "grpo", "grpo-naive", "dr-grpo", "ppo", "vapo"])
 def test_every_preset_trains_and_resumes_exactly(tmp_path: Path, preset: str):
-    extra = ["algorithm.critic.pretrain_steps=0"] if preset == "vapo" else []
+    extra = ["algorithm.critic.pretrain_steps=3"] if preset == "vapo" else []
     straight = run_toy(tmp_path, "straight", f"preset={preset}", "train.steps=4", *extra)
     run_toy(tmp_path, "halved", f"preset={preset}", "train.steps=2", *extra)
     resumed = resume_run(tmp_path / "halved", [parse_override("train.steps=4")])
@@ -241,3 +241,31 @@ def test_a_set_that_is_never_informative_ends_by_its_policy(tmp_path: Path):
     assert "easier problems" in (run.folder / "events.jsonl").read_text()
     base = load_file(tmp_path / "model" / "model.safetensors")
     assert all(torch.equal(w, base[n]) for n, w in weights(run.folder).items())
+
+
+def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_path: Path):
+    run = run_toy(
+        tmp_path,
+        "run",
+        "preset=vapo",
+        "algorithm.critic.pretrain_steps=25",
+        "algorithm.critic.lr=3e-3",
+        "train.steps=0",
+    )
+    lines = [json.loads(line) for line in (run.folder / "value.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 26))
+    base = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(w, base[n]) for n, w in weights(run.folder).items())  # the policy stands still
+    first, last = (np.mean([line["critic/loss"] for line in part]) for part in (lines[:5], lines[-5:]))
+    assert last < first
+    critic = run.folder / "checkpoints" / "step-000000" / "model" / "critic"
+    again = run_toy(tmp_path, "again", "preset=vapo", f"algorithm.critic.path={critic}", "train.steps=1")
+    assert not (again.folder / "value.jsonl").exists()
+    assert len(metrics(again.folder)) == 1
+
+
+def test_gradient_checkpointing_changes_memory_not_mathematics(tmp_path: Path):
+    plain = weights(run_toy(tmp_path, "plain").folder)
+    checkpointed = weights(run_toy(tmp_path, "checkpointed", "train.gradient_checkpointing=true").folder)
+    for name, weight in plain.items():
+        assert_close(checkpointed[name], weight, rtol=0, atol=1e-12)
