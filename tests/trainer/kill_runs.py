@@ -1,8 +1,8 @@
 """A program: runs the toy task N times, each killed by SIGKILL at a random moment and resumed to its end.
 
 `PYTHONPATH=tests:tests/trainer python tests/trainer/kill_runs.py FOLDER N` prints one JSON line per run: where it was
-killed, and whether weights and metrics are those of a run that was never killed. Each run is a forked child, so that the
-kill is a real one and imports are paid once.
+killed, and whether weights and metrics are those of a run that was never killed. Each run is a forked child: a real
+kill, and imports are paid once.
 """
 
 import hashlib
