@@ -45,6 +45,13 @@ def evaluation_line(line: Mapping[str, Any]) -> str:
     )
 
 
+def value_line(line: Mapping[str, float], total: int) -> str:
+    return (
+        f"value pretraining {int(line['step'])} of {total}: loss {line['critic/loss']:.4f}, "
+        f"explained variance on held-out problems {line['critic/explained_variance']:+.3f}"
+    )
+
+
 class PlainLines(Observer):
     """For logs and pipes."""
 
@@ -56,6 +63,9 @@ class PlainLines(Observer):
 
     def on_step(self, metrics: Mapping[str, float]) -> None:
         print(step_line(metrics), flush=True)
+
+    def on_value_step(self, line: Mapping[str, float], total: int) -> None:
+        print(value_line(line, total), flush=True)
 
     def on_evaluation(self, line: Mapping[str, Any]) -> None:
         print(evaluation_line(line), flush=True)
@@ -97,6 +107,9 @@ class LiveView(Observer):
 
     def on_evaluation_progress(self, done: int, total: int) -> None:
         self.show("evaluating", done, total)
+
+    def on_value_step(self, line: Mapping[str, float], total: int) -> None:
+        self.show("critic", int(line["step"]), total)
 
     def on_step(self, metrics: Mapping[str, float]) -> None:
         self.latest = metrics

@@ -172,6 +172,9 @@ class CriticConfig(Section):
     pretrain_steps: int = Field(
         0, ge=0, description="Steps of value pretraining on a fixed policy before the first policy update (VAPO: 50)."
     )
+    path: OptionalStr = Field(
+        None, description="A critic to start from (model/critic of a checkpoint): no pretraining; none: a new one."
+    )
 
 
 class KlConfig(Section):

@@ -13,7 +13,7 @@ from dapo.errors import EngineError
 from dapo.models.packing import PACKED_ATTENTION, pack
 from dapo.models.policy import Policy
 
-transformers_logging.disable_progress_bar()  # a run has its own view
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a run has its own view
 
 # How far packed log-probs may lie from the library's own forward before we say that the model does not fit. The
 # library rounds logits to the weights' type, which in bfloat16 moves a logit of 30 by up to 0.06.

@@ -8,6 +8,7 @@ from dapo.sampling.fill import fill
 from dapo.trainer.batch import make_batch
 from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.interrupt import Interrupted, stop_on_signals
+from dapo.trainer.pretrain_value import pretrain_value
 from dapo.trainer.records import new_record, write_rollouts
 from dapo.trainer.run import Run
 from dapo.trainer.step_metrics import step_metrics
@@ -18,14 +19,16 @@ def train(run: Run) -> None:
     """Each step: sample groups, score them, turn scores into advantages, update, publish the new weights."""
     with stop_on_signals(run):
         try:
-            if run.step == 0:
+            if run.saved_step < 0:  # a new run: where it starts from
                 evaluate_run(run)
+                pretrain_value(run)
                 run.save()
             for step in run.remaining_steps():
                 train_step(run, step)
         except Interrupted:
             run.take_back_step()
-        run.save()
+        if run.saved_step >= 0:  # stopped before the first checkpoint, a run simply starts over
+            run.save()
     for observer in run.observers:
         observer.on_end(run)
 

@@ -21,6 +21,9 @@ class Observer:
     def on_step(self, metrics: Mapping[str, float]) -> None:
         """A step ended."""
 
+    def on_value_step(self, line: Mapping[str, float], total: int) -> None:
+        """A step of value pretraining ended; `line` is what value.jsonl got."""
+
     def on_evaluation_progress(self, done: int, total: int) -> None:
         """`done` of the evaluation's responses are judged."""
 

@@ -249,7 +249,9 @@ def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observer
     if checkpoint is not None:
         run.restore(checkpoint)
     for name in ("metrics.jsonl", "eval.jsonl", "events.jsonl"):
-        cut_back(folder / name, run.step)
+        cut_back(folder / name, run.saved_step)  # without a checkpoint: all of it
+    if checkpoint is None:
+        (folder / "value.jsonl").unlink(missing_ok=True)
     for path_ in (folder / "rollouts").glob("step-*.parquet"):
         if int(path_.stem.removeprefix("step-")) > run.step:
             path_.unlink()
@@ -354,6 +356,8 @@ def make_learner(config: Config, policy: Policy, model_path: str, dtype: torch.d
             module.named_parameters(), betas=train.betas, weight_decay=train.weight_decay, grad_clip=train.grad_clip
         )
 
+    if train.gradient_checkpointing:
+        checkpoint_activations(policy)
     learner = Learner(policy, optimizer(policy))
     if config.has_reference:
         learner.reference = load_policy(
@@ -362,9 +366,19 @@ def make_learner(config: Config, policy: Policy, model_path: str, dtype: torch.d
         learner.reference.requires_grad_(False)
     if config.has_critic:
         saved = Path(model_path) / "critic"
-        critic = load_critic(str(saved) if saved.is_dir() else model_path, dtype=dtype, device=device)
+        start = config.algorithm.critic.path or model_path
+        critic = load_critic(str(saved) if saved.is_dir() else start, dtype=dtype, device=device)
         learner.value = ValueLearner(critic, optimizer(critic))
     return learner
+
+
+def checkpoint_activations(policy: Policy) -> None:
+    """Recompute activations in the backward pass. The library does so in training mode only; dropout stays off."""
+    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    policy.train()
+    for module in policy.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.eval()
 
 
 def make_engine(config: Config, policy: Policy, sampling: SamplingParams) -> LocalEngine:

@@ -113,8 +113,15 @@ def value_share(
 
 def explained_variance(batch: Batch, values: Values) -> float:
     """1 − Var(target − V_old)/Var(target) over the step's loss tokens."""
-    chosen = torch.cat([torch.full((n,), bool(batch.is_in_loss[row])) for row, n in enumerate(batch.lengths)])
-    target, value = values.target.flat[chosen].double(), values.old.flat[chosen].double()
+    return explained_variance_of(values, [row for row in range(len(batch.lengths)) if batch.is_in_loss[row]])
+
+
+def explained_variance_of(values: Values, rows: Sequence[int]) -> float:
+    """The same over the tokens of some rows; 0 where nothing varies."""
+    if not rows:
+        return 0.0
+    target = torch.cat([values.target.row(row) for row in rows]).double()
+    value = torch.cat([values.old.row(row) for row in rows]).double()
     if target.numel() < 2 or float(target.var()) == 0:
         return 0.0
     return float(1 - (target - value).var() / target.var())
