@@ -28,9 +28,9 @@ def bench_sampling(
     prompts_per_step: Annotated[int | None, typer.Option(min=1, help="Groups a step needs. [64; local: 16]")] = None,
     responses: Annotated[int | None, typer.Option(min=2, help="Responses per prompt. [16; local: 8]")] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Responses written at a time. [1024; local: 128]")
+        int | None, typer.Option(min=1, help="Responses written at a time. [1024; local: 64]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps to average over. [16; local: 6]")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to average over. [16; local: 8]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of lengths, pass rates and verdicts.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:

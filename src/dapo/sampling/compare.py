@@ -84,53 +84,60 @@ def virtual_engine(load: Load, length_of: Callable[[Request], int]) -> Clocked:
 def compare_on(
     make_engine: Callable[[], Clocked], load: Load, pass_rate_of: Callable[[int], float] | None = None
 ) -> dict[str, Outcome]:
-    """All strategies, each on an engine of its own and on the same problems."""
+    """All strategies on the same problems, each on an engine of its own.
+
+    They take turns step by step, so that whatever else slows a machine down meets all of them alike.
+    """
     rates = pass_rate_of or (lambda problem: half_informative(problem, load.seed))
-    return {name: run_strategy(load, changes, make_engine(), rates) for name, changes in STRATEGIES.items()}
-
-
-def run_strategy(
-    load: Load, changes: dict[str, object], clocked: Clocked, pass_rate_of: Callable[[int], float]
-) -> Outcome:
-    config = SamplingConfig.model_validate(
-        {"prompts_per_step": load.prompts_per_step, "responses_per_prompt": load.responses_per_prompt, "dynamic": True}
-        | changes
-    )
-    collector = Collector(
-        clocked.engine,
-        VirtualJudge(load.seed),
-        responses_per_prompt=load.responses_per_prompt,
-        max_new_tokens=load.max_new_tokens,
-        seed=load.seed,
-    )
-    source, state = EndlessSource(pass_rate_of), CarryState()
-    budget = 100 * load.prompts_per_step
-    accounts: list[Accounting] = []
-    seconds = cpu_seconds = 0.0
+    contenders = {name: Contender(load, changes, make_engine(), rates) for name, changes in STRATEGIES.items()}
     for step in range(load.steps):
-        version = step * load.updates_per_step
-        clocked.engine.load_weights(clocked.policy, version)
-        before, cpu_before = clocked.seconds(), time.process_time()
-        if config.carry_over or config.partial_rollouts:
-            fill = fill_step_carrying(
-                collector, source, config, state, version=version, filter_truncated=False, max_prompts_tried=budget
-            )
+        for contender in contenders.values():
+            contender.fill(step)
+    return {name: contender.outcome() for name, contender in contenders.items()}
+
+
+class Contender:
+    """One strategy with its engine, and what its steps took so far."""
+
+    def __init__(
+        self, load: Load, changes: dict[str, object], clocked: Clocked, pass_rate_of: Callable[[int], float]
+    ) -> None:
+        sizes = {"prompts_per_step": load.prompts_per_step, "responses_per_prompt": load.responses_per_prompt}
+        self.config = SamplingConfig.model_validate({**sizes, "dynamic": True} | changes)
+        self.load = load
+        self.clocked = clocked
+        self.collector = Collector(
+            clocked.engine,
+            VirtualJudge(load.seed),
+            responses_per_prompt=load.responses_per_prompt,
+            max_new_tokens=load.max_new_tokens,
+            seed=load.seed,
+        )
+        self.source, self.state = EndlessSource(pass_rate_of), CarryState()
+        self.accounts: list[Accounting] = []
+        self.seconds = self.cpu_seconds = 0.0
+
+    def fill(self, step: int) -> None:
+        version, budget = step * self.load.updates_per_step, 100 * self.load.prompts_per_step
+        self.clocked.engine.load_weights(self.clocked.policy, version)
+        before, cpu_before = self.clocked.seconds(), time.process_time()
+        parts = (self.collector, self.source, self.config, self.state)
+        if self.config.carry_over or self.config.partial_rollouts:
+            filled = fill_step_carrying(*parts, version=version, filter_truncated=False, max_prompts_tried=budget)
         else:
-            fill = fill_step(collector, source, config, state, filter_truncated=False, max_prompts_tried=budget)
-        accounts.append(fill.accounting)
-        seconds += clocked.seconds() - before
-        cpu_seconds += time.process_time() - cpu_before
-    return summarise(accounts, seconds, cpu_seconds)
+            filled = fill_step(*parts, filter_truncated=False, max_prompts_tried=budget)
+        self.accounts.append(filled.accounting)
+        self.seconds += self.clocked.seconds() - before
+        self.cpu_seconds += time.process_time() - cpu_before
 
-
-def summarise(accounts: list[Accounting], seconds: float, cpu_seconds: float) -> Outcome:
-    n = len(accounts)
-    return Outcome(
-        seconds=seconds / n,
-        cpu_seconds=cpu_seconds / n,
-        generated_tokens=sum(account.generated_tokens for account in accounts) / n,
-        trained_tokens=sum(account.trained_tokens for account in accounts) / n,
-        wasted_tokens={cause: sum(account.wasted_tokens[cause] for account in accounts) / n for cause in CAUSES},
-        prompts_tried=sum(account.prompts_tried for account in accounts) / n,
-        groups=sum(account.groups_trained for account in accounts) / n,
-    )
+    def outcome(self) -> Outcome:
+        n = len(self.accounts)
+        return Outcome(
+            seconds=self.seconds / n,
+            cpu_seconds=self.cpu_seconds / n,
+            generated_tokens=sum(account.generated_tokens for account in self.accounts) / n,
+            trained_tokens=sum(account.trained_tokens for account in self.accounts) / n,
+            wasted_tokens={cause: sum(a.wasted_tokens[cause] for a in self.accounts) / n for cause in CAUSES},
+            prompts_tried=sum(account.prompts_tried for account in self.accounts) / n,
+            groups=sum(account.groups_trained for account in self.accounts) / n,
+        )

@@ -26,10 +26,10 @@ from dapo.types import StopReason
 SMALL = Load(
     prompts_per_step=16,
     responses_per_prompt=8,
-    max_concurrent=128,
+    max_concurrent=64,
     max_new_tokens=384,
     length_mu=3.6,
-    steps=6,
+    steps=8,
 )
 
 
@@ -69,7 +69,7 @@ def random_policy(seed: int = 0) -> Policy:
         intermediate_size=256,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=1,
         max_position_embeddings=1024,
         bos_token_id=None,
         eos_token_id=None,
