@@ -61,15 +61,16 @@ class PacedEngine(LocalEngine):
 
 
 def random_policy(seed: int = 0) -> Policy:
-    """A small random Llama without an end token, in float32 on the CPU."""
+    """A small random Llama without an end token, on the CPU; as in large ones, most work is in the layers."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=512,
         hidden_size=128,
-        intermediate_size=256,
+        intermediate_size=512,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=1,
+        head_dim=16,
         max_position_embeddings=1024,
         bos_token_id=None,
         eos_token_id=None,

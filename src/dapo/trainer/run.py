@@ -225,11 +225,22 @@ def with_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torc
 
 def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
     """A new run in a new folder."""
+    refuse_existing(folder)
+    return begin_run(resolved, folder, observers)
+
+
+def refuse_existing(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: exists and is no folder.", remedy="Name a new folder.")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
             f"--out {folder}: exists already.",
             remedy=f"Go on with it: dapo resume {folder}. Or name another folder.",
         )
+
+
+def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
+    """A run in a folder that is known to be new; its own problems may lie there already."""
     config = resolved.config
     run = assemble(config, folder, model_location(config.model.path), observers)
     folder.mkdir(parents=True, exist_ok=True)
