@@ -6,11 +6,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help quickstart test check format lint types clean
+.PHONY: help quickstart test test-slow check format lint types clean
 
 help:
 	@echo "make quickstart   first result on this machine"
-	@echo "make test         the test suite"
+	@echo "make test         the test suite, in minutes"
+	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
 	@echo "make check        format, lint, types, import direction, tests"
 	@echo "make format       rewrite the sources in house format"
 
@@ -26,7 +27,10 @@ quickstart: $(INSTALLED)
 	@$(BIN)/dapo selfcheck
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+test-slow: $(INSTALLED)
+	@$(BIN)/python -m pytest -m "slow and not gpu" --timeout 1800
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff format --check .

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,6 +73,25 @@ class Judgement:
     def accuracy(self) -> int:
         """1 for CORRECT, else 0. Never the shaped reward."""
         return int(self.verdict is Verdict.CORRECT)
+
+
+class Judge(Protocol):
+    """What sampling and evaluation need of a verifier: hand in responses, wait for their judgements."""
+
+    def submit(
+        self,
+        response: str,
+        answer: str,
+        *,
+        stop_reason: StopReason | None = None,
+        meta: Mapping[str, object] | None = None,
+    ) -> int:
+        """A ticket for this response; judging may begin at once."""
+        ...
+
+    def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:
+        """The judgements of these tickets, each handed out once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

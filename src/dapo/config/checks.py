@@ -82,6 +82,13 @@ def check_combinations(config: Config) -> None:
             "a weight on top would count twice.",
             'Set algorithm.importance_cap = "none", or algorithm.old_logp = "recompute".',
         )
+    if config.has_reference and algorithm.kl.place == "reward" and not config.has_critic:
+        raise _error(
+            "algorithm.kl.place",
+            "reward",
+            "a KL penalty per token needs an advantage per token; a group advantage has one per response.",
+            'Set algorithm.kl.place = "loss", or algorithm.advantage = "gae".',
+        )
     if (sampling.carry_over or sampling.partial_rollouts) and sampling.max_staleness_updates is None:
         raise ConfigError(
             "sampling.max_staleness_updates: missing; carry_over and partial_rollouts need a bound on how old a token "
@@ -116,6 +123,12 @@ NEEDS = (
         lambda c: c.has_reference,
         "algorithm.kl.coefficient above 0",
         "algorithm.kl.coefficient",
+    ),
+    Needs(
+        ("algorithm.critic.pretrain_steps",),
+        lambda c: c.algorithm.critic.path is None,
+        'algorithm.critic.path = "none"',
+        "algorithm.critic.path",
     ),
     Needs(("model.lora.alpha",), lambda c: c.model.lora.rank > 0, "model.lora.rank above 0", "model.lora.rank"),
     Needs(

@@ -224,7 +224,8 @@ def _keys_hint(key: str) -> str:
 def did_you_mean(key: str) -> str:
     close = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.6)
     if not close:  # right name, wrong section
-        close = [known for known in known_keys() if known.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+        same_name = (known for known in known_keys() if known.rpartition(".")[2] == key.rpartition(".")[2])
+        close = sorted(same_name, key=len)[:1]
     return f"Did you mean {close[0]}?" if close else ""
 
 

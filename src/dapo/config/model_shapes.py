@@ -75,9 +75,14 @@ KNOWN = {
 }
 
 
+def model_location(path: str) -> str:
+    """Where a model is: "embedded" is the folder that ships with the package; everything else is as it was typed."""
+    return str(Path(__file__).parents[1] / "quickstart" / "model") if path == "embedded" else path
+
+
 def shape_of(path: str) -> ModelShape | None:
     """The shape of a model folder or of a common hub name (-Instruct, -Math, -Coder variants too); None if unknown."""
-    config = Path(path) / "config.json"
+    config = Path(model_location(path)) / "config.json"
     if config.is_file():
         return shape_from_config(json.loads(config.read_text(encoding="utf-8")))
     name = path.lower().removesuffix("-instruct").replace("2.5-math-", "2.5-").replace("2.5-coder-", "2.5-")

@@ -65,8 +65,14 @@ class RewardsConfig(Section):
     verifier: str = Field(
         "math", description="math, dapo-published, exact, choice, code, command:…, or pkg.mod:function."
     )
-    seconds: float = Field(10.0, gt=0, description="Time one verdict may take, from when its work starts.")
-    memory_mb: int = Field(1024, ge=64, description="Memory one verifier process may use.")
+    seconds: OptionalFloat = Field(
+        None,
+        gt=0,
+        description="Time one verdict may take, from when its work starts; none is the verifier's own limit.",
+    )
+    memory_mb: OptionalInt = Field(
+        None, ge=256, description="Memory one verifier process may use; none is the verifier's own limit."
+    )
     workers: int = Field(2, ge=1, description="Verifier processes.")
     truncated_may_be_correct: bool = Field(
         False, description="Let the text of a truncated response decide, as the released script does; else never right."
@@ -165,6 +171,9 @@ class CriticConfig(Section):
     value_clip: OptionalFloat = Field(None, gt=0, description="Clip of the value around its old value; none: no clip.")
     pretrain_steps: int = Field(
         0, ge=0, description="Steps of value pretraining on a fixed policy before the first policy update (VAPO: 50)."
+    )
+    path: OptionalStr = Field(
+        None, description="A critic to start from (model/critic of a checkpoint): no pretraining; none: a new one."
     )
 
 

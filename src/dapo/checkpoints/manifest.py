@@ -1,0 +1,48 @@
+"""What a checkpoint holds: every file with its size and SHA-256. Without a true manifest it is not a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from dapo.errors import CheckpointError
+
+MANIFEST = "MANIFEST.json"
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def make_manifest(folder: Path, step: int) -> str:
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    return json.dumps({"format": 1, "step": step, "files": files}, indent=1)
+
+
+def check_manifest(folder: Path) -> int:
+    """The step of an intact checkpoint; raises, naming the file, on anything torn, missing, changed or added."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        files, step = dict(manifest["files"]), int(manifest["step"])
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: has no {MANIFEST}: writing it never finished.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}.") from None
+    present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {MANIFEST}
+    for name in sorted(files.keys() ^ present):
+        raise CheckpointError(f"{folder / name}: {'is missing' if name in files else 'is not in the manifest'}.")
+    for name, known in files.items():
+        file = folder / name
+        if file.stat().st_size != known["bytes"] or sha256_of(file) != known["sha256"]:
+            raise CheckpointError(f"{file}: differs from the manifest: torn or changed after it was written.")
+    return step

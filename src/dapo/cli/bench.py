@@ -1,0 +1,15 @@
+"""`dapo bench`: speed against the peers that are installed, ratios measured in one run."""
+
+from __future__ import annotations
+
+import typer
+
+from dapo.cli.bench_verify import bench_verify
+
+command = typer.Typer(no_args_is_help=True, help="Measure speed against the peers that are installed.")
+command.command("verify")(bench_verify)
+
+
+@command.callback()
+def options() -> None:
+    """Each sub-verb measures one part; all print ratios from one run on this machine."""

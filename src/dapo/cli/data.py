@@ -1,0 +1,229 @@
+"""`dapo data`: what is wrong with a problem set, and a cleaned one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dapo.data.chat_server import ChatServer
+from dapo.data.check import Report, check
+from dapo.data.contamination import SHARE
+from dapo.data.prepare import Prepared, prepare
+from dapo.data.prompts import TEMPLATES, PromptFormat, Tokenizer
+from dapo.errors import DataError
+
+SHOWN = 5  # examples of a defect in the table; --json has all
+
+command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Field = Annotated[
+    list[str] | None,
+    typer.Option("--field", metavar="NAME=COLUMN", help="Map a column (config: data.fields), e.g. answer=meta.label."),
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option("--against", metavar="FILE_OR_NAME", help="An evaluation set to compare with; repeatable."),
+]
+Verifier = Annotated[str, typer.Option(help="The verifier that must be able to use every reference.")]
+Share = Annotated[float, typer.Option(min=0.05, max=1.0, help="Share of an evaluation problem's 13-grams that counts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@command.command("check")
+def check_command(
+    file: Annotated[str, typer.Argument(help="A file, a known name (gsm8k, aime24, …), org/name or pkg.mod:function.")],
+    field: Field = None,
+    against: Against = None,
+    share: Share = SHARE,
+    verifier: Verifier = "math",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model folder: count prompt tokens with its tokenizer.")
+    ] = None,
+    template: Annotated[str, typer.Option(help=f"Prompt template for the count: {', '.join(TEMPLATES)}.")] = "dapo",
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Count the prompts over this limit.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is wrong with a problem set: duplicates, conflicting answers, references no verifier can use, contamination.
+
+    Example: dapo data check train.jsonl --against aime24 --against gsm8k:test
+    """
+    if max_prompt_tokens is not None and tokenizer is None:
+        raise DataError("--max-prompt-tokens: tokens cannot be counted.", remedy="Add --tokenizer MODEL_FOLDER.")
+    loaded = load_tokenizer(tokenizer) if tokenizer else None
+    prompt = PromptFormat(template, chat=bool(loaded and loaded.chat_template))
+    report = check(
+        file, fields=parse_fields(field), verifier=verifier, against=against or (), share=share, tokenizer=loaded,
+        prompt=prompt, max_prompt_tokens=max_prompt_tokens,
+    )  # fmt: skip
+    typer.echo(json.dumps(report.as_json(), ensure_ascii=False, indent=1)) if as_json else show(report)
+
+
+@command.command("prepare")
+def prepare_command(
+    file: Annotated[list[str], typer.Argument(help="Files or names; several are merged into one set.")],
+    out: Annotated[Path, typer.Option("--out", help="The cleaned set: .jsonl or .parquet. Never overwritten.")],
+    field: Field = None,
+    against: Against = None,
+    share: Share = SHARE,
+    verifier: Verifier = "math",
+    integer_answers: Annotated[
+        bool, typer.Option("--integer-answers", help="Restate problems to ask for one integer; drop what cannot be.")
+    ] = False,
+    llm: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --integer-answers: an OpenAI-compatible server.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="The model's name at that server.")] = "",
+    llm_timeout_s: Annotated[float, typer.Option(min=1.0, help="Seconds for one reply.")] = 300.0,
+    llm_tries: Annotated[int, typer.Option(min=1, help="Tries per problem while the server is in trouble.")] = 3,
+    llm_workers: Annotated[int, typer.Option(min=1, max=256, help="Requests under way at once.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """The cleaned set, with OUT.manifest.json saying what was dropped and why.
+
+    Example: dapo data prepare dapo-math-17k --against aime24 --out train.jsonl
+    """
+    if llm is not None and not integer_answers:
+        raise DataError(f"--llm {llm}: has no effect without --integer-answers.", remedy="Add --integer-answers.")
+    server = ChatServer(llm, model, timeout_s=llm_timeout_s, tries=llm_tries) if llm is not None else None
+    prepared = prepare(
+        file, out, fields=parse_fields(field), verifier=verifier, against=against or (), share=share,
+        integer_answers=integer_answers, server=server, n_workers=llm_workers,
+    )  # fmt: skip
+    typer.echo(json.dumps(summary(prepared), ensure_ascii=False)) if as_json else show_prepared(prepared)
+
+
+def parse_fields(pairs: list[str] | None) -> dict[str, str] | None:
+    """`["question=prompt"]` as a mapping."""
+    if not pairs:
+        return None
+    split = [pair.partition("=") for pair in pairs]
+    for pair, (name, _, column) in zip(pairs, split, strict=True):
+        if not name or not column:
+            raise DataError(f"--field {pair}: not NAME=COLUMN.", remedy="Write it as --field question=prompt.")
+    return {name: column for name, _, column in split}
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """A local folder only: nothing is fetched, and no code of the folder's is run."""
+    from transformers import AutoTokenizer
+
+    if not folder.is_dir():
+        raise DataError(f"--tokenizer {folder}: no such folder.", remedy="Name a model folder with tokenizer.json.")
+    try:
+        loaded: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"--tokenizer {folder}: cannot be loaded: {str(error).splitlines()[0]}", remedy="It needs a tokenizer.json."
+        ) from None
+    return loaded
+
+
+class Pipe(Console):
+    """A console that leaves a reader who has seen enough (`| head`) to `main`, as every other verb does."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def show(report: Report) -> None:
+    """The report as a table, then examples of each defect."""
+    table = Table(title=f"{report.file} ({report.schema})", title_justify="left", show_header=False)
+    for name, value in lines(report):
+        table.add_row(name, value)
+    console = Pipe()
+    console.print(table)
+    for heading, examples in defects(report):
+        console.print(f"\n{heading}", markup=False)
+        for example in examples[:SHOWN]:
+            console.print(f"  {example}", markup=False, highlight=False)
+        if len(examples) > SHOWN:
+            console.print(f"  … and {len(examples) - SHOWN:,} more: --json lists them all", markup=False)
+
+
+def lines(report: Report) -> list[tuple[str, str]]:
+    once = (
+        f" = {report.rows_once:,} x {report.copies}: a repeated file, counted once below" if report.copies > 1 else ""
+    )
+    spread = ", ".join(f"{n:,} x {times}" for times, n in report.times.items())
+    chars = report.question_chars
+    rows = [
+        ("rows", f"{report.rows:,}{once}"),
+        ("distinct problems", f"{report.distinct:,} (white space and case folded; {spread})"),
+        ("duplicate rows", f"{report.duplicate_rows:,}"),
+        ("conflicting answers", f"{len(report.conflicts):,} problems"),
+        ("rows without reference", f"{len(report.no_reference):,}"),
+        ("unparseable references", f"{len(report.unparseable):,} rows"),
+        ("usable problems", f"{report.usable:,}"),
+        ("answers", ", ".join(f"{kind} {n:,}" for kind, n in report.answer_types.items())),
+        (
+            "question characters",
+            f"{chars.min:,} to {chars.max:,}, median {chars.median:,}, 99 % under {chars.p99 + 1:,}",
+        ),
+    ]
+    if report.prompt_tokens is not None:
+        tokens = report.prompt_tokens
+        rows.append(
+            (
+                "prompt tokens",
+                f"{tokens.min:,} to {tokens.max:,}, median {tokens.median:,}, 99 % under {tokens.p99 + 1:,}",
+            )
+        )
+    if report.over_limit is not None:
+        rows.append(("prompts over the limit", f"{report.over_limit:,} (dropped, never cut)"))
+    rows += [(f"{what} taken off", f"{n:,} rows") for what, n in report.removed.items()]
+    for one in report.contamination:
+        found = f"exact {one.count('exact'):,}, loose {one.count('loose'):,}, 13-gram {one.count('n-gram'):,}"
+        hit = f"{one.n_hit:,} of its {one.n_evaluation:,} problems; largest 13-gram share {one.max_share:.2f}"
+        rows.append((f"shared with {Path(one.name).name}", f"{found}: {hit}"))
+    return rows
+
+
+def defects(report: Report) -> list[tuple[str, list[str]]]:
+    """Examples by heading; only headings that have any."""
+    conflicts = [
+        f"{' / '.join(f'{answer} (row {rows[0]})' for answer, rows in one.answers.items())}: {brief(one.question)}"
+        for one in report.conflicts
+    ]
+    found = [
+        ("Conflicting answers", conflicts),
+        ("Rows without reference", [f"row {row}" for row in report.no_reference]),
+        ("Unparseable references", [f"row {bad.row}: {brief(bad.answer)}: {bad.why}" for bad in report.unparseable]),
+    ]
+    for one in report.contamination:
+        shared = [f"{overlap.how} {overlap.share:.2f}: {brief(overlap.question)}" for overlap in one.found]
+        found.append((f"Shared with {one.name}", shared))
+    return [(heading, examples) for heading, examples in found if examples]
+
+
+def brief(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= 90 else f"{flat[:89]}…"
+
+
+def summary(prepared: Prepared) -> dict[str, Any]:
+    problems = prepared.problems
+    return {
+        "out": str(prepared.out),
+        "manifest": str(prepared.manifest),
+        "problems": len(problems),
+        "sha256": problems.sha256,
+        "dropped": problems.dropped,
+        "restated": prepared.n_restated,
+    }
+
+
+def show_prepared(prepared: Prepared) -> None:
+    problems = prepared.problems
+    typer.echo(f"{prepared.out}: {len(problems):,} problems; {prepared.manifest.name} says what was dropped and why.")
+    for note in problems.notes:
+        if not note.startswith("dropped"):
+            typer.echo(f"  {note}")
+    for why, n in problems.dropped.items():
+        typer.echo(f"  dropped {n:,}: {why}")
+    if prepared.n_restated:
+        typer.echo(f"  restated {prepared.n_restated:,} to ask for an integer")

@@ -1,0 +1,46 @@
+"""`dapo quickstart`: watch DAPO teach the embedded model on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dapo.config import load_recipe
+from dapo.config.load import nearest_recipe
+
+
+def command(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; must be new. Default: runs/quickstart-TIME.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set preset=grpo.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+) -> None:
+    """Train the embedded model on the embedded task and show it learning: minutes on a laptop, nothing to download.
+
+    \b
+    dapo quickstart
+    dapo quickstart --set preset=grpo-naive --out runs/naive
+    """
+    from dapo.cli.train import run_to_end
+
+    start = time.monotonic()
+    resolved = load_recipe("quickstart", [*(set_ or []), f"model.device={device}"])
+    folder = run_to_end(resolved, out)
+    lines = [json.loads(line) for line in (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()]
+    first, last = lines[0], lines[-1]
+    k = last["k"]
+    typer.echo(
+        f"avg@{k} on held-out problems: {first['avg@k']:.3f} before, {last['avg@k']:.3f} after {last['step']} steps, "
+        f"{time.monotonic() - start:.0f} s."
+    )
+    typer.echo(f"Next, on this machine: dapo explain {next_recipe()}")
+
+
+def next_recipe() -> str:
+    nearest = nearest_recipe()
+    return "quickstart --set preset=grpo-naive" if nearest == "quickstart" else nearest

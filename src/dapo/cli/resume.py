@@ -1,0 +1,34 @@
+"""`dapo resume`: go on with a run that was stopped or killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dapo.config.load import parse_override
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a key that cannot change what is learnt: train.steps=200.")
+    ] = None,
+) -> None:
+    """Go on with a run from its newest intact checkpoint, exactly as if it had never stopped.
+
+    \b
+    dapo resume runs/first
+    dapo resume runs/first --set train.steps=200
+    """
+    from dapo.cli.watch_terminal import terminal_observer
+    from dapo.trainer.loop import train
+    from dapo.trainer.run import resume_run
+
+    run = resume_run(folder, [parse_override(text) for text in set_ or []], [terminal_observer()])
+    try:
+        train(run)
+    finally:
+        run.close()
+    typer.echo(f"{'Done' if run.step >= run.config.train.steps else 'Stopped'} after step {run.step}: {folder}")

@@ -1,0 +1,46 @@
+"""`dapo train`: a run from a recipe."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dapo.config import Resolved, load_recipe
+
+
+def command(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (quickstart, gsm8k-1.5b-24gb, …) or a TOML file.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set train.lr=1e-5.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new. Default: runs/RECIPE-TIME.")] = None,
+) -> None:
+    """Train a model by a recipe. Ctrl-C stops after the current update, with a checkpoint.
+
+    \b
+    dapo train quickstart --set train.steps=5 --out runs/first
+    dapo train my-recipe.toml --set preset=grpo --set train.seed=1
+    """
+    run_to_end(load_recipe(recipe, set_ or []), out)
+
+
+def run_to_end(resolved: Resolved, out: Path | None) -> Path:
+    """Start a run and train it; say where it is and how to go on."""
+    from dapo.cli.watch_terminal import terminal_observer
+    from dapo.trainer.loop import train
+    from dapo.trainer.run import start_run
+
+    folder = out or Path("runs") / f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run = start_run(resolved, folder, [terminal_observer()])
+    try:
+        train(run)
+    finally:
+        run.close()
+    if run.step < run.config.train.steps:
+        typer.echo(f"Stopped after step {run.step} of {run.config.train.steps}. Go on: dapo resume {folder}")
+    else:
+        typer.echo(
+            f"Done: {run.step} steps. Evaluate: dapo eval --model {folder} --data FILE. Export: dapo export {folder}"
+        )
+    return folder

@@ -1,0 +1,152 @@
+"""A run on the terminal: a live view where there is one, plain lines where there is not."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dapo.trainer.observer import Observer
+from dapo.trainer.run import Run
+
+
+def terminal_observer() -> Observer:
+    return LiveView() if sys.stdout.isatty() else PlainLines()
+
+
+def step_line(metrics: Mapping[str, float]) -> str:
+    """One line a step, same columns, plain numbers."""
+    cells = [
+        f"step {int(metrics['step']):>4}",
+        f"accuracy {metrics['accuracy']:.3f}",
+        f"reward {metrics.get('reward/mean', 0.0):+.3f}",
+        f"len {metrics.get('length/mean', 0.0):.0f}",
+        f"cut {100 * metrics.get('length/truncated', 0.0):.1f}%",
+        f"entropy {metrics.get('policy/entropy', 0.0):.3f}",
+        f"clip {metrics.get('clip/low', 0.0):.4f}/{metrics.get('clip/high', 0.0):.4f}",
+        f"accepted {100 * metrics['sampling/acceptance']:.0f}%",
+        f"{metrics['timing.step_s']:.1f} s",
+    ]
+    return "  ".join(cells)
+
+
+def evaluation_line(line: Mapping[str, Any]) -> str:
+    low, high = line["avg@k_interval"]
+    k = line["k"]
+    return (
+        f"eval {line['set']} after step {line['step']}: avg@{k} {line['avg@k']:.3f} [{low:.3f}, {high:.3f}]  "
+        f"pass@{k} {line['pass@k']:.3f}  maj@{k} {line['maj@k']:.3f}  unparseable {100 * line['unparseable']:.1f}%"
+    )
+
+
+def value_line(line: Mapping[str, float], total: int) -> str:
+    return (
+        f"value pretraining {int(line['step'])} of {total}: loss {line['critic/loss']:.4f}, "
+        f"explained variance on held-out problems {line['critic/explained_variance']:+.3f}"
+    )
+
+
+class PlainLines(Observer):
+    """For logs and pipes."""
+
+    def on_start(self, run: Run) -> None:
+        for problem_set in (run.problems, *run.eval_sets):
+            print(f"{problem_set.name}: {len(problem_set.problems):,} problems", flush=True)
+            for note in problem_set.notes:
+                print(f"  {note}", flush=True)
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        print(step_line(metrics), flush=True)
+
+    def on_value_step(self, line: Mapping[str, float], total: int) -> None:
+        print(value_line(line, total), flush=True)
+
+    def on_evaluation(self, line: Mapping[str, Any]) -> None:
+        print(evaluation_line(line), flush=True)
+
+    def on_event(self, kind: str, message: str) -> None:
+        print(f"[{kind}] {message}", flush=True)
+
+
+class LiveView(Observer):
+    """Progress of run, fill and updates, the latest numbers, and what was evaluated."""
+
+    def __init__(self) -> None:
+        self.console = Console()
+        self.progress = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self.steps = self.progress.add_task("steps", total=None)
+        self.phase = self.progress.add_task("sampling", total=None)
+        self.latest: Mapping[str, float] = {}
+        self.live: Live | None = None
+        self.drawn = 0.0
+
+    def on_start(self, run: Run) -> None:
+        label = "" if run.config.is_paper_algorithm else "  (not the paper's algorithm)"
+        self.console.print(f"{run.folder}  preset {run.config.preset}{label}", highlight=False)
+        self.progress.update(self.steps, total=run.config.train.steps, completed=run.step)
+        self.live = Live(self.picture(), console=self.console, refresh_per_second=4)
+        self.live.start()
+
+    def on_fill(self, known: int, wanted: int) -> None:
+        self.show("sampling", known, wanted)
+
+    def on_update(self, done: int, total: int) -> None:
+        self.show("updates", done, total)
+
+    def on_evaluation_progress(self, done: int, total: int) -> None:
+        self.show("evaluating", done, total)
+
+    def on_value_step(self, line: Mapping[str, float], total: int) -> None:
+        self.show("critic", int(line["step"]), total)
+
+    def on_step(self, metrics: Mapping[str, float]) -> None:
+        self.latest = metrics
+        self.progress.update(self.steps, completed=int(metrics["step"]))
+        self.refresh()
+
+    def on_evaluation(self, line: Mapping[str, Any]) -> None:
+        self.console.print(evaluation_line(line), highlight=False, markup=False)
+
+    def on_event(self, kind: str, message: str) -> None:
+        self.console.print(f"[{kind}] {message}", highlight=False, markup=False)
+
+    def on_end(self, run: Run) -> None:  # noqa: ARG002
+        if self.live is not None:
+            self.live.update(self.picture())
+            self.live.stop()
+
+    def show(self, phase: str, done: int, total: int) -> None:
+        self.progress.update(self.phase, description=phase, completed=done, total=total)
+        if time.monotonic() - self.drawn > 0.25:
+            self.refresh()
+
+    def refresh(self) -> None:
+        self.drawn = time.monotonic()
+        if self.live is not None:
+            self.live.update(self.picture())
+
+    def picture(self) -> RenderableType:
+        numbers = Table.grid(padding=(0, 3))
+        if self.latest:
+            shown = {
+                "accuracy": f"{self.latest['accuracy']:.3f}",
+                "reward": f"{self.latest.get('reward/mean', 0.0):+.3f}",
+                "length": f"{self.latest.get('length/mean', 0.0):.0f}",
+                "truncated": f"{100 * self.latest.get('length/truncated', 0.0):.1f}%",
+                "entropy": f"{self.latest.get('policy/entropy', 0.0):.3f}",
+                "accepted": f"{100 * self.latest['sampling/acceptance']:.0f}%",
+            }
+            numbers.add_row(*(f"{name} {value}" for name, value in shown.items()))
+        return Group(self.progress, numbers)

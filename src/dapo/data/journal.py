@@ -1,0 +1,57 @@
+"""What a model answered so far, a line each, so that a long preparation goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from dapo.errors import DataError
+
+
+class Journal:
+    """A JSONL file with a header that says what it belongs to. A torn last line is cut off; the rest is kept."""
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        self.path = path
+        self.done: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        if path.exists() and path.stat().st_size:
+            self._read(header)
+        else:
+            self._append(header)
+
+    def _read(self, header: dict[str, Any]) -> None:
+        whole, _, torn = self.path.read_bytes().rpartition(b"\n")
+        lines: list[dict[str, Any]] = []
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+        except ValueError:
+            raise DataError(
+                f"{self.path}: row {len(lines) + 1}: not a journal.",
+                remedy="Remove it to start anew, or name another --out.",
+            ) from None
+        if whole and lines[0] != header:
+            raise DataError(
+                f"{self.path}: belongs to another source, model or prompt.",
+                remedy="Remove it to start anew, or name another --out.",
+            )
+        if torn:
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole) + 1 if whole else 0)
+        if not whole:
+            self._append(header)
+        self.done = {line["id"]: line for line in lines[1:]}
+
+    def add(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            self._append(line)
+            self.done[line["id"]] = line
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,132 @@
+"""What a source string means: a file, a known name, a hub data set, or a Python callable; and its rows."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dapo.data.names import KNOWN, ROOT_VARIABLE, Use, local_file, local_root
+from dapo.data.rows import SUFFIXES, Rows, check_file, exists, first_line, read_rows, sha256_of
+from dapo.errors import DataError
+from dapo.types import Problem
+
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+HUB = re.compile(r"(?P<path>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<split>[\w.\[\]%:]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source ready to be read. `where` is what messages call it; `sha256` is of the file, empty for the others."""
+
+    name: str
+    where: str
+    rows: Callable[[], Rows]
+    sha256: str = ""
+    note: str = ""
+
+
+def find_source(text: str, *, use: Use = "train", root: str | Path | None = None) -> Source:
+    """Resolve what the user typed. `use` ("train" or "eval") picks the split of a known name that has both."""
+    name, _, split = text.partition(":")
+    if name in KNOWN:
+        return known_source(name, split, use=use, root=local_root(root))
+    path = Path(text)
+    if path.suffix.lower() in SUFFIXES or exists(path) or text.startswith(("/", "./", "../", "~")):
+        return file_source(path.expanduser(), name=path.stem)
+    if CALLABLE.fullmatch(text):
+        return Source(text, text, lambda: callable_rows(text))
+    if match := HUB.fullmatch(text):
+        where, revision = match["path"], match["revision"]
+        split = match["split"] or ("train" if use == "train" else "test")
+        note = "" if revision else f"{where} is not pinned to a revision: add @COMMIT to make the run repeatable"
+        return Source(where, text, lambda: hub_rows(where, config=None, split=split, revision=revision), note=note)
+    near = difflib.get_close_matches(text, KNOWN, n=1)
+    others = f"Known names: {', '.join(KNOWN)}; else a file, org/name or pkg.mod:function."
+    raise DataError(
+        f"{text}: no such file, and not a known problem set.", remedy=f"Did you mean {near[0]}?" if near else others
+    )
+
+
+def file_source(path: Path, *, name: str, note: str = "") -> Source:
+    check_file(path)  # before it is hashed
+    return Source(name, str(path), lambda: read_rows(path), sha256=sha256_of(path), note=note)
+
+
+def known_source(name: str, split: str, *, use: Use, root: Path | None) -> Source:
+    known = KNOWN[name]
+    if split and split not in known.files:
+        raise DataError(f"{name}:{split}: no such split.", remedy=f"{name} has {', '.join(known.files)}.")
+    split = split or known.split(use)
+    path = local_file(name, split, root) if root is not None else None
+    if path is not None:
+        return file_source(path, name=name, note=f"{name} is {path}")
+    note = f"{name} is {known.hub}, split {split}, at {known.revision[:7]}"
+    looked = f"{name} is not in {root}. " if root is not None else ""
+
+    def rows() -> Rows:
+        return hub_rows(known.hub, config=known.config, split=split, revision=known.revision, looked=looked)
+
+    return Source(name, name, rows, note=note)
+
+
+def hub_rows(path: str, *, config: str | None, split: str, revision: str | None, looked: str = "") -> Rows:
+    """Rows of a hub data set, or of a local folder in the hub's layout. Only data files are read, never a script."""
+    import datasets
+
+    try:
+        table = datasets.load_dataset(path, config, split=split, revision=revision)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"{path}: split {split} could not be loaded from the hub: {first_line(error)}.",
+            remedy=f"{looked}Without a network, set {ROOT_VARIABLE} to a folder that holds the file, or name the file.",
+        ) from None
+    number = 0
+    for batch in table.with_format("arrow").iter(4096):
+        for row in batch.to_pylist():
+            number += 1
+            yield number, row
+
+
+def callable_rows(text: str) -> Rows:
+    """What the user's function yields: problems or dicts. Its module may lie in the working folder."""
+    module_name, function_name = text.split(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise DataError(
+            f"{text}: cannot be imported: {first_line(error)}.",
+            remedy="Write it as package.module:function; the working folder is searched too.",
+        ) from None
+    return numbered(text, function)
+
+
+def numbered(text: str, function: Callable[[], Iterator[object]]) -> Rows:
+    number = 0
+    try:
+        for number, item in enumerate(function(), start=1):
+            yield number, as_columns(text, number, item)
+    except DataError:
+        raise
+    except Exception as error:  # the user's code may raise anything; the row is what they need to know
+        raise DataError(
+            f"{text}: row {number + 1}: raised {type(error).__name__}: {first_line(error)}.",
+            remedy="Mend the function.",
+        ) from error
+
+
+def as_columns(text: str, number: int, item: object) -> dict[str, object]:
+    if isinstance(item, Problem):
+        return {"id": item.id, "question": item.question, "answer": item.answer, "source": item.source, **item.meta}
+    if isinstance(item, dict):
+        return item
+    raise DataError(
+        f"{text}: row {number}: yielded a {type(item).__name__}.",
+        remedy="Yield dapo.types.Problem or dicts with columns.",
+    )

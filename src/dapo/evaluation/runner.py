@@ -1,0 +1,115 @@
+"""Engine, verifier and a problem set become a table: every problem answered k times, judged, summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dapo.evaluation.avg_at_k import Estimate, avg_at_k, bootstrap, maj_at_k, pass_at_k
+from dapo.rollout.engine import Engine, NoiseKey, Request
+from dapo.types import Completion, Judge, Judgement, Problem, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One evaluated response, as much of it as the table needs."""
+
+    problem_id: str
+    response_index: int
+    verdict: Verdict
+    extracted: str | None
+    n_tokens: int
+    is_truncated: bool
+    text: str = ""
+
+
+Answers = dict[tuple[str, int], Answered]
+
+
+def evaluate(
+    engine: Engine,
+    judge: Judge,
+    problems: Sequence[Problem],
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    k: int,
+    max_new_tokens: int,
+    seed: int,
+    known: Mapping[tuple[str, int], Answered] | None = None,
+    on_answer: Callable[[Answered, int, int], None] = lambda _answer, _done, _all: None,
+) -> Answers:
+    """Answer every problem k times; what is in `known` is not asked again.
+
+    The noise depends on (seed, problem, response index) alone: two evaluations of the same weights agree, and two
+    checkpoints are compared on the same draws.
+    """
+    answers: Answers = dict(known or {})
+    by_request: dict[int, Problem] = {}
+    requests = []
+    for p, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
+        for i in range(k):
+            if (problem.id, i) not in answers:
+                key = NoiseKey(seed, "eval", problem.id, 0, i)
+                requests.append(Request(p * k + i, prompt, key, max_new_tokens, group=p))
+                by_request[p * k + i] = problem
+    engine.submit(requests)
+    while engine.n_in_flight or engine.n_waiting:
+        ended = engine.advance()
+        tickets = [
+            judge.submit(
+                completion.text,
+                by_request[request.id].answer,
+                stop_reason=completion.stop_reason,
+                meta=dict(by_request[request.id].meta),
+            )
+            for request, completion in ended
+        ]
+        judgements = judge.wait(tickets)
+        for (request, completion), ticket in zip(ended, tickets, strict=True):
+            answer = answered(by_request[request.id], request, completion, judgements[ticket])
+            answers[answer.problem_id, answer.response_index] = answer
+            on_answer(answer, len(answers), len(problems) * k)
+    return answers
+
+
+def answered(problem: Problem, request: Request, completion: Completion, judgement: Judgement) -> Answered:
+    return Answered(
+        problem.id,
+        request.key.response_index,
+        judgement.verdict,
+        judgement.extracted,
+        len(completion.tokens),
+        completion.is_truncated,
+        completion.text,
+    )
+
+
+def summarise(name: str, problems: Sequence[Problem], answers: Answers, *, k: int) -> dict[str, Any]:
+    """One line of the table: avg@k, pass@k, maj@k with 95 % intervals over problems, and how the responses look."""
+    rows = [[answers[problem.id, i] for i in range(k)] for problem in problems]
+    correct = np.array([[a.verdict is Verdict.CORRECT for a in row] for row in rows], dtype=np.bool_).reshape(-1, k)
+    extracted = [[a.extracted for a in row] for row in rows]
+    everything = [a for row in rows for a in row]
+    scores = {"avg@k": avg_at_k(correct), "pass@k": pass_at_k(correct), "maj@k": maj_at_k(correct, extracted)}
+    line: dict[str, Any] = {"set": name, "problems": len(problems), "k": k}
+    for score, per_problem in scores.items():
+        estimate: Estimate = bootstrap(per_problem)
+        line[score] = estimate.value
+        line[f"{score}_interval"] = [estimate.low, estimate.high]
+    line["unparseable"] = share(everything, lambda a: a.verdict is Verdict.UNPARSEABLE)
+    line["truncated"] = share(everything, lambda a: a.is_truncated)
+    line["mean_tokens"] = float(np.mean([a.n_tokens for a in everything])) if everything else 0.0
+    sources = sorted({problem.source for problem in problems})
+    if len(sources) > 1:
+        line["by_source"] = {
+            source: float(np.mean([c for c, p in zip(scores["avg@k"], problems, strict=True) if p.source == source]))
+            for source in sources
+        }
+    return line
+
+
+def share(answers: Sequence[Answered], holds: Callable[[Answered], bool]) -> float:
+    return sum(holds(answer) for answer in answers) / len(answers) if answers else 0.0

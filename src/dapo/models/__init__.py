@@ -1,0 +1,1 @@
+"""Language models as the trainer sees them: load and save, packed forward, log-probs without the logits, a critic."""

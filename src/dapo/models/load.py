@@ -1,0 +1,111 @@
+"""Policies in and out of Hugging Face folders: safetensors only, never a model's own code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from dapo.errors import EngineError
+from dapo.models.packing import PACKED_ATTENTION, pack
+from dapo.models.policy import Policy
+
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a run has its own view
+
+# How far packed log-probs may lie from the library's own forward before we say that the model does not fit. The
+# library rounds logits to the weights' type, which in bfloat16 moves a logit of 30 by up to 0.06.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1.0, torch.float16: 0.3}
+
+
+def load_policy(path: str, *, dtype: torch.dtype, device: str, revision: str | None = None) -> Policy:
+    """A Hugging Face folder or hub name as a policy, in evaluation mode (no dropout: π_old must be reproducible)."""
+    model = load_pretrained(AutoModelForCausalLM, path, dtype=dtype, device=device, revision=revision)
+    policy = Policy(model, load_pretrained_tokenizer(path, revision=revision)).eval()
+    check_packing(policy)
+    return policy
+
+
+def save_policy(policy: Policy, folder: str | Path) -> None:
+    """A plain Hugging Face folder: safetensors, tokenizer, generation config. An adapter is merged into the weights."""
+    model: Any = policy.model
+    if model is not policy.base:
+        model = _merged_copy(model)
+    model.save_pretrained(folder)
+    if policy.tokenizer is not None:
+        policy.tokenizer.save_pretrained(folder)
+
+
+def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, revision: str | None) -> Any:
+    """`auto.from_pretrained` with our attention and our safety settings; its failures as one clear message."""
+    try:
+        model = auto.from_pretrained(
+            path,
+            revision=revision,
+            dtype=dtype,
+            attn_implementation=PACKED_ATTENTION,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise EngineError(_why_not(path, error), remedy=_remedy(path)) from error
+    return model.to(device).eval()
+
+
+def load_pretrained_tokenizer(path: str, *, revision: str | None) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise EngineError(f"model.path = {path!r}: its tokenizer cannot be loaded. {_first_line(error)}") from error
+
+
+@torch.no_grad()
+def check_packing(policy: Policy) -> None:
+    """Compare packed log-probs with the library's own forward on two short sequences; refuse a model that differs.
+
+    Catches what no list of architectures would: capped or scaled logits, attention with sinks, position offsets.
+    """
+    vocabulary = policy.config.get_text_config().vocab_size
+    rows = [[(7 * i + 3) % vocabulary for i in range(n)] for n in (5, 3)]
+    packed = pack([row[:1] for row in rows], [row[1:] for row in rows], policy.device)
+    got, _ = policy(packed, temperature=1.0, with_entropy=False)
+    expected = []
+    for row in rows:
+        ids = torch.tensor([row], device=policy.device)
+        logits = policy.base(input_ids=ids, use_cache=False).logits[0, :-1]
+        logp = logits.to(got.dtype).log_softmax(-1)
+        expected.append(logp.gather(-1, ids[0, 1:, None])[:, 0])
+    gap = (got - torch.cat(expected)).abs().max().item()
+    if not gap <= TOLERANCE[policy.dtype]:
+        raise EngineError(
+            f"{type(policy.base).__name__}: packed log-probs differ from the library's own by {gap:.2g}, so this "
+            "architecture cannot be trained packed (its attention or its output head does something of its own)."
+        )
+
+
+def _merged_copy(model: Any) -> Any:
+    import copy
+
+    return copy.deepcopy(model).merge_and_unload()
+
+
+def _why_not(path: str, error: Exception) -> str:
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            return f"model.path = {path!r}: the folder has no config.json, so it is no Hugging Face model."
+        if not any(folder.glob("*.safetensors")):
+            return f"model.path = {path!r}: no *.safetensors in the folder; pickled weights are never loaded."
+    return f"model.path = {path!r}: cannot be loaded. {_first_line(error)}"
+
+
+def _remedy(path: str) -> str:
+    if Path(path).is_dir():
+        return "Convert it with transformers' save_pretrained, or name another folder."
+    return "Name an existing folder, or a hub name (owner/name) while the hub can be reached."
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,300 @@
+"""Programs against a problem's tests. They run jailed (`jail.py`); what they print or return is compared here.
+
+A program sees its inputs and never what is expected, and neither its exit code nor anything it says about itself
+makes it correct. Off unless a run names the verifier `code`.
+
+`meta["tests"]` (or the reference itself, as JSON) is a list of `{"stdin": "2 3", "stdout": "5"}` for programs, or of
+`{"args": [2, 3], "expected": 5}` with `meta["function"]` for functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import platform
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dapo.rewards.rule import Finding
+from dapo.types import Verdict
+
+MAX_PROGRAM_CHARS = 200_000
+MAX_OUTPUT_BYTES = 1_000_000
+MAX_TESTS = 1_000
+PROGRAM_MEMORY_MB = 512
+_JAIL = Path(__file__).with_name("jail.py")
+_FENCE = re.compile(r"```[ \t]*([A-Za-z0-9+_-]*)[^\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+_UID_BASE = 1_500_000_000  # a user id nobody has, one per worker: its limit on processes is then its own
+ISOLATION_REMEDY = (
+    "Programs run only where Linux namespaces isolate them: run as root, or allow unprivileged user namespaces "
+    "(sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces > 0)."
+)
+
+
+class TestsError(ValueError):
+    """The problem's tests cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a jailed program did."""
+
+    code: int | None = None  # exit code, 128 + signal
+    stdout: bytes = b""
+    results: bytes = b""
+    stderr: bytes = b""
+    is_timeout: bool = False
+    is_overflow: bool = False
+    setup_error: str = ""
+
+
+def decide(response: str, answer: str, meta: Mapping[str, object], *, seconds: float) -> Finding:
+    """CORRECT when the program passes every test."""
+    program = program_in(response)
+    if program is None:
+        return Finding(Verdict.UNPARSEABLE, None, "no code block in the response")
+    shown = program.strip()[:200]
+    if len(program) > MAX_PROGRAM_CHARS:
+        return Finding(Verdict.WRONG, shown, f"a program of more than {MAX_PROGRAM_CHARS} characters")
+    function, tests = tests_in(answer, meta)
+    deadline = time.monotonic() + seconds
+    if function is not None:
+        return _judge_function(program, function, tests, deadline)
+    for number, test in enumerate(tests, 1):
+        run = run_jailed(program, stdin=str(test["stdin"]), deadline=deadline)
+        finding = _failure(run, shown, number)
+        if finding is not None:
+            return finding
+        if run.code != 0:
+            return Finding(Verdict.WRONG, shown, f"test {number}: exit code {run.code}: {_last_line(run.stderr)}")
+        if not same_output(run.stdout, str(test["stdout"])):
+            return Finding(Verdict.WRONG, shown, f"test {number}: another output")
+    return Finding(Verdict.CORRECT, shown)
+
+
+def program_in(response: str) -> str | None:
+    """The last Python block, else the last block of any kind; None when there is none."""
+    blocks = _FENCE.findall(response[-1_000_000:])
+    python = [body for language, body in blocks if language.lower() in ("python", "py", "python3")]
+    chosen = python or [body for language, body in blocks if language == ""]
+    return chosen[-1] if chosen else None
+
+
+def tests_in(answer: str, meta: Mapping[str, object]) -> tuple[str | None, list[Mapping[str, Any]]]:
+    """The function's name, None for a program, and its tests. TestsError when there are none to fail."""
+    source: Any = meta
+    if "tests" not in meta:
+        try:
+            source = json.loads(answer)
+        except json.JSONDecodeError as error:
+            raise TestsError(f"no meta.tests, and the reference is not JSON: {error}") from None
+        source = {"tests": source} if isinstance(source, list) else source
+    tests = source.get("tests") if isinstance(source, Mapping) else None
+    function = source.get("function", meta.get("function")) if isinstance(source, Mapping) else None
+    if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests or len(tests) > MAX_TESTS:
+        raise TestsError(f"tests must be a list of 1 to {MAX_TESTS}")
+    wanted = ("args", "expected") if function is not None else ("stdin", "stdout")
+    for number, test in enumerate(tests, 1):
+        if not isinstance(test, Mapping) or any(key not in test for key in wanted):
+            raise TestsError(f"test {number} needs the keys {' and '.join(wanted)}")
+    return (None if function is None else str(function)), list(tests)
+
+
+def _judge_function(program: str, function: str, tests: list[Mapping[str, Any]], deadline: float) -> Finding:
+    shown = program.strip()[:200]
+    calls = [{"args": test["args"], "kwargs": test.get("kwargs", {})} for test in tests]
+    run = run_jailed(program, function=function, calls=calls, deadline=deadline)
+    finding = _failure(run, shown, 0)
+    if finding is not None:
+        return finding
+    lines = run.results.split(b"\n")[:-1]
+    if len(lines) != len(tests):
+        return Finding(Verdict.WRONG, shown, f"{len(lines)} of {len(tests)} results: {_last_line(run.stderr)}")
+    for number, (line, test) in enumerate(zip(lines, tests, strict=True), 1):
+        try:
+            result = json.loads(line)["result"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return Finding(Verdict.WRONG, shown, f"test {number}: a result that is no value")
+        if not same_value(result, test["expected"]):
+            return Finding(Verdict.WRONG, shown, f"test {number}: another result")
+    return Finding(Verdict.CORRECT, shown)
+
+
+def _failure(run: Run, shown: str, number: int) -> Finding | None:
+    where = f"test {number}: " if number else ""
+    if run.setup_error:
+        return Finding(Verdict.CRASH, shown, f"the jail could not be built: {run.setup_error}")
+    if run.is_timeout:
+        return Finding(Verdict.TIMEOUT, shown, f"{where}the program was stopped at its time limit")
+    if run.is_overflow:
+        return Finding(Verdict.WRONG, shown, f"{where}more than {MAX_OUTPUT_BYTES} bytes of output")
+    return None
+
+
+def same_output(said: bytes, expected: str) -> bool:
+    """Equal text, but for white space at line ends and at the end."""
+    try:
+        text = said.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    lines = [[line.rstrip() for line in side.rstrip().split("\n")] for side in (text, expected)]
+    return lines[0] == lines[1]
+
+
+def same_value(said: Any, expected: Any) -> bool:
+    """Equal JSON values; true is not 1, and floats agree to nine digits. Both sides are plain data by now."""
+    if isinstance(said, bool) or isinstance(expected, bool):
+        return said is expected
+    if isinstance(said, int | float) and isinstance(expected, int | float):
+        if isinstance(said, int) and isinstance(expected, int):
+            return said == expected
+        try:
+            return math.isclose(said, expected, rel_tol=1e-9, abs_tol=1e-12)
+        except OverflowError:
+            return False
+    if isinstance(said, list) and isinstance(expected, list | tuple):
+        return len(said) == len(expected) and all(map(same_value, said, expected))
+    if isinstance(said, dict) and isinstance(expected, Mapping):
+        return said.keys() == expected.keys() and all(same_value(said[key], expected[key]) for key in said)
+    return type(said) is type(expected) and bool(said == expected)
+
+
+def run_jailed(
+    program: str,
+    *,
+    deadline: float,
+    stdin: str = "",
+    function: str | None = None,
+    calls: Sequence[Mapping[str, Any]] = (),
+) -> Run:
+    """Run a program in the jail until it ends, the deadline passes or it writes too much."""
+    left = max(0.1, deadline - time.monotonic())
+    job = {
+        "program": program,
+        "function": function,
+        "calls": list(calls),
+        "seconds": math.ceil(left),
+        "memory_mb": PROGRAM_MEMORY_MB,
+        "uid": _UID_BASE + os.getpid() if os.geteuid() == 0 else 0,
+    }
+    pipes = {name: os.pipe() for name in ("job", "status", "result")}
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", str(_JAIL)]
+        + [str(descriptor) for descriptor in (pipes["job"][0], pipes["status"][1], pipes["result"][1])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(pipes["job"][0], pipes["status"][1], pipes["result"][1]),
+        env={},
+        cwd="/",
+    )
+    for descriptor in (pipes["job"][0], pipes["status"][1], pipes["result"][1]):
+        os.close(descriptor)
+    try:
+        return _exchange(process, pipes, json.dumps(job).encode(), stdin.encode("utf-8", "replace"), deadline)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None, "pipes were asked for"
+            pipe.close()
+        for descriptor in (pipes["status"][0], pipes["result"][0]):
+            os.close(descriptor)
+
+
+def _exchange(
+    process: subprocess.Popen[bytes],
+    pipes: Mapping[str, tuple[int, int]],
+    job: bytes,
+    stdin: bytes,
+    deadline: float,
+) -> Run:
+    """Feed the job and the input, collect the outputs, each within its bound."""
+    assert process.stdin is not None, "a pipe was asked for"
+    assert process.stdout is not None, "a pipe was asked for"
+    assert process.stderr is not None, "a pipe was asked for"
+    unsent = {pipes["job"][1]: job, os.dup(process.stdin.fileno()): stdin}
+    process.stdin.close()
+    reading = {
+        process.stdout.fileno(): "stdout",
+        pipes["result"][0]: "results",
+        process.stderr.fileno(): "stderr",
+        pipes["status"][0]: "status",
+    }
+    received = dict.fromkeys(reading.values(), b"")
+    code: int | None = None
+    is_timeout = is_overflow = False
+    with selectors.DefaultSelector() as selector:
+        for descriptor in unsent:
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_WRITE)
+        for descriptor in reading:
+            selector.register(descriptor, selectors.EVENT_READ)
+        while reading and not is_overflow:
+            pause = deadline - time.monotonic()
+            if pause <= 0:
+                is_timeout = True
+                break
+            for key, _ in selector.select(pause):
+                if key.fd in unsent:
+                    _feed(selector, key.fd, unsent)
+                    continue
+                name = reading[key.fd]
+                data = os.read(key.fd, 65_536)
+                if not data:
+                    selector.unregister(key.fd)
+                    del reading[key.fd]
+                elif name == "stderr":
+                    received[name] = (received[name] + data)[-4_000:]
+                else:
+                    received[name] += data
+                    is_overflow |= len(received[name]) > MAX_OUTPUT_BYTES
+        for descriptor in unsent:
+            os.close(descriptor)
+    setup_error = ""
+    for line in received["status"].splitlines():
+        message = json.loads(line)
+        code = message.get("code", code)
+        setup_error = message.get("setup_error", setup_error)
+    if code is None and not (is_timeout or is_overflow or setup_error):
+        setup_error = f"it ended without a report; {_last_line(received['stderr'])}"
+    return Run(code, received["stdout"], received["results"], received["stderr"], is_timeout, is_overflow, setup_error)
+
+
+def _feed(selector: selectors.BaseSelector, descriptor: int, unsent: dict[int, bytes]) -> None:
+    try:
+        unsent[descriptor] = unsent[descriptor][os.write(descriptor, unsent[descriptor][:65_536]) :]
+    except BlockingIOError:
+        return
+    except BrokenPipeError:
+        unsent[descriptor] = b""
+    if not unsent[descriptor]:
+        selector.unregister(descriptor)
+        os.close(descriptor)
+        del unsent[descriptor]
+
+
+def _last_line(stderr: bytes) -> str:
+    lines = stderr.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:200] if lines else ""
+
+
+@functools.lru_cache(maxsize=1)
+def isolation_error() -> str | None:
+    """Why programs cannot be isolated on this machine, or None."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        return f"programs cannot be isolated on {sys.platform} {platform.machine()}."
+    run = run_jailed("print(6 * 7)", deadline=time.monotonic() + 30)
+    if run.stdout == b"42\n" and run.code == 0:
+        return None
+    return f"programs cannot be isolated on this machine ({run.setup_error or _last_line(run.stderr)})."

@@ -1,0 +1,33 @@
+"""How much input, time and memory a verdict may cost. Beyond these a response is judged without being understood."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dapo.errors import ConfigError
+
+MAX_STATEMENT_CHARS = 2_000  # a final answer longer than this is not read: no reference is that long
+MAX_REFERENCE_CHARS = 2_000
+MAX_TOKENS = 600  # of a final answer, after which it is not parsed
+MAX_DEPTH = 40  # of brackets and signs; deeper is refused, never recursed into
+MAX_DIGITS = 1_000  # of one number
+MAX_BITS = 20_000  # of an exact intermediate result: 9^9^9 is refused before it is computed
+MAX_FACTORIAL = 2_000
+MAX_RESPONSE_CHARS = 4_000_000  # from the end; what stands before is not searched
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one task may use. `seconds` starts when a worker starts the task; waiting in the queue does not count."""
+
+    seconds: float = 1.5
+    memory_mb: int = 768
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise ConfigError(f"rewards.seconds = {self.seconds}: a limit must be a positive number.")
+        if self.memory_mb < 256:
+            raise ConfigError(
+                f"rewards.memory_mb = {self.memory_mb}: too little for a Python process with sympy.",
+                remedy="Use 256 or more.",
+            )

@@ -1,0 +1,213 @@
+"""Judging many responses: the exact rules at once in the caller, everything else on killable workers."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from dapo.errors import ConfigError
+from dapo.rewards import code
+from dapo.rewards.limits import Limits
+from dapo.rewards.rule import Finding
+from dapo.rewards.verifiers import Task, named
+from dapo.rewards.workers import WorkerPool
+from dapo.types import Judgement, StopReason, Verdict
+
+Item = tuple[str, str] | Task
+
+
+class VerifierPool:
+    """A verifier with its workers. Safe to use from several threads; `close` leaves no process behind.
+
+    `truncated_may_be_correct` is for reproducing the released DAPO run, whose script lets the text of a truncated
+    response decide; it needs verifier "dapo-published". Everywhere else stop reason LENGTH is never CORRECT.
+    """
+
+    def __init__(
+        self,
+        verifier: str = "math",
+        *,
+        workers: int = 2,
+        seconds: float | None = None,
+        memory_mb: int | None = None,
+        truncated_may_be_correct: bool = False,
+    ) -> None:
+        self.verifier = named(verifier)
+        if truncated_may_be_correct and verifier != "dapo-published":
+            raise ConfigError(
+                f"truncated_may_be_correct with verifier {verifier!r}: a truncated response is never correct.",
+                remedy='Use it with "dapo-published" only, to reproduce the released run.',
+            )
+        if workers < 1:
+            raise ConfigError(f"workers = {workers}: at least one worker is needed.", remedy="Use 1 or more.")
+        if verifier == "code" and (why := code.isolation_error()):
+            raise ConfigError(f"rewards.verifier = 'code': {why}", remedy=code.ISOLATION_REMEDY)
+        self.limits = Limits(seconds or self.verifier.seconds, memory_mb or self.verifier.memory_mb)
+        self._truncated_may_be_correct = truncated_may_be_correct
+        self._n_workers = workers
+        self._done: dict[int, Judgement] = {}
+        self._pending: dict[int, str] = {}  # ticket -> reference
+        self._changed = threading.Condition()
+        self._next_ticket = 0
+        self._is_closed = False
+        self._workers: WorkerPool | None = None
+        self.pid = os.getpid()
+
+    def submit(
+        self,
+        response: str,
+        answer: str,
+        *,
+        stop_reason: StopReason | None = None,
+        meta: Mapping[str, object] | None = None,
+    ) -> int:
+        """Hand in a response; the ticket names its judgement in `poll` and `wait`."""
+        task = Task(response, answer, stop_reason, meta or {})
+        judgement = self._decide(task)
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("the verifier pool is closed")
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            if judgement is not None:
+                self._done[ticket] = judgement
+                self._changed.notify_all()
+                return ticket
+            self._pending[ticket] = answer
+            if self._workers is None:
+                self._workers = WorkerPool(self.verifier.name, self.limits, self._n_workers, self._deliver)
+                _OPEN.add(self)
+        self._workers.submit(
+            {
+                "ticket": ticket,
+                "response": response,
+                "answer": answer,
+                "stop_reason": stop_reason.value if stop_reason else None,
+                "meta": dict(task.meta),
+            }
+        )
+        return ticket
+
+    def poll(self) -> list[tuple[int, Judgement]]:
+        """What is finished and was not yet collected, by ticket; returns at once."""
+        with self._changed:
+            finished = sorted(self._done.items())
+            self._done.clear()
+        return finished
+
+    def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:
+        """The judgements of these tickets, waiting for those that are still being worked on."""
+        wanted = list(tickets)
+        with self._changed:
+            unknown = [ticket for ticket in wanted if ticket not in self._done and ticket not in self._pending]
+            if unknown:
+                raise KeyError(f"tickets {unknown[:5]} are unknown or were already collected")
+            self._changed.wait_for(lambda: self._is_closed or all(ticket in self._done for ticket in wanted))
+            if self._is_closed:
+                raise RuntimeError("the verifier pool was closed while it was waited for")
+            return {ticket: self._done.pop(ticket) for ticket in wanted}
+
+    def judge_all(self, items: Sequence[Item]) -> list[Judgement]:
+        """Judgements in the order of the items, each a (response, answer) pair or a Task."""
+        tasks = [item if isinstance(item, Task) else Task(*item) for item in items]
+        tickets = [
+            self.submit(task.response, task.answer, stop_reason=task.stop_reason, meta=task.meta) for task in tasks
+        ]
+        judgements = self.wait(tickets)
+        return [judgements[ticket] for ticket in tickets]
+
+    def worker_pids(self) -> list[int]:
+        """The processes at work; for tests and `dapo doctor`."""
+        return self._workers.worker_pids() if self._workers is not None else []
+
+    def close(self) -> None:
+        """Kill and reap the workers. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._workers is not None:
+            self._workers.close()
+        _OPEN.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _decide(self, task: Task) -> Judgement | None:
+        """What needs no worker: truncated responses and whatever the exact rules settle."""
+        start = time.perf_counter()
+        if task.stop_reason is StopReason.LENGTH and not self._truncated_may_be_correct:
+            return Judgement(Verdict.WRONG, -1.0, None, task.answer, 0.0, "truncated: stop reason LENGTH")
+        try:
+            finding = self.verifier.decide(task)
+        except Exception as error:  # one response must not end a run: the fault is counted and named instead
+            finding = Finding(Verdict.CRASH, None, f"{type(error).__name__} in the exact rules: {error}"[:2_000])
+        if finding is None:
+            return None
+        return Judgement(
+            finding.verdict,
+            1.0 if finding.verdict is Verdict.CORRECT else -1.0,
+            finding.extracted,
+            task.answer,
+            time.perf_counter() - start,
+            finding.message,
+        )
+
+    def _deliver(self, reply: dict[str, Any]) -> None:
+        with self._changed:
+            reference = self._pending.pop(reply["ticket"], None)
+            if reference is None:
+                return
+            self._done[reply["ticket"]] = Judgement(
+                Verdict(reply["verdict"]),
+                reply["value"],
+                reply["extracted"],
+                reference,
+                reply["seconds"],
+                reply["message"],
+                reply["graded"],
+            )
+            self._changed.notify_all()
+
+
+_OPEN: weakref.WeakSet[VerifierPool] = weakref.WeakSet()
+_SHARED: dict[tuple[object, ...], VerifierPool] = {}
+_SHARED_LOCK = threading.Lock()
+
+
+@atexit.register
+def close_open_pools() -> None:
+    for pool in list(_OPEN):
+        if pool.pid == os.getpid():
+            pool.close()
+
+
+def _forget_shared_pools() -> None:
+    """In a forked child: the parent's pools, their thread and locks are not ours."""
+    global _SHARED_LOCK
+    _SHARED_LOCK = threading.Lock()
+    _SHARED.clear()
+
+
+os.register_at_fork(after_in_child=_forget_shared_pools)
+
+
+def shared_pool(verifier: str, *, seconds: float | None, memory_mb: int | None, truncated: bool) -> VerifierPool:
+    """One pool per process and kind, for single judgements; a forked child makes its own."""
+    key = (os.getpid(), verifier, seconds, memory_mb, truncated)
+    with _SHARED_LOCK:
+        if key not in _SHARED:
+            _SHARED[key] = VerifierPool(
+                verifier, workers=2, seconds=seconds, memory_mb=memory_mb, truncated_may_be_correct=truncated
+            )
+        return _SHARED[key]

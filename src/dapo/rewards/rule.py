@@ -1,0 +1,189 @@
+"""The project's rule: the final answer is correct when it has the reference's mathematical value.
+
+`decide` is exact and cheap and may run anywhere; where it cannot tell it returns None, and `decide_fully` (numerics,
+then math-verify) is asked inside a worker that can be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dapo.rewards import equivalence
+from dapo.rewards.equivalence import CompareScalars, TooLargeError, UndecidedError
+from dapo.rewards.extract import Statement, final_statement
+from dapo.rewards.limits import MAX_REFERENCE_CHARS
+from dapo.rewards.notation import Node
+from dapo.rewards.statement import Reading, read
+from dapo.rewards.tokens import NotationError, UnknownNotationError
+from dapo.rewards.typography import plain, trimmed
+from dapo.types import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict before it becomes a judgement: what was extracted, and why where the verdict alone does not say."""
+
+    verdict: Verdict
+    extracted: str | None = None
+    message: str = ""
+
+
+_INTEGER = re.compile(r"\s*-?\d{1,300}\s*", re.ASCII)
+# `\\textbf{(C)}\\ 42`: an option's letter before its value.
+_OPTION = re.compile(
+    r"[\s$*]*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(([A-E])\)[\s~]*\}?(?:\\[ ,;:]|[\s~:])*(?=\S)"
+)
+_SMALLEST_EXCLAIMED = 20  # `5!` is a factorial; `42!` at the end of a line of prose is enthusiasm
+
+
+@lru_cache(maxsize=65_536)
+def read_reference(answer: str) -> Reading:
+    """The reference as a tree. NotationError when it is empty, too long or in no notation we read."""
+    if not answer.strip():
+        raise NotationError("it is empty")
+    if len(answer) > MAX_REFERENCE_CHARS:
+        raise NotationError(f"it has more than {MAX_REFERENCE_CHARS} characters")
+    reading = read(answer.strip(), letters="symbols")
+    if equivalence.settled(reading.node).op == "contradiction":
+        raise NotationError("its sides differ")
+    if reading.is_titled:  # `October 30`: the words are part of the answer
+        return Reading(Node("text", name=" ".join(reading.spelled).casefold()), spelled=reading.spelled)
+    return reading
+
+
+def decide(response: str, answer: str) -> Finding | None:
+    """The verdict by exact rules alone, or None where only numerics or algebra can tell."""
+    statement = final_statement(response)
+    if statement is None:
+        return Finding(Verdict.UNPARSEABLE, None, 'no "Answer:" line and no \\boxed{} in the response')
+    return _judge(statement, answer, None)
+
+
+def decide_fully(response: str, answer: str) -> Finding:
+    """`decide`, with numerics and math-verify for what is left. Only in a worker: it may take for ever."""
+    from dapo.rewards import numerics, symbolic
+
+    finding = decide(response, answer)
+    if finding is not None:
+        return finding
+    statement = final_statement(response)
+    assert statement is not None, "decide found none"
+    finding = _judge(statement, answer, numerics.compare)
+    if finding is None:
+        is_same = symbolic.same(answer, statement.text) and all(
+            symbolic.same(answer, rival) for rival in statement.rivals
+        )
+        finding = _finding(is_same, statement)
+    return finding
+
+
+def _judge(statement: Statement, answer: str, compare: CompareScalars | None) -> Finding | None:
+    if not trimmed(plain(statement.text[:4_000])):
+        return Finding(Verdict.UNPARSEABLE, "", "the final answer is empty")
+    answers = (statement.text, *statement.rivals)
+    undecided = False
+    for text in answers:
+        is_same = _same(answer, text, compare)
+        if is_same is False:
+            message = "" if text is statement.text else f"also offered: {text[:80]}"
+            return _finding(False, statement, message)
+        undecided |= is_same is None
+    return None if undecided else _finding(True, statement)
+
+
+def _finding(is_same: bool, statement: Statement, message: str = "") -> Finding:
+    return Finding(Verdict.CORRECT if is_same else Verdict.WRONG, statement.text.strip()[:200], message)
+
+
+def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None:
+    """Whether a statement has the reference's value; None when undecided."""
+    try:
+        reference = read_reference(answer)
+    except NotationError:
+        reference = None
+    if reference is None:
+        return True if _spelled(answer) == _spelled(text) else None
+    readings, undecided = _readings(text, reference)
+    for reading in readings:
+        if reading.spelled and reading.spelled == reference.spelled:
+            return True
+        if reading.is_hedged and not reference.is_hedged:
+            continue
+        units = reading.units | equivalence.unit_letters(reading.node)
+        if reference.units and units and not reference.units & units:
+            continue
+        if reference.node.op == "text" and " ".join(reading.spelled).casefold() == reference.node.name:
+            return True
+        try:
+            for alternative in _alternatives(answer, reference, reading):
+                if equivalence.same(alternative, reading.node, compare):
+                    return True
+        except TooLargeError:
+            continue
+        except UndecidedError:
+            undecided = True
+    if undecided:
+        return None
+    return False
+
+
+def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
+    """The ways a statement may be read: commas as list signs where a list is wanted, a final `!` as punctuation.
+
+    And whether math-verify should be asked: an unknown macro, beside a reference that is not a plain number.
+    """
+    node = equivalence.settled(reference.node)
+    letters = "words" if not equivalence.free_symbols(node) else "symbols"
+    readings: list[Reading] = []
+    is_unknown = False
+    for commas in ("thousands", "list") if node.op in ("list", "set", "bracket") else ("thousands",):
+        try:
+            readings.append(read(text, commas=commas, letters=letters))
+        except UnknownNotationError:
+            is_unknown = node.op not in ("num", "neg", "div", "text", "list")
+        except NotationError:
+            continue
+    if (label := _OPTION.match(text)) and not readings:
+        with contextlib.suppress(NotationError):
+            readings.append(read(label[1] if node.op == "sym" else text[label.end() :], letters=letters))
+    bare_text = text.strip(" *_\n")
+    if bare_text.endswith("!") and bare_text[-2:-1] not in ("!", "$", ")", "}"):
+        try:
+            calm = read(bare_text[:-1], letters=letters)
+            value = calm.node.value
+            if value is None or abs(value) > _SMALLEST_EXCLAIMED:
+                readings.append(calm)
+        except NotationError:
+            pass
+    return readings, is_unknown and not readings
+
+
+def _alternatives(answer: str, reference: Reading, reading: Reading) -> list[Node]:
+    """The reference; and as a list, where `100,200` could be one and the answer is one."""
+    nodes = [reference.node]
+    if reading.node.op in ("list", "set") and re.search(r"\d,\d{3}", answer):
+        with contextlib.suppress(NotationError):
+            nodes.append(read(answer.strip(), commas="list").node)
+    return nodes
+
+
+def _spelled(text: str) -> str:
+    """A spelling for references no notation covers; white space counts only between two letters or digits."""
+    text = trimmed(plain(text)).replace("\x1f", " ")
+    return re.sub(r"(?<![^\W_])\s+|\s+(?![^\W_])", "", re.sub(r"\\[dt]frac", r"\\frac", text))
+
+
+def reference_error(answer: str) -> str | None:
+    """Why a reference cannot be judged against, or None. Integers cost a regular expression."""
+    if _INTEGER.fullmatch(answer):
+        return None
+    try:
+        reading = read_reference(answer)
+    except NotationError as error:
+        return str(error)
+    if reading.node.op == "approx":
+        return "it is an estimate"
+    return None

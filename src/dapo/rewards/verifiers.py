@@ -1,0 +1,180 @@
+"""Verifiers by name. Each turns a task into a finding; what may hang or run foreign code does so in a worker only."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from dapo.errors import ConfigError
+from dapo.rewards import published, rule
+from dapo.rewards.extract import final_statement
+from dapo.rewards.rule import Finding
+from dapo.rewards.typography import plain, trimmed
+from dapo.types import Score, StopReason, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One response to judge against one reference, with the problem's extra data (`meta`)."""
+
+    response: str
+    answer: str
+    stop_reason: StopReason | None = None
+    meta: Mapping[str, object] = field(default_factory=dict)
+    seconds: float = 10.0  # what the harness allows; a verifier that starts processes ends them a little earlier
+
+
+Outcome = Finding | Score
+Judge = Callable[[Task], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """`decide` is cheap, exact and safe in any process, None where it cannot tell; `work` runs in a worker."""
+
+    name: str
+    decide: Callable[[Task], Finding | None]
+    work: Judge
+    seconds: float = 1.5  # default limits of its tasks
+    memory_mb: int = 768
+
+
+BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command", "math-verify")
+COMMAND_PREFIX = "command:"
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def named(name: str) -> Verifier:
+    """The verifier of that name, or ConfigError. A user's function is imported in workers only."""
+    match name:
+        case "math":
+            return Verifier(name, lambda task: rule.decide(task.response, task.answer), _math)
+        case "dapo-published":
+            return _cheap(name, lambda task: published.decide(task.response, task.answer))
+        case "exact":
+            return _cheap(name, _exact)
+        case "choice":
+            return _cheap(name, _choice)
+        case "math-verify":
+            return Verifier(name, _undecided, _math_verify, seconds=10.0)
+        case "code":
+            return Verifier(name, _undecided, _code, seconds=10.0, memory_mb=1024)
+        case "command":
+            return Verifier(name, _undecided, _command, seconds=30.0, memory_mb=8192)
+    if name.startswith(COMMAND_PREFIX) and name[len(COMMAND_PREFIX) :].strip():
+        return Verifier(name, _undecided, _command_line(name[len(COMMAND_PREFIX) :]), seconds=30.0, memory_mb=8192)
+    if _FUNCTION.fullmatch(name) and not name.startswith(COMMAND_PREFIX):
+        return Verifier(name, _undecided, _function(name), seconds=10.0, memory_mb=4096)
+    raise ConfigError(
+        f"rewards.verifier = {name!r}: no such verifier.",
+        remedy=f"Use one of {', '.join(BUILT_IN)}, command:PROGRAM, or your own function as package.module:function.",
+    )
+
+
+def _cheap(name: str, judge: Callable[[Task], Finding]) -> Verifier:
+    return Verifier(name, judge, judge)
+
+
+def _undecided(_task: Task) -> None:
+    return None
+
+
+def _math(task: Task) -> Finding:
+    return rule.decide_fully(task.response, task.answer)
+
+
+def _math_verify(task: Task) -> Finding:
+    """math-verify alone, on the whole response: a second opinion for audits."""
+    from dapo.rewards import symbolic
+
+    extracted, is_same = symbolic.judged(task.response, task.answer)
+    if extracted is None:
+        return Finding(Verdict.UNPARSEABLE, None, "math-verify finds no answer")
+    return Finding(Verdict.CORRECT if is_same else Verdict.WRONG, extracted)
+
+
+def _code(task: Task) -> Finding:
+    from dapo.rewards import code
+
+    return code.decide(task.response, task.answer, task.meta, seconds=0.9 * task.seconds)
+
+
+def _command(task: Task) -> Outcome:
+    from dapo.rewards import command
+
+    return command.decide(task)
+
+
+def _command_line(line: str) -> Judge:
+    """`command:PROGRAM ARGUMENTS`: the program stands in the verifier's name."""
+    return lambda task: _command(replace(task, meta={**task.meta, "command": line}))
+
+
+def _function(name: str) -> Judge:
+    def call(task: Task) -> Outcome:
+        module, _, attribute = name.partition(":")
+        function = getattr(importlib.import_module(module), attribute)
+        score = function(task.response, task.answer, dict(task.meta))
+        if not isinstance(score, Score):
+            raise TypeError(f"{name} returned {type(score).__name__}; it must return dapo.types.Score(value, correct)")
+        return score
+
+    return call
+
+
+def _exact(task: Task) -> Finding:
+    """The final statement, or the whole response where none is marked, is the reference to the letter."""
+    statement = final_statement(task.response)
+    said = (statement.text if statement is not None else task.response[-4_000:]).strip()
+    if not said:
+        return Finding(Verdict.UNPARSEABLE, None, "the response is empty")
+    return Finding(Verdict.CORRECT if said == task.answer.strip() else Verdict.WRONG, said[:200])
+
+
+_LETTER = re.compile(
+    r"(?:option|choice|answer)?\s*[(\[]?\s*([A-Ea-e])\s*[)\].:]?(?:\s+\S.*)?", re.IGNORECASE | re.DOTALL
+)
+_BARE_LETTER = re.compile(r"(?<![\w'])[(\[]?([A-E])[)\]]?(?![\w'])")
+
+
+def _choice(task: Task) -> Finding:
+    """One letter A to E, perhaps with the option's text after it; two letters are two answers."""
+    statement = final_statement(task.response)
+    if statement is None:
+        return Finding(Verdict.UNPARSEABLE, None, 'no "Answer:" line and no \\boxed{} in the response')
+    letters = {letter_in(text) for text in (statement.text, *statement.rivals)}
+    reference = letter_in(task.answer)
+    extracted = statement.text.strip()[:200]
+    if len(letters) == 1 and reference in letters and reference is not None:
+        return Finding(Verdict.CORRECT, extracted)
+    if not trimmed(plain(statement.text[:4_000])):
+        return Finding(Verdict.UNPARSEABLE, None, "the final answer is empty")
+    return Finding(Verdict.WRONG, extracted)
+
+
+def letter_in(text: str) -> str | None:
+    """The one option a text names: `B`, `(B)`, `\\text{B}`, `B) 42`, `option B`; None for none or several."""
+    bare = trimmed(re.sub(r"\\(?:boxed|textbf|text|mathrm|mathbf)\s*", "", plain(text[:2_000])).replace("\x1f", " "))
+    bare = bare.strip("{} .")
+    match = _LETTER.fullmatch(bare.replace("{", "").replace("}", ""))
+    if match is None or len(set(_BARE_LETTER.findall(bare))) > 1:
+        return None
+    followed = bare[match.end(1) - match.start() :]
+    if match[1].islower() and len(bare) > 3:
+        return None
+    if re.match(r"\s*(?:or|and|/|,)\b", followed, re.IGNORECASE):
+        return None
+    return match[1].upper()
+
+
+def reference_error(answer: str, *, verifier: str = "math") -> str | None:
+    """Why a reference answer cannot be judged against, or None. Integers cost a regular expression."""
+    if verifier == "math":
+        return rule.reference_error(answer)
+    if verifier == "choice":
+        return None if letter_in(answer) else "it is not one letter from A to E"
+    if verifier in ("dapo-published", "exact"):
+        return None if answer.strip() else "it is empty"
+    return None  # code, command and functions may judge by `meta` alone

@@ -1,0 +1,134 @@
+"""Words that mean something in an answer: functions, relations, units, numbers, and words that may change a value."""
+
+from __future__ import annotations
+
+import re
+
+
+def word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTIONS = word_set("""
+    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt cbrt abs floor ceil gcd lcm max min
+    """)
+GREEK = word_set("""
+    alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi
+    varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar
+    """)
+RELATIONS = {
+    "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "~": "approx",
+    "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=", "geq": ">=", "geqslant": ">=", "lt": "<", "gt": ">",
+    "ne": "!=", "neq": "!=", "approx": "approx", "sim": "approx", "simeq": "approx", "cong": "approx",
+    "in": "in", "notin": "notin", "equiv": "equiv", "propto": "propto", "mid": "mid", "nmid": "nmid",
+    "to": "to", "rightarrow": "to", "Rightarrow": "to", "implies": "to", "iff": "iff", "Leftrightarrow": "iff",
+    "subset": "subset", "subseteq": "subset", "perp": "perp", "parallel": "parallel",
+}  # fmt: skip
+TEXT_MACROS = word_set("text textbf textit textrm texttt textsf textnormal mbox hbox mathrm operatorname emph")
+STYLE_MACROS = word_set("""
+    mathbf mathit mathsf mathtt boldsymbol bm pmb boxed fbox framebox overline underline ensuremath vec hat bar widehat
+    """)
+MATRICES = word_set("pmatrix bmatrix matrix vmatrix array smallmatrix Bmatrix")
+IGNORED_COMMANDS = word_set("""
+    mathop rm bf it sf tt strut nobreak allowbreak checkmark square blacksquare qed phantom
+    """)
+# Two- and three-letter runs that are words or units even where letters may be symbols.
+SHORT_WORDS = word_set("""
+    is it as at an am be by do go he if in me my no of on or so to up us we all and any are but can day etc for get
+    has how its let mod non not now one our out per sum the two via was way who why yes you ten six men car cat dog
+    boy box bag cup hr hrs min sec mph kph ft yd mi lb lbs oz cm mm km kg mg ml dl cl nm gm pt qt gal rad deg amp
+    ohm usd eur gbp sq cu cc hz pts pcs may jan feb mar apr jun jul aug sep oct nov dec sun mon tue wed thu fri sat
+    odd red
+    """)
+
+COPULAS = word_set("is are equals equal be was were becomes gives yields")
+HEDGES = word_set("approximately about around roughly nearly almost approx circa ca estimated")
+# A line with one of these and a number may mean another number, several, or none.
+UNSAFE = HEDGES | word_set("""
+    not no never neither nor none isn't aren't wasn't doesn't don't cannot can't won't without except excluding
+    unless either between than less more fewer greater least most above below under over up beyond within exceeds
+    exceed bigger smaller larger upto until to through thru from versus vs plus minus times divided
+    multiplied multiply divide add subtract half halves twice double thrice triple
+    quarter quarters third thirds fourth fourths fifth fifths sixth tenth tenths hundredth hundredths squared cubed
+    square-root cube-root root factorial power mod modulo base choose log inverse reciprocal couple pair few
+    several many any anything all every each other another else both maybe perhaps possibly probably might may could
+    would should can guess unsure uncertain unknown unclear likely think wrong incorrect false untrue invalid
+    impossible undefined infinite nan reject rejected if depending whichever whatever but however although instead
+    rather alternatively alternative and or xor et oder plusminus give take etc ish
+    import eval exec print echo lambda def return system drop select true
+    """)
+UNSAFE_CHINESE = re.compile("[或和与约不非没无未超多少大小于至到间倍半万亿千百几余除乘加减另若]")
+UNITS = {
+    name: canonical
+    for canonical, names in {
+        "mm": "mm millimeter millimeters",
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "m": "m meter meters metre metres",
+        "km": "km kilometer kilometers kilometre kilometres",
+        "in": "in inch inches",
+        "ft": "ft foot feet",
+        "yd": "yd yard yards",
+        "mi": "mi mile miles",
+        "s": "s sec secs second seconds",
+        "min": "min mins minute minutes",
+        "h": "h hr hrs hour hours",
+        "day": "day days",
+        "week": "week weeks",
+        "month": "month months",
+        "year": "year years",
+        "cent": "cent cents",
+        "dollar": "dollar dollars usd",
+        "g": "g gram grams",
+        "kg": "kg kilogram kilograms",
+        "lb": "lb lbs pound pounds",
+        "oz": "oz ounce ounces",
+        "rad": "rad radian radians",
+        "degree": "degree degrees deg",
+    }.items()
+    for name in names.split()
+}
+UNIT_LETTERS = frozenset("mgshLl")  # metres, grams, seconds, hours, litres
+SCALES = {
+    "hundred": 100,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+
+_ONES_IN_ORDER = """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen
+    """
+_ONES = {word: number for number, word in enumerate(_ONES_IN_ORDER.split())}
+_TENS_IN_ORDER = "twenty thirty forty fifty sixty seventy eighty ninety"
+_TENS = {word: 10 * (number + 2) for number, word in enumerate(_TENS_IN_ORDER.split())}
+
+
+def number_in_words(words: list[str]) -> int | None:
+    """`forty two` is 42, `one thousand two hundred` 1200; None when any word is no number."""
+    total = current = 0
+    seen = False
+    for word in words:
+        if word == "and" and seen:
+            continue
+        if word in _ONES:
+            if seen and (current % 10 or (current % 100 == 10)):
+                return None
+            if seen and _ONES[word] > 9 and current % 100:
+                return None
+            current += _ONES[word]
+        elif word in _TENS:
+            if current % 100:
+                return None
+            current += _TENS[word]
+        elif word == "hundred" and current:
+            current *= 100
+        elif word in ("thousand", "million", "billion") and current:
+            total += current * SCALES[word]
+            current = 0
+        else:
+            return None
+        seen = True
+    return total + current if seen else None

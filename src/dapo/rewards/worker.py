@@ -1,0 +1,122 @@
+"""A worker process: reads tasks as JSON lines from standard input, writes findings as JSON lines. No torch, no pickle.
+
+It leaves when its input ends, and the kernel ends it when a task overruns, even if nobody is left to kill it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+from dapo.rewards.rule import Finding
+from dapo.rewards.verifiers import COMMAND_PREFIX, Task, named
+from dapo.types import Score, StopReason, Verdict
+
+_GRACE_S = 2.0  # after which the worker ends itself; its parent should have done so before
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Serve until standard input ends."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
+    os.dup2(2, 1)  # what a verifier prints must not look like a reply
+    tasks = os.fdopen(os.dup(0), "r", encoding="utf-8", errors="surrogatepass", newline="\n")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    verifier = named(settings["verifier"])
+    preload(settings["verifier"])
+    limit_memory(settings["memory_mb"])
+
+    def reply(message: dict[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    reply({"ready": True})
+    for line in tasks:
+        order = json.loads(line)
+        task = Task(
+            order["response"],
+            order["answer"],
+            StopReason(order["stop_reason"]) if order["stop_reason"] else None,
+            order["meta"],
+            settings["seconds"],
+        )
+        reply({"started": order["ticket"]})
+        signal.setitimer(signal.ITIMER_REAL, settings["seconds"] + _GRACE_S)
+        start = time.monotonic()
+        out_of_memory = False
+        try:
+            outcome = encoded(verifier.work(task))
+        except MemoryError:
+            out_of_memory = True
+            outcome = crash(f"out of memory ({settings['memory_mb']} MB)")
+        except RecursionError:
+            outcome = crash("nested too deeply")
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            outcome = crash(f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        outcome |= {"ticket": order["ticket"], "seconds": time.monotonic() - start, "leaving": out_of_memory}
+        reply(outcome)
+        if out_of_memory:
+            return  # what the task left behind is not worth keeping
+
+
+def preload(verifier: str) -> None:
+    """Import what tasks will need, so that no task pays for it."""
+    if verifier in ("math", "math-verify"):
+        import math_verify  # noqa: F401
+
+        from dapo.rewards import numerics, symbolic  # noqa: F401
+
+        logging.disable(logging.CRITICAL)  # math-verify announces on every call that its time-outs are off
+    elif verifier == "code":
+        from dapo.rewards import code  # noqa: F401
+    elif ":" in verifier and not verifier.startswith(COMMAND_PREFIX):
+        with contextlib.suppress(Exception):  # the first task meets the same error, and its judgement says so
+            importlib.import_module(verifier.partition(":")[0])
+
+
+def limit_memory(memory_mb: int) -> None:
+    limit = memory_mb * 2**20
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def encoded(outcome: Finding | Score) -> dict[str, Any]:
+    """A finding as what goes over the pipe: rule verifiers score +1 or −1 (DAPO eq. 7), functions what they say."""
+    if isinstance(outcome, Score):
+        value = float(outcome.value)
+        if value != value or value in (float("inf"), float("-inf")):
+            return crash(f"the reward is {value}")
+        correct = outcome.correct
+        verdict = Verdict.CORRECT if correct else Verdict.WRONG
+        return {"verdict": verdict.value, "value": value, "extracted": None, "message": "", "graded": correct is None}
+    value = 1.0 if outcome.verdict is Verdict.CORRECT else -1.0
+    return {
+        "verdict": outcome.verdict.value,
+        "value": value,
+        "extracted": outcome.extracted,
+        "message": outcome.message,
+        "graded": False,
+    }
+
+
+def crash(message: str) -> dict[str, Any]:
+    return {"verdict": "CRASH", "value": -1.0, "extracted": None, "message": message[:2_000], "graded": False}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

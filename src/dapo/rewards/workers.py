@@ -1,0 +1,246 @@
+"""Killable worker processes and the thread that feeds them. One task at a time each; the clock starts when work starts.
+
+The thread owns every process and pipe, so that callers in any thread only touch a queue. A worker that overruns is
+killed with all its children and replaced; the tasks of its neighbours are not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from dapo.rewards.limits import Limits
+
+_START_SECONDS = 120.0  # for a worker to import its libraries, on a busy machine
+_READ_BYTES = 1 << 16
+_MAX_REPLY_BYTES = 1 << 22
+
+Order = dict[str, Any]
+Reply = dict[str, Any]
+
+
+class WorkerProcess:
+    """One child with its pipes. `ticket` is the task it holds."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        environment.pop("PYTHONINSPECT", None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dapo.rewards.worker", json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if ":" in settings["verifier"] else subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # its own process group: killing the group takes its children along
+        )
+        assert self.process.stdin is not None, "a pipe was asked for"
+        assert self.process.stdout is not None, "a pipe was asked for"
+        self.inbox = self.process.stdin.fileno()
+        self.outbox = self.process.stdout.fileno()
+        os.set_blocking(self.inbox, False)
+        os.set_blocking(self.outbox, False)
+        self.is_ready = False
+        self.ticket: int | None = None
+        self.unsent = b""
+        self.received = b""
+        self.deadline = time.monotonic() + _START_SECONDS
+        self.since = time.monotonic()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, then reap."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class WorkerPool:
+    """Feeds orders to up to `n_workers` processes and calls `deliver(reply)` from its own thread for each."""
+
+    def __init__(self, verifier: str, limits: Limits, n_workers: int, deliver: Callable[[Reply], None]) -> None:
+        self._settings = {"verifier": verifier, "seconds": limits.seconds, "memory_mb": limits.memory_mb}
+        self._limits = limits
+        self._n_workers = n_workers
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._orders: deque[tuple[int, bytes]] = deque()
+        self._workers: list[WorkerProcess] = []
+        self._failed_starts = 0
+        self._is_closing = False
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+        self._thread = threading.Thread(target=self._serve, name=f"verifier {verifier}", daemon=True)
+        self._thread.start()
+
+    def submit(self, order: Order) -> None:
+        """Queue an order, a JSON object with a `ticket`."""
+        line = json.dumps(order).encode() + b"\n"  # here, where what cannot be encoded is the caller's error
+        with self._lock:
+            if self._is_closing:
+                raise RuntimeError("the verifier pool is closed")
+            self._orders.append((order["ticket"], line))
+        self._wake()
+
+    def worker_pids(self) -> list[int]:
+        return [worker.process.pid for worker in list(self._workers)]
+
+    def close(self) -> None:
+        """Kill and reap every worker. Orders still waiting are dropped."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        os.close(self._wake_writer)
+        os.close(self._wake_reader)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_writer, b"x")
+
+    def _serve(self) -> None:
+        try:
+            while not self._is_closing:
+                self._hand_out()
+                self._watch()
+        finally:
+            for worker in self._workers:
+                worker.kill()
+            self._workers.clear()
+
+    def _hand_out(self) -> None:
+        """Start workers while there is more to do than idle hands, and give each idle one an order."""
+        with self._lock:
+            n_waiting = len(self._orders)
+        n_free = sum(worker.ticket is None for worker in self._workers)
+        while n_free < n_waiting and len(self._workers) < self._n_workers:
+            self._workers.append(WorkerProcess(self._settings))
+            n_free += 1
+        for worker in self._workers:
+            if not worker.is_ready or worker.ticket is not None:
+                continue
+            with self._lock:
+                if not self._orders:
+                    return
+                worker.ticket, worker.unsent = self._orders.popleft()
+            worker.deadline = time.monotonic() + _START_SECONDS  # replaced when the worker says it has started
+            worker.since = time.monotonic()
+
+    def _watch(self) -> None:
+        """Wait for bytes, for room to write, for a wake-up or for the next deadline."""
+        busy = [worker for worker in self._workers if worker.ticket is not None or not worker.is_ready]
+        pause = min((worker.deadline - time.monotonic() for worker in busy), default=3600.0)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_reader, selectors.EVENT_READ, None)
+            for worker in self._workers:
+                selector.register(worker.outbox, selectors.EVENT_READ, worker)
+                if worker.unsent:
+                    selector.register(worker.inbox, selectors.EVENT_WRITE, worker)
+            ready = selector.select(max(0.0, pause))
+        for key, _ in ready:
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_reader, 4096)
+            elif key.fd == key.data.outbox:
+                self._receive(key.data)
+            elif key.data in self._workers:
+                self._send(key.data)
+        now = time.monotonic()
+        for worker in [worker for worker in busy if worker in self._workers and now >= worker.deadline]:
+            if worker.ticket is not None or not worker.is_ready:
+                self._overrun(worker)
+
+    def _send(self, worker: WorkerProcess) -> None:
+        try:
+            sent = os.write(worker.inbox, worker.unsent[:_READ_BYTES])
+            worker.unsent = worker.unsent[sent:]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            worker.unsent = b""  # it died; its output ends as well, and that is handled there
+
+    def _receive(self, worker: WorkerProcess) -> None:
+        try:
+            data = os.read(worker.outbox, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._died(worker)
+            return
+        worker.received += data
+        *lines, worker.received = worker.received.split(b"\n")
+        for line in lines:
+            self._message(worker, json.loads(line))
+        if len(worker.received) > _MAX_REPLY_BYTES:
+            self._replace(worker, "CRASH", "its reply was too long")
+
+    def _message(self, worker: WorkerProcess, message: Reply) -> None:
+        if "ready" in message:
+            worker.is_ready, self._failed_starts = True, 0
+            worker.deadline = float("inf")
+        elif "started" in message:
+            worker.since = time.monotonic()
+            worker.deadline = worker.since + self._limits.seconds
+        elif worker.ticket is not None and message.get("ticket") == worker.ticket:
+            worker.ticket = None
+            worker.deadline = float("inf")
+            self._deliver(message)
+            if message["leaving"]:
+                self._replace(worker, "CRASH", "")
+
+    def _overrun(self, worker: WorkerProcess) -> None:
+        if not worker.is_ready:
+            self._replace(worker, "CRASH", f"the worker did not start within {_START_SECONDS:.0f} s")
+            return
+        self._replace(worker, "TIMEOUT", f"stopped after {self._limits.seconds:g} s")
+
+    def _died(self, worker: WorkerProcess) -> None:
+        code = worker.process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if worker.is_ready:
+            self._replace(worker, "CRASH", f"the worker died ({how})")
+            return
+        self._failed_starts += 1
+        self._replace(worker, "CRASH", f"the worker could not start ({how})")
+        if self._failed_starts >= 3:  # it never will: say so for everything that waits, instead of trying for ever
+            with self._lock:
+                waiting, self._orders = list(self._orders), deque()
+            for ticket, _ in waiting:
+                self._deliver(failure(ticket, "CRASH", f"the verifier's workers could not start ({how})", 0.0))
+            self._failed_starts = 0
+
+    def _replace(self, worker: WorkerProcess, verdict: str, message: str) -> None:
+        """Drop a worker; the order it held gets the verdict, and the next round starts a fresh one."""
+        self._workers.remove(worker)
+        worker.kill()
+        if worker.ticket is not None:
+            self._deliver(failure(worker.ticket, verdict, message, time.monotonic() - worker.since))
+
+
+def failure(ticket: int, verdict: str, message: str, seconds: float) -> Reply:
+    return {
+        "ticket": ticket,
+        "verdict": verdict,
+        "value": -1.0,
+        "extracted": None,
+        "message": message,
+        "graded": False,
+        "seconds": seconds,
+    }

@@ -1,0 +1,1 @@
+"""Engines that write responses, behind one streaming protocol."""

@@ -1,0 +1,109 @@
+"""The streaming protocol between those who want responses and those who write them, and its data.
+
+Submit requests, advance tick by tick, receive completions as they end. All scheduling is in ticks, never in seconds,
+so that a run is a function of its seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dapo.models.policy import Policy
+from dapo.rollout.noise import NoiseKey
+from dapo.rollout.sampler import SamplingParams
+from dapo.types import Completion
+
+__all__ = ["Engine", "EngineState", "Fault", "Finished", "NoiseKey", "Request", "SamplingParams"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One response that is wanted."""
+
+    id: int  # unique in a run
+    prompt: tuple[int, ...]
+    key: NoiseKey
+    max_new_tokens: int  # the end token included
+    group: int  # requests of one group share a prompt
+
+
+Finished = tuple[Request, Completion]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A response the engine gave up; it came back with stop reason ABORTED."""
+
+    tick: int
+    request: Request
+    position: int  # of the token in the response that could not be drawn
+    reason: str
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """In-flight and waiting sequences, without their KV: `meta` goes into JSON, `arrays` into safetensors."""
+
+    meta: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[Any]]
+
+
+class Engine(Protocol):
+    """Writes responses. A response depends on its request, the weights and the sampling parameters, on nothing else."""
+
+    tick: int  # advances by one with every `advance` that is not paused
+    faults: list[Fault]  # responses given up so far; the caller may clear it
+
+    @property
+    def n_in_flight(self) -> int:
+        """Responses being written."""
+        ...
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests submitted that have not begun."""
+        ...
+
+    def capacity(self) -> int:
+        """How many more requests could begin at the next tick."""
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests, first come, first served. Refuses by name what can never fit; then nothing was queued."""
+        ...
+
+    def advance(self) -> list[Finished]:
+        """One tick: begin waiting requests, write one token of every response; those that ended, as submitted."""
+        ...
+
+    def abort(self, ids: Iterable[int]) -> list[Finished]:
+        """End these now, with what was written so far. Ids that already ended are passed over."""
+        ...
+
+    def load_weights(self, policy: Policy, version: int) -> None:
+        """Draw all further tokens from these weights. In-flight responses go on; none of their old KV is used."""
+        ...
+
+    def pause(self) -> None:
+        """Until `resume`, `advance` does nothing and the tick stands still. Submitting and aborting still work."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def snapshot(self) -> EngineState:
+        """Everything needed to go on later. This engine and one restored from the state then write the same bits."""
+        ...
+
+    def restore(self, state: EngineState) -> None:
+        """Take over a snapshot, in place of whatever is in flight. The weights must be loaded already."""
+        ...
+
+
+def concatenated(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any] | type) -> NDArray[Any]:
+    """One array from many, also from none."""
+    return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype, copy=False)

@@ -1,0 +1,77 @@
+"""Where a step's tokens went: trained on, or wasted, and by which cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dapo.types import Group
+
+CAUSES = ("all_right", "all_wrong", "surplus", "aborted", "truncated", "stale")
+
+
+@dataclass(slots=True)
+class Accounting:
+    """Counts of one step. Every generated token is either trained on or wasted by exactly one cause."""
+
+    prompts_tried: int = 0
+    groups_resolved: int = 0
+    groups_informative: int = 0
+    groups_all_right: int = 0
+    groups_all_wrong: int = 0
+    groups_trained: int = 0
+    responses_judged: int = 0
+    responses_correct: int = 0
+    responses_truncated: int = 0
+    trained_tokens: int = 0
+    wasted_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    ticks: int = 0
+
+    @property
+    def generated_tokens(self) -> int:
+        return self.trained_tokens + sum(self.wasted_tokens.values())
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the resolved groups that are informative."""
+        return self.groups_informative / self.groups_resolved if self.groups_resolved else 0.0
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy over all judged responses of resolved groups, the uninformative ones included."""
+        return self.responses_correct / self.responses_judged if self.responses_judged else 0.0
+
+    @property
+    def informative_per_1000_tokens(self) -> float:
+        return 1000 * self.groups_informative / self.generated_tokens if self.generated_tokens else 0.0
+
+    def resolved(self, group: Group) -> None:
+        """Count a group whose verdicts are all known; an uninformative one is waste."""
+        self.groups_resolved += 1
+        self.responses_judged += len(group.judgements)
+        self.responses_correct += group.n_correct
+        self.responses_truncated += sum(completion.is_truncated for completion in group.completions)
+        if group.is_informative:
+            self.groups_informative += 1
+        elif group.n_correct:
+            self.groups_all_right += 1
+        else:
+            self.groups_all_wrong += 1
+
+    def wasted(self, group: Group) -> None:
+        """An uninformative group's tokens."""
+        self.wasted_tokens["all_right" if group.n_correct else "all_wrong"] += n_tokens(group)
+
+    def trained(self, groups: Iterable[Group], *, filter_truncated: bool) -> None:
+        """The step's groups; tokens of filtered truncated responses are waste."""
+        for group in groups:
+            self.groups_trained += 1
+            for completion in group.completions:
+                if filter_truncated and completion.is_truncated:
+                    self.wasted_tokens["truncated"] += len(completion.tokens)
+                else:
+                    self.trained_tokens += len(completion.tokens)
+
+
+def n_tokens(group: Group) -> int:
+    return sum(len(completion.tokens) for completion in group.completions)

@@ -1,0 +1,170 @@
+"""Carry-over and partial rollouts (not the paper's algorithm): what a step does not use, a later step may.
+
+A step takes the first N informative groups that are complete, without waiting for slower ones: those come later,
+within the staleness bound, instead of being lost. Staleness is counted in updates, from the oldest token. Tokens of a
+group are accounted for in the step that trains on it or gives it up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dapo.config.schema import SamplingConfig
+from dapo.sampling.accounting import Accounting, n_tokens
+from dapo.sampling.collect import Collector, PendingGroup
+from dapo.sampling.dynamic import Fill, FillState, Progress, Source, apply_fill_policy
+from dapo.types import Group
+
+
+@dataclass(slots=True)
+class CarryState(FillState):
+    """What is left for later steps: finished surplus groups, and groups still being written."""
+
+    carried: list[Group] = field(default_factory=list)
+    pending: list[PendingGroup] = field(default_factory=list)
+
+
+def oldest_version(group: Group) -> int:
+    return min(int(completion.version.min()) for completion in group.completions if len(completion.version))
+
+
+def fill_step_carrying(
+    collector: Collector,
+    source: Source,
+    config: SamplingConfig,
+    state: CarryState,
+    *,
+    version: int,
+    filter_truncated: bool,
+    max_prompts_tried: int,
+    progress: Progress = lambda _known, _wanted: None,
+) -> Fill:
+    """The groups of one step at weight version `version`."""
+    source.start_step()
+    filling = _CarryFilling(collector, source, config, state, version, max_prompts_tried, progress)
+    groups = filling.run()
+    events: list[str] = []
+    if len(groups) < config.prompts_per_step:
+        if config.fill_policy == "relax":
+            groups += filling.take_stale(config.prompts_per_step - len(groups))
+        if len(groups) < config.prompts_per_step:
+            groups = apply_fill_policy(config, state, groups, filling.accounting, events)
+    filling.leave()
+    filling.accounting.trained(groups, filter_truncated=filter_truncated)
+    return Fill(groups, filling.accounting, events)
+
+
+class _CarryFilling:
+    def __init__(
+        self,
+        collector: Collector,
+        source: Source,
+        config: SamplingConfig,
+        state: CarryState,
+        version: int,
+        max_prompts_tried: int,
+        progress: Progress,
+    ) -> None:
+        self.collector = collector
+        self.source = source
+        self.config = config
+        self.state = state
+        self.version = version
+        self.budget = max_prompts_tried
+        self.progress = progress
+        self.accounting = Accounting()
+        self.stale: list[Group] = []
+        self.start_tick = collector.engine.tick
+        self.start_aborted = collector.aborted_tokens
+        self.is_exhausted = False
+        self.ready = [*state.held, *state.carried]
+        state.held, state.carried = [], []
+        self.drop_stale_pending()
+
+    def run(self) -> list[Group]:
+        wanted = self.config.prompts_per_step
+        while True:
+            self.collect_resolved()
+            fresh = [group for group in self.ready if not self.is_stale(group)]
+            self.stale += [group for group in self.ready if self.is_stale(group)]
+            self.ready = fresh
+            self.progress(min(wanted, len(fresh)), wanted)
+            nothing_comes = self.is_exhausted and not self.state.pending
+            if len(fresh) >= wanted or nothing_comes:
+                chosen, self.ready = fresh[:wanted], fresh[wanted:]
+                return chosen
+            self.submit_more()
+            if self.state.pending:
+                self.collector.advance()
+
+    def is_stale(self, group: Group) -> bool:
+        bound = self.config.max_staleness_updates
+        return bound is not None and self.version - oldest_version(group) > bound
+
+    def submit_more(self) -> None:
+        """Keep the engine busy: what this step does not use, the next one does."""
+        while not self.is_exhausted and (self.collector.has_room() or not self.state.pending):
+            came = self.source.next() if self.accounting.prompts_tried < self.budget else None
+            if came is None:
+                self.is_exhausted = True
+                return
+            self.accounting.prompts_tried += 1
+            self.state.pending.append(self.collector.submit(*came))
+
+    def collect_resolved(self) -> None:
+        resolved = [pending for pending in self.state.pending if pending.is_resolved]
+        if not resolved:
+            return
+        self.state.pending = [pending for pending in self.state.pending if not pending.is_resolved]
+        for pending in resolved:
+            group = pending.finished()
+            self.collector.forget(pending)
+            self.accounting.resolved(group)
+            self.state.acceptance.observe(group.is_informative)
+            if group.is_informative:
+                self.ready.append(group)
+            else:
+                self.accounting.wasted(group)
+
+    def drop_stale_pending(self) -> None:
+        """A group with a token beyond the bound can never be used: stop writing it."""
+        bound = self.config.max_staleness_updates
+        late = [
+            pending
+            for pending in self.state.pending
+            if bound is not None
+            and any(
+                c is not None and len(c.version) and self.version - int(c.version.min()) > bound
+                for c in pending.completions
+            )
+        ]
+        self.give_up(late, "stale")
+
+    def take_stale(self, n: int) -> list[Group]:
+        """Policy `relax`: the youngest groups beyond the staleness bound, and nothing else."""
+        self.stale.sort(key=oldest_version, reverse=True)
+        taken, self.stale = self.stale[:n], self.stale[n:]
+        return taken
+
+    def give_up(self, pending: list[PendingGroup], cause: str) -> None:
+        if not pending:
+            return
+        gone = {group.number for group in pending}
+        self.state.pending = [group for group in self.state.pending if group.number not in gone]
+        before = self.collector.aborted_tokens
+        self.collector.drop(pending)
+        finished = sum(group.n_tokens for group in pending)
+        self.accounting.wasted_tokens[cause] += finished + self.collector.aborted_tokens - before
+
+    def leave(self) -> None:
+        """Hand on what may be handed on; the rest is waste with its cause."""
+        for group in self.stale:
+            self.accounting.wasted_tokens["stale"] += n_tokens(group)
+        if self.config.carry_over:
+            self.state.carried = self.ready
+        else:
+            for group in self.ready:
+                self.accounting.wasted_tokens["surplus"] += n_tokens(group)
+        if not self.config.partial_rollouts:
+            self.give_up(list(self.state.pending), "aborted")
+        self.accounting.ticks = self.collector.engine.tick - self.start_tick

@@ -1,0 +1,197 @@
+"""Engine and verifier as one: problems go in, groups with completions and judgements come out, tick by tick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dapo.rollout.engine import Engine, NoiseKey, Request
+from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict
+
+
+@dataclass(slots=True)
+class PendingGroup:
+    """A group on its way: which of its responses have ended, and which of those are judged."""
+
+    number: int  # order of submission in this run
+    problem: Problem
+    visit: int
+    prompt: tuple[int, ...]
+    completions: list[Completion | None]
+    judgements: list[Judgement | None]
+    is_dropped: bool = False  # nobody waits for it any more
+    n_judged: int = 0
+    is_mixed: bool = False  # known to be informative: one right and one wrong, or two different raw values, suffice
+
+    @property
+    def is_resolved(self) -> bool:
+        return self.n_judged == len(self.judgements)
+
+    def judge(self, index: int, judgement: Judgement) -> None:
+        assert self.judgements[index] is None, "a response is judged once"
+        self.judgements[index] = judgement
+        self.n_judged += 1
+        if not self.is_mixed:
+            known = [j for j in self.judgements if j is not None]
+            is_graded = any(j.graded for j in known)
+            self.is_mixed = len({j.value if is_graded else j.accuracy for j in known}) > 1
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(completion.tokens) for completion in self.completions if completion is not None)
+
+    def finished(self) -> Group:
+        completions = tuple(completion for completion in self.completions if completion is not None)
+        judgements = tuple(judgement for judgement in self.judgements if judgement is not None)
+        assert len(completions) == len(judgements) == len(self.judgements), "a group is finished once all is judged"
+        return Group(self.problem, self.visit, self.prompt, completions, judgements)
+
+
+@dataclass(slots=True)
+class VerdictJournal:
+    """Verdicts that depend on the clock (TIMEOUT, CRASH), so that a resumed run repeats them instead of the clock."""
+
+    known: dict[str, Judgement] = field(default_factory=dict)
+    fresh: list[tuple[str, Judgement]] = field(default_factory=list)  # since the last checkpoint; the run writes them
+
+    def recall(self, request: Request) -> Judgement | None:
+        return self.known.get(self.key_of(request))
+
+    def note(self, request: Request, judgement: Judgement) -> None:
+        key = self.key_of(request)
+        if judgement.verdict in (Verdict.TIMEOUT, Verdict.CRASH) and key not in self.known:
+            self.known[key] = judgement
+            self.fresh.append((key, judgement))
+
+    @staticmethod
+    def key_of(request: Request) -> str:
+        return f"{request.key.problem}/{request.key.visit}/{request.key.response_index}"
+
+
+class Collector:
+    """Submits groups to the engine, sends what ends to the judge, and applies each verdict at its own tick.
+
+    The verdict of a response that ended at tick t takes effect at tick t + delay and is waited for then. So the judge
+    works while the engine decodes, and yet no decision depends on how fast it was.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        judge: Judge,
+        *,
+        responses_per_prompt: int,
+        max_new_tokens: int,
+        seed: int,
+        delay_ticks: int = 4,
+        journal: VerdictJournal | None = None,
+    ) -> None:
+        self.engine = engine
+        self.judge = judge
+        self.responses_per_prompt = responses_per_prompt
+        self.max_new_tokens = max_new_tokens
+        self.seed = seed
+        self.delay_ticks = delay_ticks
+        self.journal = journal or VerdictJournal()
+        self.n_submitted = 0
+        self.aborted_tokens = 0
+        self.groups: dict[int, PendingGroup] = {}
+        self.due: list[tuple[int, Request, int | None]] = []  # (tick, request, ticket), in order of tick
+
+    @property
+    def is_idle(self) -> bool:
+        return self.engine.n_in_flight == 0 and self.engine.n_waiting == 0 and not self.due
+
+    def has_room(self) -> bool:
+        """Could the engine start a whole group on its next tick?"""
+        return self.engine.capacity() >= self.responses_per_prompt
+
+    def submit(self, problem: Problem, visit: int, prompt: tuple[int, ...]) -> PendingGroup:
+        G = self.responses_per_prompt
+        group = PendingGroup(self.n_submitted, problem, visit, prompt, [None] * G, [None] * G)
+        self.n_submitted += 1
+        self.groups[group.number] = group
+        self.engine.submit([self.request_of(group, i) for i in range(G)])
+        return group
+
+    def request_of(self, group: PendingGroup, index: int) -> Request:
+        return Request(
+            id=group.number * self.responses_per_prompt + index,
+            prompt=group.prompt,
+            key=NoiseKey(self.seed, "train", group.problem.id, group.visit, index),
+            max_new_tokens=self.max_new_tokens,
+            group=group.number,
+        )
+
+    def advance(self) -> None:
+        """One engine tick; then every verdict that is due by now takes effect."""
+        if self.engine.n_in_flight or self.engine.n_waiting:
+            for request, completion in self.engine.advance():
+                self._ended(request, completion)
+            now = self.engine.tick
+        else:  # nothing to decode: only verdicts are outstanding, so jump to the next one
+            now = self.due[0][0] if self.due else self.engine.tick
+        self._apply_due(now)
+
+    def drop(self, groups: Sequence[PendingGroup]) -> None:
+        """Give up groups: what they still write is aborted, their verdicts are no longer waited for."""
+        numbers = set()
+        for group in groups:
+            group.is_dropped = True
+            numbers.add(group.number)
+        G = self.responses_per_prompt
+        running = [n * G + i for n in numbers for i, done in enumerate(self.groups[n].completions) if done is None]
+        for _, completion in self.engine.abort(running):
+            self.aborted_tokens += len(completion.tokens)
+        gone = [entry for entry in self.due if entry[1].group in numbers]
+        self.due = [entry for entry in self.due if entry[1].group not in numbers]
+        self.judge.wait([ticket for _, _, ticket in gone if ticket is not None])  # leave no ticket behind
+        for number in numbers:
+            del self.groups[number]
+
+    def forget_all(self) -> None:
+        """Give up whatever is in flight, without a trace."""
+        self.drop(list(self.groups.values()))
+
+    def forget(self, group: PendingGroup) -> None:
+        """Stop tracking a resolved group."""
+        del self.groups[group.number]
+
+    def _ended(self, request: Request, completion: Completion) -> None:
+        group = self.groups[request.group]
+        group.completions[request.key.response_index] = completion
+        self.await_verdict(self.engine.tick + self.delay_ticks, group, request.key.response_index)
+
+    def await_verdict(self, tick: int, group: PendingGroup, index: int) -> None:
+        """Hand a response to the judge, unless its verdict is known; it takes effect at `tick`."""
+        request, completion = self.request_of(group, index), group.completions[index]
+        assert completion is not None, "only what has ended can be judged"
+        ticket = None
+        if completion.stop_reason is not StopReason.ABORTED and self.journal.recall(request) is None:
+            ticket = self.judge.submit(
+                completion.text,
+                group.problem.answer,
+                stop_reason=completion.stop_reason,
+                meta=dict(group.problem.meta),
+            )
+        self.due.append((tick, request, ticket))
+
+    def _apply_due(self, now: int) -> None:
+        due = [entry for entry in self.due if entry[0] <= now]
+        if not due:
+            return
+        self.due = [entry for entry in self.due if entry[0] > now]
+        answers = self.judge.wait([ticket for _, _, ticket in due if ticket is not None])
+        for _, request, ticket in due:
+            group = self.groups[request.group]
+            if ticket is not None:
+                judgement = answers[ticket]
+                self.journal.note(request, judgement)
+            else:
+                judgement = self.journal.recall(request) or engine_fault(group.problem)
+            group.judge(request.key.response_index, judgement)
+
+
+def engine_fault(problem: Problem) -> Judgement:
+    """What a response counts as that the engine itself gave up: a reported fault, never correct."""
+    return Judgement(Verdict.CRASH, -1.0, reference=problem.answer, message="the engine gave it up: non-finite logits")

@@ -1,0 +1,57 @@
+"""Files of a run that grow by lines: appended and flushed, cut back on resume; small files are replaced atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one JSON line, flushed to disk."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a JSONL file; a torn last line is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def cut_back(path: Path, last_step: int) -> None:
+    """Drop lines of steps after `last_step`, and what a crash tore."""
+    if path.exists():
+        kept = [record for record in read_lines(path) if int(record.get("step", 0)) <= last_step]
+        replace_file(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write aside, flush, rename: a reader sees the old file or the new one, never half of one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

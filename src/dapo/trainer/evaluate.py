@@ -1,0 +1,49 @@
+"""Evaluation inside a run: every evaluation set, on the current weights, into eval.jsonl."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from dapo.config.schema import EvalConfig
+from dapo.evaluation.runner import Answered, evaluate, summarise
+from dapo.rollout.engine import SamplingParams
+from dapo.tracking.files import append_line
+from dapo.trainer.interrupt import check_stop
+from dapo.trainer.run import Run, make_engine
+
+
+def evaluate_run(run: Run) -> list[dict[str, Any]]:
+    """One line per set: avg@k, pass@k, maj@k with their intervals, and the step."""
+    lines = []
+    for problem_set in run.eval_sets:
+        start = time.perf_counter()
+        settings = run.config.eval
+        engine = make_engine(run.config, run.policy, sampling_of(settings))
+
+        def on_answer(_answer: Answered, done: int, total: int) -> None:
+            check_stop(run)
+            for observer in run.observers:
+                observer.on_evaluation_progress(done, total)
+
+        answers = evaluate(
+            engine,
+            run.judge,
+            problem_set.problems,
+            problem_set.prompts,
+            k=settings.k,
+            max_new_tokens=run.config.limits.max_response_tokens,
+            seed=run.config.train.seed,
+            on_answer=on_answer,
+        )
+        line = {"step": run.step, **summarise(problem_set.name, problem_set.problems, answers, k=settings.k)}
+        line["timing.evaluation_s"] = time.perf_counter() - start
+        append_line(run.folder / "eval.jsonl", line)
+        for observer in run.observers:
+            observer.on_evaluation(line)
+        lines.append(line)
+    return lines
+
+
+def sampling_of(settings: EvalConfig) -> SamplingParams:
+    return SamplingParams(temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k)

@@ -1,0 +1,59 @@
+"""The loop: the table of contents of the system."""
+
+from __future__ import annotations
+
+import time
+
+from dapo.sampling.fill import fill
+from dapo.trainer.batch import make_batch
+from dapo.trainer.evaluate import evaluate_run
+from dapo.trainer.interrupt import Interrupted, stop_on_signals
+from dapo.trainer.pretrain_value import pretrain_value
+from dapo.trainer.records import new_record, write_rollouts
+from dapo.trainer.run import Run
+from dapo.trainer.step_metrics import step_metrics
+from dapo.trainer.update import update_policy
+
+
+def train(run: Run) -> None:
+    """Each step: sample groups, score them, turn scores into advantages, update, publish the new weights."""
+    with stop_on_signals(run):
+        try:
+            if run.saved_step < 0:  # a new run: where it starts from
+                evaluate_run(run)
+                pretrain_value(run)
+                run.save()
+            for step in run.remaining_steps():
+                train_step(run, step)
+        except Interrupted:
+            run.take_back_step()
+        if run.saved_step >= 0:  # stopped before the first checkpoint, a run simply starts over
+            run.save()
+    for observer in run.observers:
+        observer.on_end(run)
+
+
+def train_step(run: Run, step: int) -> None:
+    config = run.config
+    start = time.perf_counter()
+    run.begin_step()
+    version = run.learner.updates
+    filled = fill(run.collector, run.source, config, run.fill, version=version, progress=run.on_fill)
+    sampled = time.perf_counter()
+    batch = make_batch(filled.groups, config, run.policy.dtype)
+    record = new_record(batch) if run.is_due(config.rollouts.every_steps, step) and filled.groups else None
+    learnt = update_policy(run.learner, batch, config, step=step, record=record, progress=run.on_update)
+    run.engine.load_weights(run.policy, version=run.learner.updates)
+
+    run.step = step
+    run.observe_groups(filled.groups)
+    for message in filled.events:
+        run.event("fill", message)
+    if record is not None:
+        write_rollouts(run.folder / "rollouts" / f"step-{step:06d}.parquet", step, batch, record)
+    timing = {"timing.sampling_s": sampled - start, "timing.step_s": time.perf_counter() - start}
+    run.track(step_metrics(step, filled, batch, version) | learnt | timing)
+    if run.is_due(config.eval.every_steps, step) or (config.eval.every_steps and step == config.train.steps):
+        evaluate_run(run)
+    if run.is_due(config.checkpoint.every_steps, step):
+        run.save()

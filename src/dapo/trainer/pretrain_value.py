@@ -1,0 +1,66 @@
+"""Value pretraining (VAPO): the critic learns Monte-Carlo returns of the fixed policy before the policy moves."""
+
+from __future__ import annotations
+
+import hashlib
+
+from dapo.sampling.carry import CarryState
+from dapo.sampling.dynamic import fill_step
+from dapo.tracking.files import append_line
+from dapo.trainer.batch import Batch, deal_minibatches, make_batch
+from dapo.trainer.interrupt import check_stop
+from dapo.trainer.run import Run
+from dapo.trainer.update import Sums, score_old, update_critic
+from dapo.trainer.value import Values, estimate_advantages, explained_variance_of
+
+HELD_OUT_SHARE = 8  # one problem in eight is never trained on here, so that explained variance means something
+
+
+def pretrain_value(run: Run) -> None:
+    """Sample from the fixed policy without any filter, fit the critic, measure it on held-out problems."""
+    value, critic = run.learner.value, run.config.algorithm.critic
+    if value is None or critic.path is not None:
+        return
+    sampling = run.config.sampling.model_copy(update={"dynamic": False})
+    for step in range(1, critic.pretrain_steps + 1):
+        filled = fill_step(
+            run.collector,
+            run.source,
+            sampling,
+            CarryState(),
+            filter_truncated=False,
+            max_prompts_tried=sampling.prompts_per_step,
+            progress=run.on_fill,
+        )
+        batch = make_batch(filled.groups, run.config, run.policy.dtype)
+        score_old(run.learner, batch, run.config)
+        values = monte_carlo(run, batch)
+        held_out = [g for g, group in enumerate(batch.groups) if is_held_out(group.problem.id)]
+        sums = Sums()
+        for groups in deal_minibatches(
+            len(batch.groups), run.config.train.updates_per_step, seed=run.config.train.seed, step=-step, epoch=0
+        ):
+            rows = batch.rows_of([g for g in groups if g not in held_out])
+            if rows:
+                update_critic(run.learner, batch, values, rows, run.config, sums)
+        check_stop(run)
+        line = {
+            "step": step,
+            "critic/loss": sums.ratio("critic_loss", "critic_updates"),
+            "critic/explained_variance": explained_variance_of(values, batch.rows_of(held_out)),
+        }
+        append_line(run.folder / "value.jsonl", line)
+        for observer in run.observers:
+            observer.on_value_step(line, critic.pretrain_steps)
+
+
+def monte_carlo(run: Run, batch: Batch) -> Values:
+    """Old values, and returns with λ = 1 as targets, whatever the policy's λ."""
+    assert run.learner.value is not None, "only a critic is pretrained"
+    gae = run.config.algorithm.gae.model_copy(update={"lam_critic": 1.0, "whiten": False})
+    algorithm = run.config.algorithm.model_copy(update={"gae": gae})
+    return estimate_advantages(run.learner.value.critic, batch, run.config.model_copy(update={"algorithm": algorithm}))
+
+
+def is_held_out(problem_id: str) -> bool:
+    return hashlib.blake2b(problem_id.encode(), digest_size=1).digest()[0] % HELD_OUT_SHARE == 0

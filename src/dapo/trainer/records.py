@@ -1,0 +1,58 @@
+"""What the model wrote in a step, one row per response, as parquet: for the rollout browser and for audits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from dapo.trainer.batch import Batch
+from dapo.trainer.ragged import Ragged
+from dapo.trainer.update import StepRecord
+
+
+def new_record(batch: Batch) -> StepRecord:
+    """Empty records for a batch; NaN marks a token no update has seen."""
+    return StepRecord(Ragged(batch.lengths, torch.float32, fill=float("nan")), Ragged(batch.lengths, torch.float32))
+
+
+def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord) -> None:
+    """One row per response of the step's batch; written aside and renamed."""
+    rows = range(len(batch.lengths))
+    of = [(batch.groups[int(g)], row) for row, g in enumerate(batch.group)]
+    G = len(batch.groups[0].completions) if batch.groups else 1
+    at = [(group, row % G) for group, row in of]
+    columns = {
+        "step": [step] * len(of),
+        "problem_id": [group.problem.id for group, _ in at],
+        "question": [group.problem.question for group, _ in at],
+        "answer": [group.problem.answer for group, _ in at],
+        "source": [group.problem.source for group, _ in at],
+        "visit": [group.visit for group, _ in at],
+        "response_index": [i for _, i in at],
+        "prompt_tokens": [list(group.prompt_tokens) for group, _ in at],
+        "tokens": [group.completions[i].tokens for group, i in at],
+        "logp": [group.completions[i].logp for group, i in at],
+        "logp_old": [batch.logp_old.row(row).float().numpy() for row in rows],
+        "entropy": [batch.entropy.row(row).float().numpy() for row in rows],
+        "advantage": [batch.advantage.row(row).float().numpy() for row in rows],
+        "ratio": [record.ratio.row(row).numpy() for row in rows],
+        "clip": [record.clip.row(row).to(torch.int8).numpy() for row in rows],
+        "version": [group.completions[i].version for group, i in at],
+        "response_text": [group.completions[i].text for group, i in at],
+        "verdict": [group.judgements[i].verdict.value for group, i in at],
+        "extracted": [group.judgements[i].extracted for group, i in at],
+        "reward": batch.reward.tolist(),
+        "reward_raw": batch.raw_reward.tolist(),
+        "reward_overlong": batch.overlong_penalty.tolist(),
+        "stop_reason": [group.completions[i].stop_reason.value for group, i in at],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.tmp")
+    pq.write_table(pa.table(columns), aside, compression="zstd")
+    with aside.open("rb") as file:
+        os.fsync(file.fileno())
+    aside.replace(path)

@@ -1,0 +1,411 @@
+"""A run: its folder, its parts put together from a config, and its state in and out of a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dapo.checkpoints.load import Checkpoint, newest_checkpoint
+from dapo.checkpoints.save import save_checkpoint
+from dapo.config.load import Resolved, flatten, resolve, to_toml
+from dapo.config.model_shapes import model_location
+from dapo.config.schema import Config
+from dapo.data.order import ProblemOrder
+from dapo.errors import CheckpointError, ConfigError, EngineError
+from dapo.models.critic import load_critic, save_critic
+from dapo.models.load import load_policy, save_policy
+from dapo.models.policy import Policy, add_lora
+from dapo.rewards import VerifierPool
+from dapo.rollout.engine import SamplingParams
+from dapo.rollout.local.engine import LocalEngine
+from dapo.sampling.carry import CarryState
+from dapo.sampling.collect import Collector, VerdictJournal
+from dapo.sampling.dynamic import AcceptanceRate, Source
+from dapo.sampling.predictive import Posteriors, PredictiveSource
+from dapo.sampling.state import (
+    collector_from_state,
+    collector_to_state,
+    groups_from_state,
+    groups_to_state,
+    judgement_from_state,
+    judgement_to_state,
+)
+from dapo.tracking.files import append_line, cut_back, replace_file
+from dapo.tracking.metrics import check_declared
+from dapo.trainer.interrupt import check_stop
+from dapo.trainer.observer import Observer
+from dapo.trainer.optimizer import Optimizer
+from dapo.trainer.problems import EncodedSet, load_encoded
+from dapo.trainer.source import OrderedSource
+from dapo.trainer.update import Learner
+from dapo.trainer.value import ValueLearner
+from dapo.types import Group
+
+# Keys that may differ when a run goes on: they change what is written, when it ends and how fast, not what is learnt.
+SAFE_TO_CHANGE = (
+    "train.steps",
+    "train.tokens_per_microbatch",
+    "train.gradient_checkpointing",
+    "train.max_bad_updates",
+    "checkpoint.",
+    "eval.",
+    "rollouts.",
+    "rewards.workers",
+    "data.eval",
+)
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything a run consists of. `trainer.loop.train` is what happens with it."""
+
+    config: Config
+    folder: Path
+    learner: Learner
+    engine: LocalEngine
+    judge: VerifierPool
+    collector: Collector
+    problems: EncodedSet
+    eval_sets: list[EncodedSet]
+    ordered: OrderedSource
+    source: Source  # the ordered one, or predictive selection on top of it
+    posteriors: Posteriors
+    fill: CarryState
+    observers: Sequence[Observer]
+    step: int = 0  # steps done
+    is_stopping: bool = False  # asked to stop by a signal
+    saved_step: int = -1
+    started: float = field(default_factory=time.monotonic)
+    _boundary: tuple[dict[str, Any], dict[str, torch.Tensor]] | None = None
+
+    @property
+    def policy(self) -> Policy:
+        return self.learner.policy
+
+    def remaining_steps(self) -> Iterator[int]:
+        while self.step < self.config.train.steps and not self.is_stopping:
+            yield self.step + 1
+
+    def is_due(self, every_steps: int, step: int) -> bool:
+        return every_steps > 0 and step % every_steps == 0
+
+    def on_fill(self, known: int, wanted: int) -> None:
+        check_stop(self)
+        for observer in self.observers:
+            observer.on_fill(known, wanted)
+
+    def on_update(self, done: int, total: int) -> None:
+        for observer in self.observers:
+            observer.on_update(done, total)
+
+    # -------------------------------------------------------------- what a run writes
+
+    def track(self, metrics: dict[str, float]) -> None:
+        check_declared(metrics)
+        append_line(self.folder / "metrics.jsonl", metrics)
+        for observer in self.observers:
+            observer.on_step(metrics)
+
+    def event(self, kind: str, message: str) -> None:
+        record = {"step": self.step, "kind": kind, "message": message, "timing.unix_s": time.time()}
+        append_line(self.folder / "events.jsonl", record)
+        for observer in self.observers:
+            observer.on_event(kind, message)
+
+    def close(self) -> None:
+        self.judge.close()
+
+    # -------------------------------------------------------------- checkpoint
+
+    def observe_groups(self, groups: Sequence[Group]) -> None:
+        """Complete groups teach predictive selection; between steps only."""
+        if self.config.sampling.predictive:
+            for group in groups:
+                self.posteriors.observe(group)
+
+    def sampling_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What the fill of the next step depends on, beside the weights."""
+        held, tensors = groups_to_state(self.fill.held, "held")
+        carried, more = groups_to_state(self.fill.carried, "carried")
+        in_flight, most = collector_to_state(self.collector)
+        state = {
+            "order": self.ordered.order.state(),
+            "acceptance": asdict(self.fill.acceptance),
+            "held": held,
+            "carried": carried,
+            "in_flight": in_flight,
+            "journal": {key: judgement_to_state(j) for key, j in self.collector.journal.known.items()},
+            "posteriors": self.posteriors.to_state(),
+        }
+        return state, tensors | more | most
+
+    def restore_sampling(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        problems, train = self.problems.by_id, self.config.train
+        self.ordered.order = ProblemOrder.restore(state["order"], n_problems=len(problems), seed=train.seed)
+        self.collector.journal.known = {key: judgement_from_state(j) for key, j in state["journal"].items()}
+        self.collector.forget_all()
+        self.fill = CarryState(
+            AcceptanceRate(**state["acceptance"]),
+            groups_from_state(state["held"], tensors, problems, "held"),
+            groups_from_state(state["carried"], tensors, problems, "carried"),
+            collector_from_state(self.collector, state["in_flight"], tensors, problems),
+        )
+        self.posteriors.counts = Posteriors.from_state(state["posteriors"]).counts
+
+    def begin_step(self) -> None:
+        """Remember what sampling changes, so that a step cut short can be taken back."""
+        self._boundary = self.sampling_state()
+
+    def take_back_step(self) -> None:
+        """After an interrupted fill: the state at the last step boundary, weights untouched."""
+        if self._boundary is not None:
+            self.restore_sampling(*self._boundary)
+
+    def save(self) -> None:
+        """Write the state at this step boundary: a resumed run goes on as if it had never stopped."""
+        if self.saved_step == self.step:
+            return
+        sampling, tensors = self.sampling_state()
+        for name, tensor in self.learner.optimizer.tensors().items():
+            tensors[f"optimizer.{name}"] = tensor
+        if self.learner.value is not None:
+            for name, tensor in self.learner.value.optimizer.tensors().items():
+                tensors[f"critic_optimizer.{name}"] = tensor
+        if self.config.model.lora.rank:  # model/ holds the merged weights; going on needs the adapter itself
+            for name, parameter in self.learner.optimizer.parameters.items():
+                tensors[f"adapter.{name}"] = parameter.detach()
+        state = {
+            "config": flatten(self.config.model_dump(mode="json")),
+            "updates": self.learner.updates,
+            "bad_updates": self.learner.bad_updates,
+            "data": self.problems.checksum,
+            "sampling": sampling,
+        }
+
+        def write_model(folder: Path) -> None:
+            save_policy(self.policy, folder)
+            if self.learner.value is not None:
+                save_critic(self.learner.value.critic, folder / "critic")
+
+        root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
+        save_checkpoint(root, self.step, write_model=write_model, tensors=tensors, state=state, keep=keep)
+        self.saved_step = self.step
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take over a checkpoint's state; weights are already loaded from its model folder."""
+        state = checkpoint.state
+        if state["data"] != self.problems.checksum:
+            raise CheckpointError(
+                f"{checkpoint.folder}: was trained on other problems than data.train = {self.config.data.train} holds.",
+                remedy="Restore the file, or start a new run.",
+            )
+        self.step = self.saved_step = checkpoint.step
+        self.learner.updates, self.learner.bad_updates = state["updates"], state["bad_updates"]
+        with torch.no_grad():
+            for name, tensor in with_prefix(checkpoint.tensors, "adapter.").items():
+                self.learner.optimizer.parameters[name].copy_(tensor)
+        self.learner.optimizer.load_tensors(with_prefix(checkpoint.tensors, "optimizer."))
+        if self.learner.value is not None:
+            self.learner.value.optimizer.load_tensors(with_prefix(checkpoint.tensors, "critic_optimizer."))
+        self.engine.load_weights(self.policy, version=self.learner.updates)
+        self.restore_sampling(state["sampling"], checkpoint.tensors)
+
+
+def with_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+# ------------------------------------------------------------------ starting and going on
+
+
+def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
+    """A new run in a new folder."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"--out {folder}: exists already.",
+            remedy=f"Go on with it: dapo resume {folder}. Or name another folder.",
+        )
+    config = resolved.config
+    run = assemble(config, folder, model_location(config.model.path), observers)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "config.toml", to_toml(config))
+    return run
+
+
+def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observers: Sequence[Observer] = ()) -> Run:
+    """Go on from the newest intact checkpoint; without one, from the start."""
+    config = read_run_config(folder, overrides)
+    checkpoint, skipped = newest_checkpoint(folder / "checkpoints")
+    if checkpoint is not None:
+        refuse_changes(config, checkpoint)
+    from_base = checkpoint is None or config.model.lora.rank > 0
+    path = model_location(config.model.path) if from_base or checkpoint is None else str(checkpoint.model_folder)
+    run = assemble(config, folder, path, observers)
+    if checkpoint is not None:
+        run.restore(checkpoint)
+    for name in ("metrics.jsonl", "eval.jsonl", "events.jsonl"):
+        cut_back(folder / name, run.saved_step)  # without a checkpoint: all of it
+    if checkpoint is None:
+        (folder / "value.jsonl").unlink(missing_ok=True)
+    for path_ in (folder / "rollouts").glob("step-*.parquet"):
+        if int(path_.stem.removeprefix("step-")) > run.step:
+            path_.unlink()
+    if overrides:
+        replace_file(folder / "config.toml", to_toml(config))
+    for message in skipped:
+        run.event("checkpoint", message)
+    run.event("resume", f"resumed after step {run.step}")
+    return run
+
+
+def read_run_config(folder: Path, overrides: Sequence[tuple[str, Any]]) -> Config:
+    from dapo.config.load import read_toml, refuse_unknown
+
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise ConfigError(f"{folder}: is not a run: it has no config.toml.", remedy="Name the folder of a run.")
+    keys = flatten(read_toml(path)) | dict(overrides)
+    refuse_unknown(keys, "config.toml")
+    return resolve(folder.name, keys, {}).config
+
+
+def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
+    """A resumed run must be the same run: only keys that cannot change what is learnt may differ."""
+    before, now = checkpoint.state["config"], flatten(config.model_dump(mode="json"))
+    changed = [key for key in now if now[key] != before.get(key, now[key])]
+    unsafe = [key for key in changed if not key.startswith(SAFE_TO_CHANGE)]
+    if unsafe:
+        what = ", ".join(f"{key} = {now[key]} (was {before[key]})" for key in unsafe)
+        raise ConfigError(
+            f"{what}: cannot change in a run that is under way.",
+            remedy="Start a new run. Safe to change on resume: "
+            + ", ".join(key.rstrip(".") for key in SAFE_TO_CHANGE)
+            + ".",
+        )
+
+
+def assemble(config: Config, folder: Path, model_path: str, observers: Sequence[Observer]) -> Run:
+    """Load model and data, build engine, verifier, optimizer."""
+    if config.rollout.engine != "local":
+        raise ConfigError(f"rollout.engine = {config.rollout.engine}: is not built yet.", remedy="Use local.")
+    if config.cluster.backend != "none":
+        raise ConfigError(f"cluster.backend = {config.cluster.backend}: is not built yet.", remedy="Use none.")
+    device = choose_device(config.model.device)
+    dtype = choose_dtype(config.model.dtype, device)
+    torch.manual_seed(config.train.seed)
+    policy = load_policy(model_path, dtype=dtype, device=device, revision=config.model.revision)
+    if config.model.lora.rank:
+        policy = add_lora(policy, config.model.lora.rank, config.model.lora.alpha)
+    learner = make_learner(config, policy, model_path, dtype, device)
+    problems = load_encoded(config.data.train, config, policy.tokenizer, use="train")
+    wanted = config.data.eval if config.eval.every_steps else ()
+    eval_sets = [load_encoded(name, config, policy.tokenizer, use="eval") for name in wanted]
+    engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature))
+    judge = VerifierPool(
+        config.rewards.verifier,
+        workers=config.rewards.workers,
+        seconds=config.rewards.seconds,
+        memory_mb=config.rewards.memory_mb,
+        truncated_may_be_correct=config.rewards.truncated_may_be_correct,
+    )
+    collector = Collector(
+        engine,
+        judge,
+        responses_per_prompt=config.sampling.responses_per_prompt,
+        max_new_tokens=config.limits.max_response_tokens,
+        seed=config.train.seed,
+        journal=VerdictJournal(),
+    )
+    order = ProblemOrder(len(problems.problems), seed=config.train.seed)
+    ordered = OrderedSource(problems.problems, problems.prompts, order)
+    posteriors = Posteriors()
+    source: Source = ordered
+    if config.sampling.predictive:
+        G = config.sampling.responses_per_prompt
+        source = PredictiveSource(ordered, posteriors, G=G, seed=config.train.seed)
+    run = Run(
+        config=config,
+        folder=folder,
+        learner=learner,
+        engine=engine,
+        judge=judge,
+        collector=collector,
+        problems=problems,
+        eval_sets=eval_sets,
+        ordered=ordered,
+        source=source,
+        posteriors=posteriors,
+        fill=CarryState(),
+        observers=list(observers),
+    )
+    for observer in observers:
+        observer.on_start(run)
+    return run
+
+
+def make_learner(config: Config, policy: Policy, model_path: str, dtype: torch.dtype, device: str) -> Learner:
+    train = config.train
+
+    def optimizer(module: torch.nn.Module) -> Optimizer:
+        return Optimizer(
+            module.named_parameters(), betas=train.betas, weight_decay=train.weight_decay, grad_clip=train.grad_clip
+        )
+
+    if train.gradient_checkpointing:
+        checkpoint_activations(policy)
+    learner = Learner(policy, optimizer(policy))
+    if config.has_reference:
+        learner.reference = load_policy(
+            model_location(config.model.path), dtype=dtype, device=device, revision=config.model.revision
+        )
+        learner.reference.requires_grad_(False)
+    if config.has_critic:
+        saved = Path(model_path) / "critic"
+        start = config.algorithm.critic.path or model_path
+        critic = load_critic(str(saved) if saved.is_dir() else start, dtype=dtype, device=device)
+        learner.value = ValueLearner(critic, optimizer(critic))
+    return learner
+
+
+def checkpoint_activations(policy: Policy) -> None:
+    """Recompute activations in the backward pass. The library does so in training mode only; dropout stays off."""
+    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    policy.train()
+    for module in policy.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.eval()
+
+
+def make_engine(config: Config, policy: Policy, sampling: SamplingParams) -> LocalEngine:
+    return LocalEngine(
+        policy,
+        sampling=sampling,
+        max_concurrent=config.rollout.max_concurrent_responses,
+        max_tokens=config.limits.max_prompt_tokens + config.limits.max_response_tokens,
+    )
+
+
+def choose_device(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": False}
+    if wanted == "mps":
+        raise EngineError(
+            "model.device = mps: Apple GPUs are not supported: their torch backend lacks float64 and 64-bit integer "
+            "kernels that the sampling noise needs.",
+            remedy="Use cpu; the quickstart takes minutes there.",
+        )
+    if not available[wanted]:
+        raise EngineError(f"model.device = {wanted}: this machine's torch sees no such device.", remedy="Use cpu.")
+    return wanted
+
+
+def choose_dtype(wanted: str, device: str) -> torch.dtype:
+    if wanted == "auto":
+        return torch.bfloat16 if device == "cuda" else torch.float32
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}[wanted]

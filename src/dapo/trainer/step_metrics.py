@@ -1,0 +1,59 @@
+"""What a step's sampling says of itself, as declared metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from dapo.sampling.carry import oldest_version
+from dapo.sampling.dynamic import Fill
+from dapo.trainer.batch import Batch
+from dapo.types import Verdict
+
+
+def step_metrics(step: int, fill: Fill, batch: Batch, version: int) -> dict[str, float]:
+    """Accuracy, rewards, lengths, acceptance and where the tokens went; verdict shares are of the trained groups."""
+    accounting = fill.accounting
+    metrics: dict[str, float] = {
+        "step": step,
+        "accuracy": accounting.accuracy,
+        "sampling/prompts_tried": accounting.prompts_tried,
+        "sampling/acceptance": accounting.acceptance,
+        "sampling/groups_trained": accounting.groups_trained,
+        "sampling/groups_all_right": accounting.groups_all_right,
+        "sampling/groups_all_wrong": accounting.groups_all_wrong,
+        "sampling/informative_per_1000_tokens": accounting.informative_per_1000_tokens,
+        "tokens/generated": accounting.generated_tokens,
+        "tokens/trained": accounting.trained_tokens,
+        "sampling/staleness_max": max((version - oldest_version(group) for group in batch.groups), default=0),
+    }
+    metrics |= {f"tokens/wasted_{cause}": count for cause, count in accounting.wasted_tokens.items()}
+    if accounting.responses_judged:
+        metrics["length/truncated"] = accounting.responses_truncated / accounting.responses_judged
+    return metrics | batch_metrics(batch)
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """Rewards, verdicts and lengths of the rows the step trains on."""
+    if not batch.lengths:
+        return {}
+    length = np.array(batch.lengths)
+    right = batch.is_correct.numpy()
+    verdicts = Counter(judgement.verdict for group in batch.groups for judgement in group.judgements)
+    metrics = {
+        "reward/mean": float(batch.reward.mean()),
+        "reward/raw": float(batch.raw_reward.mean()),
+        "reward/overlong": float(batch.overlong_penalty.mean()),
+        "length/mean": float(length.mean()),
+        "length/p10": float(np.quantile(length, 0.1)),
+        "length/p90": float(np.quantile(length, 0.9)),
+        "length/max": float(length.max()),
+    }
+    if right.any():
+        metrics["length/right"] = float(length[right].mean())
+    if not right.all():
+        metrics["length/wrong"] = float(length[~right].mean())
+    for verdict in (Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.TIMEOUT, Verdict.CRASH):
+        metrics[f"verdict/{verdict.value.lower()}"] = verdicts[verdict] / len(batch.lengths)
+    return metrics

@@ -1,0 +1,127 @@
+"""The critic's side of PPO and VAPO: values, GAE with its own λ for policy and critic, and the value update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dapo.algorithms.advantages import gae, length_adaptive_lambda, whiten
+from dapo.algorithms.losses import kl_penalty, value_loss
+from dapo.config.schema import Config
+from dapo.models.critic import Critic
+from dapo.models.packing import pack
+from dapo.trainer.batch import Batch, deal_microbatches
+from dapo.trainer.optimizer import Optimizer
+from dapo.trainer.ragged import Ragged, pad_flat, token_mask
+
+
+@dataclass(slots=True)
+class ValueLearner:
+    """The critic and its own optimizer."""
+
+    critic: Critic
+    optimizer: Optimizer
+
+
+@dataclass(slots=True)
+class Values:
+    """Per token of a batch: V at the start of the step, and the critic's target."""
+
+    old: Ragged
+    target: Ragged
+
+
+def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
+    """V(s_t) of the rows' response tokens, end to end."""
+    packed = pack([batch.prompts[row] for row in rows], [batch.responses[row] for row in rows], critic.device)
+    value: Tensor = critic(packed)
+    return value
+
+
+def estimate_advantages(critic: Critic, batch: Batch, config: Config, logp_ref: Ragged | None = None) -> Values:
+    """GAE over every row: fills `batch.advantage` for the policy and returns old values and targets for the critic.
+
+    The reward stands on the last token; with KL in the reward each token also pays β·(log π_old − log π_ref). The
+    critic's targets use their own λ where one is given (VAPO's decoupled GAE), the policy's λ may grow with the length.
+    """
+    old, target = Ragged(batch.lengths, batch.advantage.flat.dtype), Ragged(batch.lengths, batch.advantage.flat.dtype)
+    settings = config.algorithm.gae
+    for rows in deal_microbatches(batch, range(len(batch.lengths)), config.train.tokens_per_microbatch):
+        with torch.no_grad():
+            old.put(rows, score_values(critic, batch, rows))
+        lengths = [batch.lengths[row] for row in rows]
+        mask = token_mask(lengths, "cpu")
+        reward = terminal_reward(batch, rows, mask, old.flat.dtype)
+        if logp_ref is not None:
+            kl = kl_penalty(
+                batch.logp_old.padded(rows, "cpu"), logp_ref.padded(rows, "cpu"), kind=config.algorithm.kl.kind
+            )
+            reward = reward - config.algorithm.kl.coefficient * torch.where(mask, kl, 0.0)
+        value = old.padded(rows, "cpu")
+        alpha = settings.length_adaptive_alpha
+        lam: float | Tensor = settings.lam
+        if alpha is not None:
+            lam = length_adaptive_lambda(torch.tensor(lengths, dtype=value.dtype), alpha=alpha)
+        advantage, ret = gae(reward, value, mask, gamma=settings.gamma, lam=lam)
+        if settings.lam_critic is not None:
+            _, ret = gae(reward, value, mask, gamma=settings.gamma, lam=settings.lam_critic)
+        elif alpha is not None:
+            _, ret = gae(reward, value, mask, gamma=settings.gamma, lam=settings.lam)
+        batch.advantage.put(rows, advantage[mask])
+        target.put(rows, ret[mask])
+    if settings.whiten:
+        whiten_advantages(batch)
+    return Values(old, target)
+
+
+def terminal_reward(batch: Batch, rows: Sequence[int], mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, T]: each row's reward on its last token."""
+    reward = torch.zeros(mask.shape, dtype=dtype)
+    for at, row in enumerate(rows):
+        reward[at, batch.lengths[row] - 1] = batch.reward[row]
+    return reward
+
+
+def whiten_advantages(batch: Batch) -> None:
+    """Over all loss tokens of the step; filtered rows have no say in it."""
+    chosen = torch.cat([torch.full((n,), bool(batch.is_in_loss[row])) for row, n in enumerate(batch.lengths)])
+    values = batch.advantage.flat[chosen].double()
+    if values.numel() == 0:
+        return
+    batch.advantage.flat = whiten(
+        batch.advantage.flat[None],
+        chosen[None],
+        count=values.numel(),
+        mean=float(values.mean()),
+        variance=float(values.var(correction=0)),
+    )[0]
+
+
+def value_share(
+    learner: ValueLearner, batch: Batch, values: Values, rows: Sequence[int], *, clip: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(token losses, values, mask) [B, T] of a micro-batch; the caller takes the mean."""
+    lengths = [batch.lengths[row] for row in rows]
+    device = learner.critic.device
+    value = pad_flat(score_values(learner.critic, batch, rows), lengths)
+    loss = value_loss(value, values.old.padded(rows, device), values.target.padded(rows, device), clip=clip)
+    return loss, value.detach(), token_mask(lengths, device)
+
+
+def explained_variance(batch: Batch, values: Values) -> float:
+    """1 − Var(target − V_old)/Var(target) over the step's loss tokens."""
+    return explained_variance_of(values, [row for row in range(len(batch.lengths)) if batch.is_in_loss[row]])
+
+
+def explained_variance_of(values: Values, rows: Sequence[int]) -> float:
+    """The same over the tokens of some rows; 0 where nothing varies."""
+    if not rows:
+        return 0.0
+    target = torch.cat([values.target.row(row) for row in rows]).double()
+    value = torch.cat([values.old.row(row) for row in rows]).double()
+    if target.numel() < 2 or float(target.var()) == 0:
+        return 0.0
+    return float(1 - (target - value).var() / target.var())

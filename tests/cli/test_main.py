@@ -1,0 +1,150 @@
+"""The command line as a user meets it: a real process, its exit code, what it prints and how fast."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dapo.config.load import find_recipe
+
+
+def dapo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dapo", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_help_lists_the_verbs_at_once():
+    start = time.perf_counter()
+    shown = dapo("--help")
+    first = time.perf_counter() - start
+    again = [first]
+    for _ in range(4):
+        start = time.perf_counter()
+        dapo("--help")
+        again.append(time.perf_counter() - start)
+    assert shown.returncode == 0
+    assert "explain" in shown.stdout
+    assert "selfcheck" in shown.stdout
+    assert min(again) < 0.4  # the best of five: what it costs, not what else the machine is doing
+
+
+def test_no_arguments_and_version():
+    assert "Usage" in dapo().stdout + dapo().stderr
+    assert dapo("--version").stdout.startswith("dapo 0.")
+
+
+def test_a_misspelt_verb_is_bad_input():
+    answer = dapo("explian", "quickstart")
+    assert answer.returncode == 2
+    assert "explain" in answer.stderr
+
+
+def test_selfcheck_passes_here():
+    answer = dapo("selfcheck", "--json")
+    assert answer.returncode == 0
+    report = json.loads(answer.stdout)
+    assert report["holds"]
+    assert len(report["checks"]) >= 15
+    assert all(check["error"] <= check["tolerance"] for check in report["checks"])
+
+
+def test_selfcheck_fails_when_an_equation_is_broken(tmp_path: Path):
+    # A selfcheck that cannot fail proves nothing: break the token mean in a child process and expect exit code 1.
+    code = (
+        "import dapo.algorithms.selfcheck as s, dapo.algorithms.aggregate as a\n"
+        "s.token_mean = lambda loss, mask, *, total_tokens: a.token_mean(loss, mask, total_tokens=mask.sum())\n"
+        "from dapo.cli.main import main\nmain(['selfcheck'])\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120
+    )
+    assert answer.returncode == 1
+    assert "FAILED" in answer.stdout
+
+
+def test_explain_says_what_a_run_will_do():
+    answer = dapo("explain", "quickstart")
+    assert answer.returncode == 0
+    for expected in ("32 prompts x 8 responses = 256 responses", "clip-higher", "train.seed", "recipe"):
+        assert expected in answer.stdout
+
+
+def test_explain_json_has_the_same_numbers():
+    plan = json.loads(dapo("explain", "dapo-qwen2.5-32b", "--gpu", "h100", "--json").stdout)
+    assert plan["work"]["responses_per_step"] == 8192
+    assert plan["memory"]["gpus"] == 128
+    assert plan["memory"]["parameters"] == pytest.approx(32.8e9, rel=0.01)
+    assert plan["config"]["algorithm.clip.dual"] == 10.0
+
+
+def test_explain_two_prints_where_script_and_paper_part():
+    answer = json.loads(dapo("explain", "dapo-qwen2.5-32b", "dapo", "--json").stdout)
+    found = {row["key"]: (row["first"], row["second"]) for row in answer["differences"]}
+    assert found["algorithm.clip.dual"] == ("10.0", "none")
+    assert found["train.warmup_steps"] == ("10", "20")
+    assert found["shaping.overlong_filter"] == ("false", "true")
+    assert found["train.weight_decay"] == ("0.1", "0.0")
+    assert found["rewards.truncated_may_be_correct"] == ("true", "false")
+    assert "algorithm.clip.high" not in found  # they agree on it
+    assert "model.path" not in found  # a preset has no model
+
+
+def test_explain_two_recipes_and_two_equal_ones():
+    text = dapo("explain", "gsm8k-0.5b-lora-8gb", "gsm8k-1.5b-24gb").stdout
+    assert "model.path" in text
+    assert "are the same" in dapo("explain", "quickstart", "quickstart").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["explain", "quickstart", "--set", "algorithm.clip.hihg=1"], ["algorithm.clip.hihg", "algorithm.clip.high"]),
+        (["explain", "quickstart", "--set", "train.steps=many"], ["train.steps", "many", "whole number"]),
+        (["explain", "quickstart", "--set", "sampling.responses_per_prompt=1"], ["a group of one", "2 or more"]),
+        (["explain", "quickstart", "--set", "algorithm.clip.low=1.5"], ["algorithm.clip.low = 1.5"]),
+        (["explain", "quickstart", "--set", "shaping.overlong_buffer_tokens=200"], ["200", "max_response_tokens"]),
+        (["explain", "missing.toml"], ["missing.toml: no such file"]),
+        (["explain", "dapo"], ["is a preset", "dapo explain quickstart --set preset=dapo"]),
+        (["explain", "quickstart", "--gpu", "h1000"], ["--gpu h1000", "h100"]),
+        (["explain", "quickstart", "--gpus", "0"], ["--gpus"]),
+        (["explain"], ["recipe"]),
+        (["selfcheck", "--device", "cuda:9"], ["--device cuda:9", "cpu"]),
+    ],
+)
+def test_bad_input_exits_2_with_one_message_and_no_traceback(arguments: list[str], parts: list[str]):
+    answer = dapo(*arguments)
+    assert answer.returncode == 2
+    assert "Traceback" not in answer.stderr
+    assert answer.stdout == ""
+    for part in parts:
+        assert part.lower() in answer.stderr.lower()
+
+
+def test_broken_toml_exits_2(tmp_path: Path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[train\n")
+    answer = dapo("explain", str(broken))
+    assert answer.returncode == 2
+    assert "not valid TOML" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_closed_pipe_is_no_error():
+    shown = subprocess.run(
+        f"{sys.executable} -m dapo explain quickstart | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "quickstart" in shown.stdout
+    assert "Traceback" not in shown.stderr
+
+
+def test_the_recipes_folder_at_the_root_is_the_shipped_one():
+    root = Path(__file__).parents[2]
+    assert (root / "recipes" / "quickstart.toml").samefile(find_recipe("quickstart"))

@@ -1,0 +1,156 @@
+"""`dapo verify` as a user meets it: verdicts in order, and bad input named by file, row and remedy."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def dapo(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-m", "dapo", *arguments], input=stdin, capture_output=True, check=False, env=environment
+    )
+
+
+ROWS = [
+    {"id": "a", "response": "Answer: 42.", "answer": "42"},
+    {"response": "Answer: 41", "answer": 42, "id": 7},
+    {"response": "no idea", "answer": "42"},
+    {"response": "Answer: 2\\sqrt2", "answer": "\\sqrt{8}", "id": None},
+    {"response": "Answer: 42", "answer": "42", "stop_reason": "length"},
+    {"response": "Answer: 9**9**9**9", "answer": "42"},
+    {"response": "Answer: ", "answer": ""},
+    {"response": "Answer: 42 \ud800", "answer": "42"},
+]
+EXPECTED = ["CORRECT", "WRONG", "UNPARSEABLE", "CORRECT", "WRONG", "WRONG", "UNPARSEABLE", "WRONG"]
+
+
+def lines(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def test_one_verdict_a_line_in_order(tmp_path: Path):
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(lines(ROWS))
+    for done in (dapo("verify", str(path)), dapo("verify", "-", stdin=lines(ROWS))):
+        assert done.returncode == 0, done.stderr
+        verdicts = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [verdict["verdict"] for verdict in verdicts] == EXPECTED
+        assert {"verdict", "extracted", "reference", "seconds"} <= verdicts[0].keys()
+        assert verdicts[0] | {"seconds": 0} == {
+            "id": "a", "verdict": "CORRECT", "extracted": "42.", "reference": "42", "seconds": 0, "value": 1.0
+        }  # fmt: skip
+        assert verdicts[1]["id"] == 7
+        assert "id" not in verdicts[2]
+        assert verdicts[3]["id"] is None
+        assert "truncated" in verdicts[4]["message"]
+        assert done.stderr == b""
+
+
+def test_the_help_works_as_pasted():
+    done = dapo("verify", "--help")
+    assert done.returncode == 0
+    assert b"echo" in done.stdout
+    pasted = dapo("verify", "-", stdin=b'{"response": "Six by seven. Answer: 42.", "answer": "42"}\n')
+    assert json.loads(pasted.stdout)["verdict"] == "CORRECT"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no rows"),
+        (b"\n\n  \n", "no rows"),
+        (lines(ROWS) + b'{"response": "Answer: 4', "row 9: not JSON"),
+        (b'{"response": "\xff\xfe", "answer": "1"}\n', "row 1: not UTF-8"),
+        (b'{"response": "Answer: 1"}\n', 'row 1: no "answer"'),
+        (b'{"question": "?", "answer": "1"}\n', 'row 1: no "response"'),
+        (b"[1, 2]\n", "row 1: a JSON list"),
+        (b'{"response": 5, "answer": "1"}\n', '"response" is 5'),
+        (b'{"response": "x", "answer": null}\n', '"answer" is null'),
+        (b'{"response": "x", "answer": true}\n', '"answer" is true'),
+        (b'{"response": "x", "answer": "1", "stop_reason": "tired"}\n', '"stop_reason" is "tired"'),
+        (b'{"response": "x", "answer": "1", "meta": [1]}\n', '"meta" is not an object'),
+        (b'{"response": "' + b"x" * 50_000_000 + b'", "answer": "1"}\n', "row 1: longer than 16 MB"),
+        (b"[" * 100_000 + b"\n", "row 1: not JSON"),
+        (b"PAR1\x00\x01\x02", "row 1: not"),
+    ],
+    ids=lambda value: value[:24].decode("latin-1") if isinstance(value, bytes) else None,
+)
+def test_bad_input_exits_2_with_file_row_and_remedy(tmp_path: Path, content: bytes, says: str):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    done = dapo("verify", str(path))
+    message = done.stderr.decode()
+    assert done.returncode == 2
+    assert done.stdout == b""  # nothing half-written
+    assert message.startswith("DataError: ")
+    assert "bad.jsonl" in message
+    assert says in message
+    assert len(message.strip().splitlines()) >= 2, "a remedy"
+    assert "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["verify"], "either a file or --audit"),
+        (["verify", "no/such/file.jsonl"], "No such file"),
+        (["verify", ".", "--verifier", "math"], "Is a directory"),
+        (["verify", "-", "--verifier", "mth"], "no such verifier"),
+        (["verify", "-", "--seconds", "0"], "--seconds 0"),
+        (["verify", "-", "--workers", "0"], "workers = 0"),
+        (["verify", "--audit", "no/such/run"], "no rollouts"),
+    ],
+)
+def test_bad_arguments_exit_2(arguments: list[str], says: str):
+    done = dapo(*arguments, stdin=lines(ROWS[:1]))
+    assert done.returncode == 2
+    assert says in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+def test_other_verifiers_by_name():
+    rows = lines([{"response": "Answer: 41=42", "answer": "42"}])
+    verdicts = {
+        name: json.loads(dapo("verify", "-", "--verifier", name, stdin=rows).stdout)["verdict"]
+        for name in ("math", "dapo-published")
+    }
+    assert verdicts == {"math": "WRONG", "dapo-published": "CORRECT"}
+
+
+def test_audit_lists_disagreements_by_kind(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "run" / "rollouts"
+    folder.mkdir(parents=True)
+    table = {
+        "problem_id": ["p1", "p2", "p3"],
+        "response_text": ["Answer: 42", "Answer: 41=42", "Answer: 7"],
+        "answer": ["42", "42", "8"],
+        "verdict": ["CORRECT", "WRONG", "WRONG"],
+        "stop_reason": ["EOS", "EOS", "EOS"],
+    }
+    parquet.write_table(pyarrow.table(table), folder / "step-000001.parquet")
+    done = dapo("verify", "--audit", str(tmp_path / "run"), "--verifier", "dapo-published", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["agree"]) == (3, 2)
+    (kind,) = report["disagreements"]
+    assert (kind["run"], kind["second"], kind["n"]) == ("WRONG", "CORRECT", 1)
+    assert kind["examples"][0]["problem_id"] == "p2"
+    shown = dapo(
+        "verify", "--audit", str(tmp_path / "run")
+    ).stdout.decode()  # math-verify is the default second opinion
+    assert "3 responses" in shown
+
+    del table["answer"]
+    parquet.write_table(pyarrow.table(table), folder / "step-000001.parquet")
+    refused = dapo("verify", "--audit", str(tmp_path / "run"))
+    assert refused.returncode == 2
+    assert b"no column answer" in refused.stderr
+    (folder / "step-000001.parquet").write_bytes(b"PAR1 torn")
+    assert dapo("verify", "--audit", str(tmp_path / "run")).returncode == 2

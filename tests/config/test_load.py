@@ -1,0 +1,232 @@
+"""Recipes, presets and overrides resolve to one config; bad input is refused with key, value, reason and remedy."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dapo.config import load_recipe, to_toml
+from dapo.config.load import find_recipe, flatten, known_keys, preset_names, read_preset, recipe_names, resolve
+from dapo.config.schema import PRESET_KEYS
+from dapo.errors import ConfigError
+
+
+def refused(recipe: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe, overrides)
+    return str(caught.value)
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+# ---------------------------------------------------------------- what ships
+
+
+def test_the_presets_and_recipes_that_the_readme_promises_are_there():
+    assert preset_names() == ["dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "ppo", "vapo"]
+    assert recipe_names() == [
+        "dapo-math-7b-8x80gb",
+        "dapo-qwen2.5-32b",
+        "gsm8k-0.5b-lora-8gb",
+        "gsm8k-1.5b-24gb",
+        "math-1.5b-80gb",
+        "quickstart",
+    ]
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_preset_fits_a_screen_and_holds_algorithm_keys_only(preset: str):
+    assert all(key.startswith(PRESET_KEYS) for key in flatten(read_preset(preset)))
+    text = (find_recipe("quickstart").parents[1] / "presets" / f"{preset}.toml").read_text()
+    assert len(text.splitlines()) < 40
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe_resolves_with_every_preset_and_says_whether_it_was_run(recipe: str):
+    for preset in preset_names():
+        assert load_recipe(recipe, [f"preset={preset}"]).config.preset == preset
+    assert "# Status: " in find_recipe(recipe).read_text()
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_a_resolved_config_written_and_read_back_is_the_same(recipe: str):
+    config = load_recipe(recipe).config
+    assert resolve(recipe, flatten(tomllib.loads(to_toml(config))), {}).config == config
+
+
+def test_every_key_has_a_sentence():
+    silent = [key for key, field in known_keys().items() if not (field.description or "").endswith(".")]
+    assert not silent
+
+
+def test_keys_that_other_tools_read_keep_their_names():
+    fixed = """sampling.prompts_per_step sampling.responses_per_prompt train.updates_per_step
+        train.tokens_per_microbatch limits.max_prompt_tokens limits.max_response_tokens
+        shaping.overlong_buffer_tokens train.steps train.lr train.seed
+        model.path model.dtype data.train data.eval rewards.verifier checkpoint.every_steps eval.every_steps
+        rollouts.every_steps sampling.fill_policy sampling.max_prompts_tried_per_step algorithm.clip.low
+        algorithm.clip.high cluster.backend rollout.engine"""
+    assert set(fixed.split()) <= known_keys().keys()
+
+
+def test_dapo_is_the_paper_and_grpo_naive_has_none_of_its_techniques():
+    paper = load_recipe("quickstart").config
+    assert (paper.algorithm.clip.low, paper.algorithm.clip.high, paper.algorithm.clip.dual) == (0.2, 0.28, None)
+    assert (paper.algorithm.mean, paper.sampling.dynamic, paper.shaping.overlong_filter) == ("token", True, True)
+    assert paper.shaping.overlong_penalty == 1.0
+    assert not paper.has_reference
+    assert not paper.has_critic
+    assert read_preset("dapo")["train"]["warmup_steps"] == 20
+    naive = load_recipe("quickstart", ["preset=grpo-naive"]).config
+    assert naive.algorithm.clip.low == naive.algorithm.clip.high == 0.2
+    assert (naive.algorithm.mean, naive.sampling.dynamic, naive.shaping.overlong_filter) == ("sequence", False, False)
+    assert naive.shaping.overlong_penalty == 0
+
+
+def test_the_32b_recipe_is_the_released_script():
+    c = load_recipe("dapo-qwen2.5-32b").config
+    sizes = (c.sampling.prompts_per_step, c.sampling.responses_per_prompt, c.train.updates_per_step)
+    assert sizes == (512, 16, 16)
+    assert (c.limits.max_prompt_tokens, c.limits.max_response_tokens) == (2048, 20480)
+    assert (c.shaping.overlong_filter, c.shaping.overlong_buffer_tokens) == (False, 4096)
+    assert (c.algorithm.clip.low, c.algorithm.clip.high, c.algorithm.clip.dual) == (0.2, 0.28, 10.0)
+    assert (c.train.lr, c.train.warmup_steps, c.train.weight_decay, c.train.grad_clip) == (1e-6, 10, 0.1, 1.0)
+    assert c.sampling.generation_multiple == 3
+    assert c.max_prompts_tried_per_step == 10 * 3 * 512
+    assert (c.eval.top_p, c.eval.temperature, c.eval.k) == (0.7, 1.0, 32)
+    assert (c.rollout.tensor_parallel, c.cluster.gpus) == (4, 16 * 8)
+
+
+def test_only_dapo_fast_is_not_the_papers_algorithm():
+    labels = {name: load_recipe("quickstart", [f"preset={name}"]).config.is_paper_algorithm for name in preset_names()}
+    assert [name for name, is_paper in labels.items() if not is_paper] == ["dapo-fast"]
+
+
+# ---------------------------------------------------------------- layers
+
+
+def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_preset():
+    resolved = load_recipe("quickstart", ["train.lr=0.5", "algorithm.clip.high=0.3"])
+    assert (resolved.config.train.lr, resolved.origin["train.lr"]) == (0.5, "--set")
+    assert (resolved.config.train.warmup_steps, resolved.origin["train.warmup_steps"]) == (3, "recipe")  # preset: 20
+    assert (resolved.config.algorithm.clip.low, resolved.origin["algorithm.clip.low"]) == (0.2, "preset")
+    assert "train.weight_decay" not in resolved.origin
+
+
+def test_a_recipe_file_of_ones_own(tmp_path: Path):
+    path = write(tmp_path, find_recipe("quickstart").read_text().replace("steps = 60", "steps = 7"))
+    assert load_recipe(path).config.train.steps == 7
+
+
+def test_the_word_none_unsets_an_optional_key():
+    assert load_recipe("dapo-qwen2.5-32b", ["algorithm.clip.dual=none"]).config.algorithm.clip.dual is None
+
+
+def test_a_section_in_one_override():
+    clip = load_recipe("quickstart", ["algorithm.clip={low=0.1, high=0.3}"]).config.algorithm.clip
+    assert (clip.low, clip.high) == (0.1, 0.3)
+
+
+def test_a_config_cannot_be_changed_after_loading():
+    config = load_recipe("quickstart").config
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.lr = 1.0  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("algorithm.clip.hihg=0.3", ["algorithm.clip.hihg: no such key", "Did you mean algorithm.clip.high?"]),
+        ("lr=1e-5", ["lr: no such key", "Did you mean train.lr?"]),
+        ("sampling.n=4", ["sampling.n: no such key", "Keys of [sampling]:"]),
+        ("train=3", ["train: is a section", "train.steps"]),
+        ("train.steps=many", ['train.steps = "many": must be a whole number', "Training steps"]),
+        ("train.steps=1.5", ["train.steps = 1.5: must be a whole number"]),
+        ("train.steps=true", ["train.steps = true: must be a whole number"]),
+        ("train.lr=-1", ["train.lr = -1: must be at least 0"]),
+        ("train.lr=nan", ["train.lr = nan"]),
+        ("sampling.dynamic=1", ["sampling.dynamic = 1: must be true or false"]),
+        ("algorithm.mean=tokens", ['algorithm.mean = "tokens": must be one of', "'token'", "'prompt'"]),
+        ("algorithm.clip.dual=0.5", ["algorithm.clip.dual = 0.5: must be greater than 1"]),
+        (
+            "sampling.responses_per_prompt=1",
+            ["sampling.responses_per_prompt = 1: a group of one has no baseline", 'algorithm.advantage = "gae"'],
+        ),
+        ("algorithm.clip.low=1.0", ["algorithm.clip.low = 1.0:", "below 1"]),
+        ("algorithm.clip.low=0", ["algorithm.clip.low = 0", "between 0 and 1"]),
+        (
+            "shaping.overlong_buffer_tokens=96",
+            ["shaping.overlong_buffer_tokens = 96: must be smaller than limits.max_response_tokens = 96", "19"],
+        ),
+        ("shaping.overlong_buffer_tokens=none", ["shaping.overlong_buffer_tokens: missing", "a fifth"]),
+        ("sampling.top_p=0.7", ["sampling.top_p = 0.7:", "eval.top_p"]),
+        ("sampling.top_k=20", ["sampling.top_k = 20:", "eval.top_k"]),
+        ("train.updates_per_step=33", ["train.updates_per_step = 33:", "at most 32"]),
+        ("sampling.max_prompts_tried_per_step=31", ["sampling.max_prompts_tried_per_step = 31:", "at least 32"]),
+        ("algorithm.advantage=gae", ["sampling.dynamic = true:", "critic"]),
+        ("preset=dapoo", ["preset = 'dapoo': no such preset", "Did you mean dapo?"]),
+        ("preset=3", ["preset = 3"]),
+        ("train.lr", ["--set train.lr: no key and value", "--set section.key=value"]),
+        ("=3", ["--set =3: no key and value"]),
+        ("sampling.carry_over=true", ["sampling.max_staleness_updates: missing"]),
+        ("sampling.max_staleness_updates=4", ["sampling.max_staleness_updates: has no effect here", "carry_over"]),
+        ("algorithm.gae.gamma=0.9", ["algorithm.gae.gamma: has no effect here", 'algorithm.advantage = "gae"']),
+        ("algorithm.kl.kind=k1", ["algorithm.kl.kind: has no effect here", "algorithm.kl.coefficient"]),
+        ("model.lora.alpha=8", ["model.lora.alpha: has no effect here", "model.lora.rank"]),
+        ("algorithm.mean_constant_tokens=8", ["algorithm.mean_constant_tokens: has no effect"]),
+        ("cluster.gpus=8", ["cluster.gpus: has no effect here", "cluster.backend"]),
+        ("rollout.tensor_parallel=2", ["rollout.tensor_parallel: has no effect here", "rollout.engine"]),
+        ("data.eval=[1, 2]", ["data.eval"]),
+    ],
+)
+def test_bad_overrides_name_key_value_reason_and_remedy(override: str, parts: list[str]):
+    message = refused("quickstart", override)
+    for part in parts:
+        assert part in message
+
+
+def test_importance_correction_on_top_of_bypass_would_count_twice():
+    message = refused("quickstart", "algorithm.old_logp=bypass", "algorithm.importance_cap=2.0")
+    assert "count twice" in message
+
+
+def test_a_preset_where_a_recipe_is_wanted_names_the_recipe_for_this_machine():
+    message = refused("grpo")
+    assert "is a preset" in message
+    assert "--set preset=grpo" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[train\nlr = 1", ["mine.toml: not valid TOML", "line 1"]),
+        ("[train]\nlearning_rate = 1e-6", ["train.learning_rate: no such key (in mine.toml)"]),
+        ("[train]\nlr = 1e-6", ["missing"]),
+        ("preset = 3", ["preset = 3 in mine.toml: must be a name"]),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, parts: list[str]):
+    message = refused(write(tmp_path, text))
+    for part in parts:
+        assert part in message
+
+
+def test_missing_and_unreadable_files(tmp_path: Path):
+    assert "no such file" in refused("nowhere/quickstrat.toml")
+    assert "Did you mean quickstart?" in refused("nowhere/quickstrat.toml")
+    assert "no such recipe" in refused("quickstar")
+    assert "is a folder" in refused(f"{tmp_path}/")
+    (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
+    assert "not UTF-8" in refused(str(tmp_path / "latin.toml"))
+
+
+def test_a_key_of_a_recipe_in_a_section_switched_off_is_listed_and_not_refused():
+    resolved = load_recipe("quickstart", ["preset=grpo-naive"])
+    assert resolved.unused == {"shaping.overlong_buffer_tokens": "shaping.overlong_penalty above 0"}

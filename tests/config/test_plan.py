@@ -1,0 +1,100 @@
+"""Derived numbers and the memory estimate."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dapo.config import load_recipe
+from dapo.config.machine import GIB
+from dapo.config.model_shapes import KNOWN, shape_of
+from dapo.config.plan import memory_of, parts_of, work_of
+
+
+def test_the_published_run_in_plain_numbers():
+    work = work_of(load_recipe("dapo-qwen2.5-32b").config)
+    assert work.responses_per_step == 512 * 16
+    assert work.updates_per_step == 16
+    assert work.prompts_per_update == 512 / 16
+    assert work.max_response_tokens_per_step == 512 * 16 * 20480
+
+
+def test_epochs_multiply_updates():
+    config = load_recipe("quickstart", ["preset=ppo"]).config
+    assert work_of(config).updates_per_step == config.train.updates_per_step * 4
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),  # as published on the models' pages
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 0.49),
+        ("Qwen/Qwen2.5-Math-1.5B", 1.54),
+        ("Qwen/Qwen2.5-3B", 3.09),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", 7.61),
+        ("Qwen/Qwen2.5-14B", 14.7),
+        ("Qwen/Qwen2.5-32B", 32.5),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 0.135),
+        ("HuggingFaceTB/SmolLM2-360M", 0.362),
+        ("HuggingFaceTB/SmolLM2-1.7B", 1.71),
+    ],
+)
+def test_parameters_from_the_shape_match_the_published_size(model: str, billions: float):
+    shape = shape_of(model)
+    assert shape is not None
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_a_model_folder_brings_its_own_shape(tmp_path: Path):
+    shape = KNOWN["huggingfacetb/smollm2-135m"]
+    config = {
+        "model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert shape_of(str(tmp_path)) == shape
+    assert shape_of("somebody/unknown-model") is None
+
+
+def test_memory_by_hand_for_full_training_in_bf16():
+    config = load_recipe("math-1.5b-80gb").config
+    shape = shape_of(config.model.path)
+    assert shape is not None
+    memory = memory_of(config, shape, is_cuda=True, gpus=1)
+    assert memory.parts["weights"] == 2 * shape.parameters
+    assert memory.parts["gradients and optimizer"] == (4 + 4 + 8) * shape.parameters  # gradient, master, two moments
+    assert memory.kv_bytes_per_token == 2 * 28 * 2 * 128 * 2  # k and v, layers, kv heads, head size, bytes
+    assert memory.full_length_responses(80, 4096) > 100
+    assert memory.full_length_responses(memory.fixed / GIB, 4096) == 0
+
+
+def test_lora_trains_a_sliver_and_sharding_divides():
+    config = load_recipe("gsm8k-0.5b-lora-8gb").config
+    shape = shape_of(config.model.path)
+    assert shape is not None
+    memory = memory_of(config, shape, is_cuda=True, gpus=1)
+    assert memory.parts["gradients and optimizer"] < 0.1 * 16 * shape.parameters
+    assert memory.fixed < 8 * GIB
+    eight = load_recipe("dapo-math-7b-8x80gb").config
+    shape = shape_of(eight.model.path)
+    assert shape is not None
+    one, many = (memory_of(eight, shape, is_cuda=True, gpus=n) for n in (1, 8))
+    assert many.parts["gradients and optimizer"] == one.parts["gradients and optimizer"] // 8
+    assert many.parts["engine's gathered weights"] == 2 * shape.parameters
+
+
+def test_a_critic_and_a_reference_are_counted():
+    shape = KNOWN["qwen/qwen2.5-1.5b"]
+    grpo, ppo, dapo = (
+        memory_of(load_recipe("math-1.5b-80gb", [f"preset={p}"]).config, shape, is_cuda=True, gpus=1)
+        for p in ("grpo", "ppo", "dapo")
+    )
+    assert grpo.parts["reference model"] == 2 * shape.parameters
+    assert ppo.parts["weights"] == 2 * dapo.parts["weights"]
+    assert "reference model" not in dapo.parts
+
+
+def test_parts_say_what_is_off_too():
+    parts = dict(parts_of(load_recipe("quickstart", ["preset=grpo-naive"]).config))
+    assert parts["dynamic sampling"] == parts["overlong filtering"] == parts["critic"] == "off"
+    assert "symmetric" in parts["clip"]
+    assert "not the paper" in dict(parts_of(load_recipe("quickstart", ["preset=dapo-fast"]).config))["carry-over"]

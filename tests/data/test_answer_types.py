@@ -1,0 +1,49 @@
+"""The kinds of reference that `dapo data check` counts, and that no text takes long to classify."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dapo.data.answer_types import answer_type
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("42", "integer"),
+        ("1,234", "integer"),
+        ("\\frac{84}{2}", "integer"),
+        ("60^\\circ", "integer"),
+        ("0.5", "decimal"),
+        ("\\frac{1}{2}", "fraction"),
+        ("2\\sqrt{3}", "closed form"),
+        ("\\frac{\\pi}{4}", "closed form"),
+        ("(B)", "choice"),
+        ("\\text{(C)}", "choice"),
+        ("(1,2)", "list"),
+        ("[0,\\infty)", "list"),
+        ("\\text{Monday}", "text"),
+        ("east", "text"),
+        ("x^2+1", "expression"),
+        ("y = 3x", "expression"),
+        ("9" * 2000, "long"),
+    ],
+)
+def test_kinds(answer, kind):
+    assert answer_type(answer) == kind
+
+
+@given(st.text())
+def test_every_text_has_a_kind(answer):
+    assert answer_type(answer)
+
+
+@pytest.mark.parametrize(
+    "answer", ["a" * 900 + "1", "a b" * 300 + "!", " " * 900 + "x", "\\text{" * 150, "1," * 450, "{" * 900]
+)
+def test_no_text_takes_long(answer):
+    start = time.perf_counter()
+    answer_type(answer)
+    assert time.perf_counter() - start < 0.5

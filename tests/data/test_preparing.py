@@ -1,0 +1,194 @@
+"""`dapo data prepare`: a whole cleaned set with its manifest, or nothing at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dapo.cli.main import main
+from dapo.data import load_problems
+from dapo.data import prepare as preparing
+from dapo.data.contamination import EvaluationTexts, find_contamination
+from dapo.data.whole_file import write_whole
+from dapo.errors import DataError
+
+LONG = "A train leaves the town of {a} at noon and travels to the north for two hours; how far does it go at {n} mph?"
+
+
+def run(*argv: str) -> int:
+    with pytest.raises(SystemExit) as exit:
+        main(["data", *argv])
+    return exit.value.code or 0
+
+
+@pytest.fixture
+def dirty(write_jsonl) -> Path:
+    rows = [
+        ("What is 2 + 3?", "5", {"level": 1}),
+        ("what is  2 + 3?", "5", {}),
+        ("Which?", "1", {}),
+        ("Which?", "2", {}),
+        ("None?", None, {}),
+        (LONG.format(a="Ayr", n=30), "60", {}),
+        ("Half of one?", "\\frac{1}{2}", {"tests": [1, {"a": "\ud800"}]}),
+    ]
+    return write_jsonl([{"question": q, "answer": a, **more} for q, a, more in rows], "dirty.jsonl")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_the_cleaned_set_reads_back_as_it_was_cleaned(suffix, dirty, tmp_path, capsys):
+    out = tmp_path / f"out{suffix}"
+    assert run("prepare", str(dirty), "--out", str(out)) == 0
+    cleaned, again = load_problems(str(dirty)), load_problems(str(out))
+    assert [(p.id, p.question, p.answer, p.source, p.meta) for p in again] == [
+        (p.id, p.question, p.answer, p.source, p.meta) for p in cleaned
+    ]
+    assert not again.drops
+    manifest = json.loads((tmp_path / f"out{suffix}.manifest.json").read_text())
+    assert manifest["problems"] == 3
+    assert manifest["problems_sha256"] == cleaned.sha256
+    assert manifest["dropped"] == {"duplicate": 1, "conflicting answers": 2, "no reference": 1}
+    assert [(d["row"], d["why"]) for d in manifest["drops"]][:2] == [(2, "duplicate"), (3, "conflicting answers")]
+    assert "3 problems" in capsys.readouterr().out
+
+
+def test_evaluation_problems_are_taken_out(dirty, write_jsonl, tmp_path, capsys):
+    """One in other white space, one with a single number changed: exact and n-gram."""
+    rows = [{"question": "WHAT is 2 + 3?", "answer": "5"}, {"question": LONG.format(a="Ayr", n=50), "answer": "100"}]
+    evaluation = write_jsonl(rows, "eval.jsonl")
+    out = tmp_path / "out.jsonl"
+    assert run("prepare", str(dirty), "--against", str(evaluation), "--out", str(out), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["dropped"]["contaminated"] == 2
+    assert [p.question for p in load_problems(str(out))] == ["Half of one?"]
+    details = [d["detail"] for d in json.loads(out.with_name("out.jsonl.manifest.json").read_text())["drops"]]
+    assert any(detail.startswith("exact match") for detail in details)
+    assert any(detail.startswith("n-gram match") for detail in details)
+
+
+def test_the_share_is_of_the_evaluation_problems_ngrams():
+    """20 words have 8 runs of 13; replacing the last word spoils exactly one of them."""
+    words = [f"w{i}" for i in range(20)]
+    texts = EvaluationTexts("eval", [" ".join(words)])
+    changed = " ".join([*words[:-1], "other"])
+    found = find_contamination([changed, "nothing alike"], texts, share=7 / 8).found
+    assert [(one.index, one.how, one.share) for one in found] == [(0, "n-gram", 7 / 8)]
+    assert not find_contamination([changed], texts, share=0.9).found
+
+
+def test_integer_answers_without_a_server(dirty, tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    assert run("prepare", str(dirty), "--out", str(out), "--integer-answers", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["restated"] == 1
+    assert [p.answer for p in load_problems(str(out))] == ["5", "60", "3"]
+    assert not out.with_name("out.jsonl.journal.jsonl").exists()
+
+
+def test_nothing_is_overwritten(dirty, tmp_path, capsys):
+    out, manifest = tmp_path / "out.jsonl", tmp_path / "out.jsonl.manifest.json"
+    for existing in (out, manifest):
+        existing.write_text("mine")
+        assert run("prepare", str(dirty), "--out", str(out)) == 2
+        assert f"{existing}: exists already" in capsys.readouterr().err
+        assert existing.read_text() == "mine"
+        existing.unlink()
+    assert run("prepare", str(dirty), "--out", str(tmp_path / "no" / "out.jsonl")) == 2
+    assert run("prepare", str(dirty), "--out", str(tmp_path / "out.csv")) == 2
+    assert sorted(tmp_path.iterdir()) == [dirty]
+
+
+@pytest.mark.parametrize("broken", ["write_problems", "describe", "write_json"])
+def test_a_failure_leaves_nothing(broken, dirty, tmp_path, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(preparing, broken, fail)
+    with pytest.raises((DataError, OSError)):
+        preparing.prepare(str(dirty), tmp_path / "out.jsonl")
+    assert sorted(tmp_path.iterdir()) == [dirty]
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path):
+    def interrupted(path: Path) -> None:
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "out", interrupted)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_made_meanwhile_is_kept(tmp_path):
+    def slow(path: Path) -> None:
+        path.write_text("ours")
+        (tmp_path / "out").write_text("theirs")
+
+    with pytest.raises(DataError, match="exists already"):
+        write_whole(tmp_path / "out", slow)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_check_prints_a_table_or_json(dirty, write_jsonl, capsys):
+    evaluation = write_jsonl([{"question": "What is 2+3?", "answer": "5"}], "eval.jsonl")
+    assert run("check", str(dirty), "--against", str(evaluation)) == 0
+    table = capsys.readouterr().out
+    assert "conflicting answers" in table
+    assert "1 (row 3) / 2 (row 4): Which?" in table
+    assert run("check", str(dirty), "--against", str(evaluation), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["rows"], report["distinct"], report["duplicate_rows"], report["usable"]) == (7, 5, 2, 3)
+    assert report["no_reference"] == [5]
+    assert report["answer_types"] == {"integer": 5, "fraction": 1}
+    assert report["contamination"][0]["found"][0]["how"] == "loose"
+
+
+def test_check_counts_tokens(dirty, tmp_path, capsys):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    raw.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>").save_pretrained(tmp_path / "model")
+    options = ["--tokenizer", str(tmp_path / "model"), "--template", "raw", "--max-prompt-tokens", "5", "--json"]
+    assert run("check", str(dirty), *options) == 0
+    report = json.loads(capsys.readouterr().out)
+    lengths = sorted(len(p.question.split()) for p in load_problems(str(dirty)))
+    assert (report["prompt_tokens"]["min"], report["prompt_tokens"]["max"]) == (lengths[0], lengths[-1])
+    assert report["over_limit"] == sum(n > 5 for n in lengths)
+    assert run("check", str(dirty), "--max-prompt-tokens", "5") == 2
+    assert run("check", str(dirty), "--tokenizer", str(tmp_path / "none")) == 2
+
+
+def test_data_and_its_verb_import_without_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, dapo.data, dapo.cli.data; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(write_jsonl):
+    import subprocess
+    import sys
+
+    path = write_jsonl(
+        [{"question": "q?", "answer": "1"}, {"question": "Q?", "answer": "2"}, {"question": "r?", "answer": "2"}]
+    )
+    shell = f"set -o pipefail; {sys.executable} -m dapo data check {path} | true"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, check=False, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_a_network_a_known_name_says_what_to_do(tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    environment.pop("DAPO_DATA", None)
+    command = [sys.executable, "-m", "dapo", "data", "check", "math500"]
+    done = subprocess.run(command, capture_output=True, check=False, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith("DataError: HuggingFaceH4/MATH-500: split test could not be loaded from the hub")
+    assert "DAPO_DATA" in done.stderr

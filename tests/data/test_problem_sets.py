@@ -1,0 +1,288 @@
+"""Any source, known schema and mapped columns give the same problems; what is merged or dropped is said."""
+
+import csv
+import json
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dapo.data import Why, hold_out, load_problems
+from dapo.data.keys import folded, loose, problem_id
+from dapo.data.sources import hub_rows
+from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX, OUTPUT_INSTRUCTION, WRAPPER, bare_question
+from dapo.errors import DataError
+from dapo.types import Problem
+
+ONE = ("What is 2 + 3?", "5")
+TWO = ("Find $x$ with $x - 1 = 6$.", "7")
+
+
+def verl(question: str, answer: str, **extra: object) -> dict[str, object]:
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"role": "user", "content": question}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": answer, "style": "rule"},
+        "extra_info": {"index": "0", **extra},
+    }
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+SCHEMAS = {
+    "verl bare": lambda q, a: verl(q, a),
+    "verl wrapped": lambda q, a: verl(DAPO_PREFIX + q + DAPO_SUFFIX, a),
+    "verl raw_problem": lambda q, a: verl("anything around " + q, a, raw_problem=q),
+    "verl system": lambda q, a: {**verl(q, a), "prompt": [SYSTEM, *verl(q, a)["prompt"]]},
+    "gsm8k": lambda q, a: {"question": q, "answer": f"We add <<1+1={a}>>{a}.\n#### {a}"},
+    "math with solution": lambda q, a: {"problem": q, "level": "Level 1", "solution": f"So it is $\\boxed{{{a}}}$."},
+    "math with answer": lambda q, a: {"problem": q, "answer": a, "difficulty": 1.0, "type": "Algebra"},
+    "aime": lambda q, a: {"problem": q, "solution": "…", "answer": a, "year": 1983, "problem_number": 1},
+    "question/answer": lambda q, a: {"question": q, "answer": a},
+    "problem/answer, capitals": lambda q, a: {"ID": 3, "Problem": q, "Answer": a},
+    "answer as a number": lambda q, a: {"question": q, "answer": float(a)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_known_schemas_need_no_configuration(schema, write_jsonl):
+    path = write_jsonl([SCHEMAS[schema](*ONE), SCHEMAS[schema](*TWO)])
+    assert [(p.question, p.answer) for p in load_problems(str(path))] == [ONE, TWO]
+
+
+def test_fields_map_any_column(write_jsonl):
+    path = write_jsonl([{"text": ONE[0], "gold": {"value": ONE[1]}, "grade": 4}])
+    fields = {"question": "text", "answer": "gold.value", "level": "grade"}
+    (problem,) = load_problems(str(path), fields=fields)
+    assert (problem.question, problem.answer, problem.meta) == (*ONE, {"level": 4})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"question": "text"}, "data.fields"),
+        ({"question": "text", "answer": "gold.valeu"}, "data.fields.answer = 'gold.valeu'"),
+    ],
+)
+def test_wrong_fields_name_the_key(fields, named, write_jsonl):
+    path = write_jsonl([{"text": "q", "gold": {"value": "1"}}])
+    with pytest.raises(DataError, match=r"(?s)data\.fields.*COLUMN") as error:
+        load_problems(str(path), fields=fields)
+    assert named in error.value.message
+
+
+def test_every_format_gives_the_same_set(tmp_path):
+    rows = [{"question": q, "answer": a} for q, a in (ONE, TWO, ("多少？", "1"))]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(r) for r in rows))
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "lines.json").write_text("\n".join(json.dumps(r) for r in rows))
+    (tmp_path / "held.json").write_text(json.dumps({"data": rows}))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["question", "answer"])
+        writer.writeheader()
+        writer.writerows(rows)
+    digests = {load_problems(str(path)).sha256 for path in tmp_path.iterdir()}
+    assert len(digests) == 1
+
+
+def test_checksum_is_of_questions_and_answers(write_jsonl):
+    def digest(answer: str, **more: object) -> str:
+        return load_problems(str(write_jsonl([{"question": "q?", "answer": answer, **more}]))).sha256
+
+    assert digest("1") == digest("1", level=3)
+    assert digest("1") != digest("2")
+
+
+# Questions and answers as generated text: letters, signs, blanks; answers are integers, so that all are usable.
+pairs = st.dictionaries(
+    st.text("abc xyz+-=()\n", min_size=1).map(lambda s: s.strip()).filter(bool),
+    st.integers(-999, 999),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pairs=pairs, k=st.integers(1, 5), data=st.data())
+def test_a_file_repeated_k_times_is_the_file_once(pairs, k, data, write_jsonl):
+    rows = [{"question": q, "answer": str(a)} for q, a in pairs.items()]
+    once = outcome(write_jsonl(rows))
+    shuffled = data.draw(st.permutations(rows * k))
+    assert outcome(write_jsonl(shuffled)) == once
+    if k > 1 and once:
+        notes = load_problems(str(write_jsonl(shuffled))).notes
+        assert any(f"{len(rows):,} x {k}" in note for note in notes)
+
+
+def outcome(path: Path) -> set[tuple[str, str]]:
+    """What is kept, whatever the order; nothing where every question has conflicting answers."""
+    try:
+        return {(folded(p.question), p.answer) for p in load_problems(str(path))}
+    except DataError:
+        return set()
+
+
+def test_a_repeated_file_keeps_its_own_duplicates_apart(write_jsonl):
+    """Of (a, a, b) x 10 the file is 3 rows x 10, and one of the three is a duplicate."""
+    rows = [{"question": q, "answer": "1"} for q in ("a?", "a?", "b?")]
+    problems = load_problems(str(write_jsonl(rows * 10)))
+    assert len(problems) == 2
+    assert problems.dropped == {Why.DUPLICATE: 1}
+
+
+def test_white_space_and_case_are_folded_and_nothing_else(write_jsonl):
+    questions = ["Compute  $\\sin 60^\\circ$.", "compute $\\sin 60^\\circ$.", "Compute $\\sin -60^\\circ$."]
+    assert loose(questions[0]) == loose(questions[2])
+    problems = load_problems(str(write_jsonl([{"question": q, "answer": "1"} for q in questions])))
+    assert [p.question for p in problems] == [questions[0], questions[2]]
+    assert problems.drops[0].row == 2
+
+
+def test_conflicting_answers_drop_the_problem_but_spelling_is_no_conflict(write_jsonl):
+    rows = [("a?", "7"), ("a?", "8"), ("b?", "7"), ("B?", "007"), ("c?", "1")]
+    problems = load_problems(str(write_jsonl([{"question": q, "answer": a} for q, a in rows])))
+    assert [p.question for p in problems] == ["b?", "c?"]
+    assert problems.dropped == {Why.CONFLICT: 2, Why.DUPLICATE: 1}
+    assert {drop.detail for drop in problems.drops if drop.why is Why.CONFLICT} == {"7 / 8"}
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ["7", "+7", "007", "7^\\circ", "$7$", "\\mathbf{7}"],
+        ["0.5", "\\frac12", "1/2"],
+        ["2\\sqrt{2}", "\\sqrt 8"],
+        ["\\text{a b}", "\\text{a  b}"],
+    ],
+)
+def test_one_answer_in_several_spellings_is_one_answer(spellings, write_jsonl):
+    rows = [{"question": "q?", "answer": spelling} for spelling in spellings]
+    problems = load_problems(str(write_jsonl(rows)))
+    assert problems.dropped == {Why.DUPLICATE: len(spellings) - 1}
+
+
+def test_rows_without_a_usable_reference_are_dropped_and_counted(write_jsonl):
+    rows = [("a?", None), ("b?", ""), ("c?", "4"), ("d?", "\\frac{1}{")]
+    problems = load_problems(str(write_jsonl([{"question": q, "answer": a} for q, a in rows])))
+    assert [p.question for p in problems] == ["c?"]
+    assert problems.dropped == {Why.NO_REFERENCE: 1, Why.UNPARSEABLE: 2}
+
+
+def test_several_sources_are_one_set(write_jsonl):
+    first = write_jsonl([{"question": "a?", "answer": "1"}, {"question": "b?", "answer": "2"}], "one.jsonl")
+    second = write_jsonl([{"problem": "A?", "answer": "1"}, {"problem": "b?", "answer": "3"}], "two.jsonl")
+    problems = load_problems([str(first), str(second)])
+    assert [p.question for p in problems] == ["a?"]
+    assert len(problems.files) == 2
+
+
+@given(st.text().map(str.strip).filter(lambda q: q and bare_question(q) == (q, ())))
+def test_the_wrapper_comes_off_whole(question):
+    assert bare_question(DAPO_PREFIX + question + DAPO_SUFFIX) == (question, (WRAPPER,))
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "\n请以“Answer: \\boxed{<final_answer>}”的格式输出最终答案。",
+        "\n\nPut your final answer in \\boxed{}.",
+        " Let's think step by step and output the final answer within \\boxed{}.",
+    ],
+)
+def test_an_output_instruction_in_the_data_is_taken_off(instruction):
+    assert bare_question("How many?" + instruction) == ("How many?", (OUTPUT_INSTRUCTION,))
+
+
+def test_a_box_that_belongs_to_the_question_stays():
+    question = "Fill in the blank:\n$3 + \\boxed{?} = 5$."
+    assert bare_question(question) == (question, ())
+
+
+def test_ids_are_the_datas_own_only_where_all_have_one(write_jsonl):
+    own = [{"question": q, "answer": "1", "unique_id": f"test/{q}"} for q in "ab"]
+    assert [p.id for p in load_problems(str(write_jsonl(own)))] == ["test/a", "test/b"]
+    own[1].pop("unique_id")
+    assert [p.id for p in load_problems(str(write_jsonl(own)))] == [problem_id("a"), problem_id("b")]
+
+
+def test_a_callable_yields_problems_or_columns(tmp_path, monkeypatch):
+    (tmp_path / "my_problems.py").write_text(
+        "from dapo.types import Problem\n"
+        "def both():\n"
+        "    yield Problem('own-1', 'a?', '1', 'mine', {'level': 2})\n"
+        "    yield {'id': 'own-2', 'question': 'b?', 'answer': 2}\n"
+        "def broken():\n"
+        "    yield {'question': 'a?', 'answer': '1'}\n"
+        "    raise RuntimeError('no more')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    problems = load_problems("my_problems:both")
+    assert list(problems) == [
+        Problem("own-1", "a?", "1", "mine", {"level": 2}),
+        Problem("own-2", "b?", "2", "my_problems:both"),
+    ]
+    with pytest.raises(DataError, match="my_problems:broken: row 2: raised RuntimeError: no more"):
+        load_problems("my_problems:broken")
+    with pytest.raises(DataError, match="cannot be imported"):
+        load_problems("my_problems:absent")
+
+
+def test_known_names_lie_under_the_root(tmp_path, monkeypatch):
+    (tmp_path / "gsm8k").mkdir()
+    for split, answer in (("train", "1"), ("test", "2")):
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(json.dumps({"question": "q?", "answer": f"#### {answer}"}))
+    monkeypatch.setenv("DAPO_DATA", str(tmp_path))
+    assert load_problems("gsm8k")[0].answer == "1"
+    assert load_problems("gsm8k", use="eval")[0].answer == "2"
+    assert load_problems("gsm8k:train", use="eval", root=tmp_path)[0].answer == "1"
+    with pytest.raises(DataError, match=r"gsm8k:valid: no such split.\ngsm8k has train, test"):
+        load_problems("gsm8k:valid")
+    with pytest.raises(DataError, match="Did you mean gsm8k"):
+        load_problems("gsm8")
+
+
+def test_the_hub_loader_reads_a_folder_in_the_hubs_layout(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "test.jsonl").write_text(json.dumps({"problem": "q?", "answer": "1"}) + "\n")
+    rows = list(hub_rows(str(tmp_path), config=None, split="test", revision=None))
+    assert rows == [(1, {"problem": "q?", "answer": "1"})]
+    with pytest.raises(DataError, match="split train could not be loaded"):
+        list(hub_rows(str(tmp_path), config=None, split="train", revision=None))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "\n" * 500_000 + "q",
+        "q\n" + "\\boxed" * 150_000,
+        "q\n" + "Answer " * 140_000,
+        "q " + "Let's think step by step " * 40_000,
+    ],
+    ids=["line breaks", "boxes", "answers", "sentences"],
+)
+def test_a_long_question_costs_no_more_than_its_length(question):
+    start = time.perf_counter()
+    bare_question(question)
+    assert time.perf_counter() - start < 1.0
+
+
+def test_many_answers_to_one_question_are_one_conflict(write_jsonl):
+    rows = [{"question": "q?", "answer": str(i)} for i in range(20_000)] + [{"question": "r?", "answer": "1"}]
+    problems = load_problems(str(write_jsonl(rows)))
+    assert problems.dropped == {Why.CONFLICT: 20_000}
+
+
+def test_held_out_problems_are_none_of_the_rest(write_jsonl):
+    problems = load_problems(str(write_jsonl([{"question": f"{i}?", "answer": "1"} for i in range(30)])))
+    rest, held = hold_out(problems, 7, seed=3)
+    assert (len(rest), len(held)) == (23, 7)
+    assert {p.id for p in rest} | {p.id for p in held} == {p.id for p in problems}
+    assert hold_out(problems, 7, seed=3)[1].problems == held.problems
+    assert hold_out(problems, 7, seed=4)[1].problems != held.problems
+    with pytest.raises(DataError, match="cannot hold out 30"):
+        hold_out(problems, 30, seed=3)

@@ -1,0 +1,104 @@
+"""Chunked log-probs against the plain formula: values, gradients, and that the logits never exist as a whole."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dapo.models.logprobs import head_logits, linear_logprobs, plain_logprobs
+
+
+def inputs(N: int, H: int, V: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+    hidden = torch.randn(N, H, dtype=dtype, requires_grad=True)
+    weight = torch.randn(V, H, dtype=dtype, requires_grad=True)
+    bias = torch.randn(V, dtype=dtype, requires_grad=True)
+    return hidden, weight, bias, torch.randint(0, V, (N,))
+
+
+@given(
+    N=st.integers(1, 9),
+    V=st.integers(2, 12),
+    chunk=st.integers(1, 12),
+    temperature=st.floats(0.2, 3.0),
+    with_bias=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_chunked_equals_plain(N: int, V: int, chunk: int, temperature: float, with_bias: bool):
+    hidden, weight, bias, target = inputs(N, 5, V)
+    leaves = [hidden, weight, *([bias] if with_bias else [])]
+    scale = torch.randn(N, dtype=torch.float64)
+    results = []
+    for compute in (plain_logprobs, linear_logprobs):
+        extra = {"chunk_tokens": chunk} if compute is linear_logprobs else {}
+        logp, entropy = compute(
+            hidden, weight, target, temperature=temperature, bias=bias if with_bias else None, **extra
+        )
+        assert not entropy.requires_grad
+        results.append([logp, entropy, *torch.autograd.grad((logp * scale).sum(), leaves)])
+    for plain, chunked in zip(*results, strict=True):
+        assert_close(chunked, plain, atol=1e-10, rtol=1e-10)
+
+
+def test_gradcheck():
+    hidden, weight, bias, target = inputs(4, 3, 5)
+    assert torch.autograd.gradcheck(
+        lambda h, w, b: linear_logprobs(h, w, target, temperature=0.8, bias=b, chunk_tokens=3)[0],
+        (hidden, weight, bias),
+    )
+
+
+def test_uniform_logits_give_minus_log_V_and_the_largest_entropy():
+    V = 8
+    logp, entropy = linear_logprobs(torch.zeros(3, 2), torch.randn(V, 2), torch.tensor([0, 3, 7]), temperature=1.0)
+    assert_close(logp, torch.full((3,), -torch.tensor(float(V)).log()))
+    assert_close(entropy, torch.full((3,), torch.tensor(float(V)).log()))
+
+
+def test_a_hotter_distribution_has_more_entropy():
+    hidden, weight, _, target = inputs(6, 5, 7)
+    cold, hot = (linear_logprobs(hidden, weight, target, temperature=t)[1] for t in (0.5, 2.0))
+    assert (hot > cold).all()
+
+
+def test_entropy_only_when_asked_for():
+    hidden, weight, _, target = inputs(3, 2, 4)
+    assert not linear_logprobs(hidden, weight, target, temperature=1.0, with_entropy=False)[1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gets_float32_logits(dtype: torch.dtype):
+    hidden, weight, _, target = inputs(5, 16, 9, dtype)
+    logp, entropy = linear_logprobs(hidden, weight, target, temperature=1.0, chunk_tokens=2)
+    assert logp.dtype == entropy.dtype == torch.float32
+    assert_close(logp, plain_logprobs(hidden.float(), weight.float(), target, temperature=1.0)[0])
+    grads = torch.autograd.grad(logp.sum(), [hidden, weight])
+    assert [grad.dtype for grad in grads] == [dtype, dtype]
+    assert head_logits(hidden, weight).dtype == torch.float32
+
+
+class Largest(TorchDispatchMode):
+    """Watches every tensor that is made and remembers the size of the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_the_logits_of_all_tokens_never_exist():
+    N, H, V, chunk = 64, 4, 200, 8
+    hidden, weight, _, target = inputs(N, H, V)
+    with Largest() as chunked:
+        linear_logprobs(hidden, weight, target, temperature=1.0, chunk_tokens=chunk)[0].sum().backward()
+    with Largest() as plain:
+        plain_logprobs(hidden, weight, target, temperature=1.0)[0].sum().backward()
+    assert chunked.elements == chunk * V
+    assert plain.elements == N * V

@@ -1,0 +1,148 @@
+"""Folders in and out: what is saved is what is loaded, and what cannot be used is refused by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
+
+from dapo.errors import EngineError
+from dapo.models.critic import Critic, load_critic, save_critic
+from dapo.models.load import check_packing, load_policy, save_policy
+from dapo.models.packing import PACKED_ATTENTION, pack
+from dapo.models.policy import Policy, add_lora, end_tokens
+from tiny_models import EOS, tiny_policy
+
+PACKED = pack([[5, 6], [7]], [[8, 9], [10, 11, 12]], "cpu")
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "qwen3"])
+def test_saved_and_loaded_policy_is_the_same(family: str, tmp_path: Path):
+    policy = tiny_policy(family, torch.float32)
+    save_policy(policy, tmp_path)
+    loaded = load_policy(str(tmp_path), dtype=torch.float32, device="cpu")
+    assert torch.equal(policy(PACKED, temperature=1.0)[0], loaded(PACKED, temperature=1.0)[0])
+    assert loaded.eos_ids == (EOS,)
+    assert loaded.tokenizer.decode([3, 4]) == policy.tokenizer.decode([3, 4])
+    assert (loaded.device, loaded.dtype, loaded.training) == (torch.device("cpu"), torch.float32, False)
+
+
+def test_export_is_a_plain_hugging_face_folder(tmp_path: Path):
+    policy = tiny_policy("qwen2", torch.float32)
+    save_policy(policy, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert PACKED_ATTENTION not in (tmp_path / "config.json").read_text()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).eos_token_id == EOS
+    for (name, a), b in zip(theirs.named_parameters(), policy.model.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_critic_takes_a_policys_backbone_and_keeps_its_own_head(tmp_path: Path):
+    policy = tiny_policy("llama", torch.float32)
+    save_policy(policy, tmp_path / "policy")
+    critic = load_critic(str(tmp_path / "policy"), dtype=torch.float32, device="cpu")
+    assert not critic(PACKED).any()
+    torch.nn.init.normal_(critic.value_head.weight)
+    save_critic(critic, tmp_path / "critic")
+    loaded = load_critic(str(tmp_path / "critic"), dtype=torch.float32, device="cpu")
+    assert torch.equal(critic(PACKED), loaded(PACKED))
+    assert critic(PACKED).any()
+
+    narrow = tiny_policy("llama", torch.float32, hidden_size=16)
+    narrow.model.model.save_pretrained(tmp_path / "narrow")
+    (tmp_path / "narrow" / "value_head.safetensors").write_bytes(
+        (tmp_path / "critic" / "value_head.safetensors").read_bytes()
+    )
+    with pytest.raises(EngineError, match="the value head has"):
+        load_critic(str(tmp_path / "narrow"), dtype=torch.float32, device="cpu")
+
+
+def test_gradients_reach_backbone_and_head_of_the_critic():
+    critic = Critic(tiny_policy("qwen2").model.model)
+    critic(PACKED).sum().backward()
+    assert critic.value_head.weight.grad.any()
+    assert not critic.backbone.layers[0].mlp.up_proj.weight.grad.any()  # a zero head passes nothing down, yet
+    torch.nn.init.normal_(critic.value_head.weight)
+    critic(PACKED).sum().backward()
+    assert critic.backbone.layers[0].mlp.up_proj.weight.grad.any()
+
+
+def test_missing_folder_names_the_path(tmp_path: Path):
+    with pytest.raises(EngineError, match="nowhere"):
+        load_policy(str(tmp_path / "nowhere"), dtype=torch.float32, device="cpu")
+
+
+def test_folder_without_config_is_refused(tmp_path: Path):
+    with pytest.raises(EngineError, match=r"no config\.json"):
+        load_policy(str(tmp_path), dtype=torch.float32, device="cpu")
+
+
+def test_pickled_weights_are_never_loaded(tmp_path: Path):
+    policy = tiny_policy("llama", torch.float32)
+    save_policy(policy, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(policy.model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(EngineError, match="pickled weights are never loaded"):
+        load_policy(str(tmp_path), dtype=torch.float32, device="cpu")
+
+
+def test_an_architecture_with_capped_logits_is_refused_not_trained_wrongly():
+    config = Gemma2Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=0.5,
+        initializer_range=0.5,
+    )
+    model = Gemma2ForCausalLM._from_config(config, attn_implementation=PACKED_ATTENTION).eval()
+    with pytest.raises(EngineError, match="cannot be trained packed"):
+        check_packing(Policy(model, None))
+
+
+def test_end_tokens_join_generation_config_and_tokenizer():
+    policy = tiny_policy()
+    policy.model.generation_config.eos_token_id = [9, EOS]
+    assert end_tokens(policy.model, policy.tokenizer) == (EOS, 9)
+    policy.model.generation_config.eos_token_id = 9
+    assert end_tokens(policy.model, None) == (9,)
+
+
+def test_lora_says_what_to_install():
+    try:
+        import peft  # noqa: F401
+    except ImportError:
+        with pytest.raises(EngineError, match="peft"):
+            add_lora(tiny_policy(), rank=2, alpha=4.0)
+
+
+def test_lora_starts_as_the_base_trains_only_itself_and_exports_merged(tmp_path: Path):
+    pytest.importorskip("peft")
+    policy = tiny_policy("qwen2", torch.float32)
+    before = policy(PACKED, temperature=1.0)[0].detach()
+    add_lora(policy, rank=2, alpha=4.0)
+    logp = policy(PACKED, temperature=1.0)[0]
+    assert torch.equal(before, logp.detach())
+    logp.sum().backward()
+    trained = [name for name, parameter in policy.named_parameters() if parameter.grad is not None]
+    assert trained
+    assert all("lora" in name for name in trained)
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    save_policy(policy, tmp_path)
+    merged = load_policy(str(tmp_path), dtype=torch.float32, device="cpu")
+    np.testing.assert_allclose(
+        merged(PACKED, temperature=1.0)[0].detach(), policy(PACKED, temperature=1.0)[0].detach(), atol=1e-4
+    )

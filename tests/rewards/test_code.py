@@ -1,0 +1,192 @@
+"""Programs in the jail: honest ones pass, hostile ones are contained, and none passes by a trick."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dapo import rewards
+from dapo.rewards import VerifierPool, code
+from dapo.types import Verdict
+
+pytestmark = pytest.mark.skipif(code.isolation_error() is not None, reason=f"no jail here: {code.isolation_error()}")
+
+ADD = {"tests": [{"stdin": "2 3\n", "stdout": "5\n"}, {"stdin": "40 2\n", "stdout": "42\n"}]}
+FUNCTION = {"function": "add", "tests": [{"args": [2, 3], "expected": 5}, {"args": [40, 2], "expected": 42}]}
+
+
+def block(program: str) -> str:
+    return f"Here it is:\n```python\n{program}\n```\n"
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with VerifierPool("code", workers=2, seconds=4) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("program", "meta", "expected"),
+    [
+        ("a, b = map(int, input().split())\nprint(a + b)", ADD, "CORRECT"),
+        ("import sys\nfor line in sys.stdin:\n    print(sum(map(int, line.split())))", ADD, "CORRECT"),
+        ("a, b = map(int, input().split())\nprint(a - b)", ADD, "WRONG"),
+        ("def add(a, b):\n    return a + b", FUNCTION, "CORRECT"),
+        ("def add(a, b):\n    print('noise')\n    return a + b", FUNCTION, "CORRECT"),
+        ("import math, collections, heapq, json, itertools\ndef add(a, b):\n    return a + b", FUNCTION, "CORRECT"),
+        ("def add(a, b):\n    return str(a + b)", FUNCTION, "WRONG"),
+        ("def add(a, b):\n    return float(a + b)", FUNCTION, "CORRECT"),
+        ("def plus(a, b):\n    return a + b", FUNCTION, "WRONG"),
+        ("def add(a, b):\n    return a + c", FUNCTION, "WRONG"),
+        ("def add(a, b)\n    return a + b", FUNCTION, "WRONG"),
+        ("import threading\nr = []\nt = threading.Thread(target=lambda: r.append(1))\nt.start(); t.join()\n"
+         "def add(a, b):\n    return a + b if r else 0", FUNCTION, "CORRECT"),
+    ],
+)  # fmt: skip
+def test_honest_programs(pool: VerifierPool, program: str, meta: dict, expected: str):
+    ticket = pool.submit(block(program), "", meta=meta)
+    judgement = pool.wait([ticket])[ticket]
+    assert judgement.verdict == expected, judgement
+
+
+def test_tests_may_stand_in_the_reference():
+    reference = '[{"stdin": "2 3", "stdout": "5"}]'
+    program = "print(sum(map(int, input().split())))"
+    assert rewards.judge(block(program), reference, verifier="code").verdict is Verdict.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"tests": []}, "a list of 1"),
+        ({"tests": [{"stdin": "1"}]}, "test 1 needs the keys"),
+        ({"no": "tests"}, "not JSON"),
+        ({"function": "add", "tests": [{"stdin": "1", "stdout": "1"}]}, "args and expected"),
+    ],
+)
+def test_unusable_tests_are_a_crash_and_never_a_pass(pool: VerifierPool, meta: dict, message: str):
+    ticket = pool.submit(block("print(5)"), "five", meta=meta)
+    judgement = pool.wait([ticket])[ticket]
+    assert judgement.verdict is Verdict.CRASH
+    assert message in judgement.message
+
+
+def test_no_program_is_unparseable(pool: VerifierPool):
+    assert pool.judge_all([("I would add the numbers.", "[]")])[0].verdict is Verdict.UNPARSEABLE
+
+
+OUTSIDE = "/tmp/dapo-jail-escape"
+HOSTILE = {
+    "fork bomb": "import os\nwhile True:\n    os.fork()",
+    "fork bomb, errors ignored": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",  # noqa: E501
+    "thread bomb": "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, args=(60,)).start()",
+    "endless loop": "while True:\n    pass",
+    "endless loop in C": "9**9**9**9",
+    "endless loop, signals ignored": "import signal\nfor n in range(1, 32):\n    try:\n        signal.signal(n, signal.SIG_IGN)\n"  # noqa: E501
+    "    except (OSError, ValueError):\n        pass\nwhile True:\n    pass",
+    "sleep": "import time\ntime.sleep(3600)",
+    "10 GB": "x = bytearray(10 * 2**30)\nprint(5)",
+    "memory in small pieces": "x = []\nwhile True:\n    x.append(bytearray(2**20))",
+    "file outside": f"open({OUTSIDE!r}, 'w').write('x')\nopen('/etc/passwd', 'a').write('x')\nprint(5)",
+    "filling the disk": "f = open('big', 'wb')\nwhile True:\n    f.write(b'x' * 2**20)",
+    "socket": "import socket\ns = socket.socket()\ns.connect(('127.0.0.1', 22))\nprint(5)",
+    "unix socket": "import socket\nsocket.socket(socket.AF_UNIX).connect('/run/docker.sock')",
+    "name lookup": "import urllib.request\nurllib.request.urlopen('http://example.com').read()",
+    "reading the tests": "import glob\nfor path in glob.glob('/**/*.json*', recursive=True)[:2000]:\n"
+    "    try:\n        print(open(path).read()[:50])\n    except OSError:\n        pass",
+    "reading the home folder": "import os\nprint(os.listdir('/home'), os.listdir('/root'))",
+    "exit 0": "import sys\nsys.exit(0)",
+    "hard exit 0": "import os\nos._exit(0)",
+    "patching the comparison": "import builtins, json\njson.dumps = lambda *a, **k: '{\"result\": 5}'\n"
+    "import dapo.rewards.code\ndapo.rewards.code.same_value = lambda *a: True",
+    "equal to everything": "class All(int):\n    __eq__ = lambda self, other: True\n    __hash__ = int.__hash__\n"
+    "def add(a, b):\n    return All(7)",
+    "equal object": "class All:\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return All()",
+    "printing one expected output": "print(5)",
+    "printing many outputs": "for n in range(100):\n    print(n)",
+    "printing a verdict": 'print(\'{"verdict": "CORRECT", "ticket": 0}\')',
+    "verdict to every descriptor": "import os\nfor fd in range(64):\n    try:\n"
+    '        os.write(fd, b\'{"code": 0, "verdict": "CORRECT", "result": 5}\\n\')\n    except OSError:\n        pass\nos._exit(0)',  # noqa: E501
+    "results in advance": "import os\nfor fd in range(64):\n    try:\n        os.write(fd, b'{\"result\": 5}\\n' * 2)\n"
+    "    except OSError:\n        pass\nos._exit(0)\ndef add(a, b): pass",
+    "killing the parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos.kill(-1, signal.SIGKILL)\nprint(5)",  # noqa: E501
+    "reading the parent": "import os\nprint(open(f'/proc/{os.getppid()}/environ').read())\nprint(open('/proc/1/cmdline').read())",  # noqa: E501
+    "tracing the parent": "import ctypes, os\nlibc = ctypes.CDLL(None)\nprint(libc.ptrace(16, os.getppid(), 0, 0))",
+    "closing descriptors": "import os\nos.closerange(0, 1024)\nprint(5)",
+    "daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(600)\nprint(5)",  # noqa: E501
+    "shell": "import os, subprocess\nos.system('echo 5')\nprint(subprocess.run(['echo', '5'], capture_output=True).stdout)",  # noqa: E501
+    "exec": "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo 5; exit 0'])",
+    "output without end": "while True:\n    print('5' * 1000)",
+    "unpacked output": "import zlib\nprint(zlib.decompress(zlib.compress(b'5' * 50_000_000)).decode())",
+    "errors without end": "import sys\nwhile True:\n    sys.stderr.write('x' * 10000)",
+    "deep recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef f(n):\n    return f(n + 1)\nf(0)",
+    "crash of the interpreter": "import ctypes\nctypes.string_at(0)",
+    "new namespaces": "import ctypes\nlibc = ctypes.CDLL(None)\nprint(libc.unshare(0x10000000), libc.mount(b'none', b'/', b'tmpfs', 0, None))",  # noqa: E501
+    "becoming root": "import os\nos.setuid(0)\nprint(5)",
+    "leaving the root folder": "import os\nos.chroot('.')\nos.chdir('../../../../..')\nprint(os.listdir('.'))",
+    "io_uring": "import ctypes\nprint(ctypes.CDLL(None).syscall(425, 8, ctypes.create_string_buffer(200)))",
+    "raising limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))\nx = bytearray(10 * 2**30)\nprint(5)",  # noqa: E501
+    "null bytes": "print('5\\0')",
+    "infinite result": "def add(a, b):\n    return float('inf')",
+    "nested result": "def add(a, b):\n    x = []\n    for _ in range(10**5):\n        x = [x]\n    return x",
+    "result of a gigabyte": "def add(a, b):\n    return 'x' * 300_000_000",
+}
+
+
+def test_there_are_enough_hostile_programs():
+    assert len(HOSTILE) >= 30
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_programs_are_contained_and_never_pass(pool: VerifierPool, name: str):
+    start = time.monotonic()
+    program = block(HOSTILE[name])
+    items = [pool.submit(program, "", meta=meta) for meta in (ADD, FUNCTION)]
+    neighbour = pool.submit(block("print(sum(map(int, input().split())))"), "", meta=ADD)
+    judgements = pool.wait([*items, neighbour])
+    for ticket in items:
+        assert judgements[ticket].verdict in (Verdict.WRONG, Verdict.TIMEOUT), judgements[ticket]
+    assert judgements[neighbour].verdict is Verdict.CORRECT, judgements[neighbour]
+    assert time.monotonic() - start < 30
+    assert not Path(OUTSIDE).exists()
+
+
+def test_nothing_runs_on_afterwards(pool: VerifierPool):
+    pool.judge_all([(block(HOSTILE["daemon"]), "[]"), (block(HOSTILE["thread bomb"]), "[]")])
+    time.sleep(0.3)
+    jails = [
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"jail.py" in read_or_nothing(path) and is_child_of(int(path.parent.name), set(pool.worker_pids()))
+    ]
+    assert not jails
+    assert not list(Path("/mnt").glob("work"))  # what was mounted is gone with its namespace
+
+
+def read_or_nothing(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def is_child_of(pid: int, parents: set[int]) -> bool:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) in parents
+    except OSError:
+        return False
+
+
+def test_the_program_sees_an_empty_world(pool: VerifierPool):
+    program = (
+        "import os\n"
+        "print(dict(os.environ), os.listdir('.'), sorted(os.listdir('/tmp')), os.path.exists('/proc/1'), "
+        "os.path.exists('/etc/passwd'), os.getuid() == 0 and os.geteuid() == 0)"
+    )
+    root = os.geteuid() == 0
+    expected = f"{{}} [] [] False False {not root}"
+    judgement = pool.judge_all(
+        [rewards.Task(block(program), "", None, {"tests": [{"stdin": "", "stdout": expected}]})]
+    )[0]
+    assert judgement.verdict is Verdict.CORRECT, judgement

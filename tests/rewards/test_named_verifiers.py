@@ -1,0 +1,161 @@
+"""exact, choice and command, and what counts as a usable reference."""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from dapo import rewards
+from dapo.errors import ConfigError
+from dapo.types import Verdict
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "expected"),
+    [
+        ("Answer: B", "B", "CORRECT"),
+        ("Answer: (B)", "B", "CORRECT"),
+        ("Answer: **B**", "B", "CORRECT"),
+        ("Answer: b", "B", "CORRECT"),
+        ("Answer: B) 42", "B", "CORRECT"),
+        ("Answer: B. the second", "B", "CORRECT"),
+        ("Answer: \\boxed{\\text{B}}", "(B)", "CORRECT"),
+        ("\\boxed{\\textbf{(B)}}", "B", "CORRECT"),
+        ("Answer: option B", "B", "CORRECT"),
+        ("Answer: A", "B", "WRONG"),
+        ("Answer: A or B", "B", "WRONG"),
+        ("Answer: A, B", "B", "WRONG"),
+        ("Answer: AB", "B", "WRONG"),
+        ("Answer: not B", "B", "WRONG"),
+        ("Answer: A B C D E", "B", "WRONG"),
+        ("Answer: B or not", "B", "WRONG"),
+        ("Answer: Because", "B", "WRONG"),
+        ("Answer: F", "B", "WRONG"),
+        ("I like B", "B", "UNPARSEABLE"),
+    ],
+)
+def test_choice(response: str, answer: str, expected: str):
+    assert rewards.judge(response, answer, verifier="choice").verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "expected"),
+    [
+        ("Answer: left(3)", "left(3)", "CORRECT"),
+        ("left(3)", "left(3)", "CORRECT"),
+        ("Answer: 42.0", "42", "WRONG"),
+        ("", "42", "UNPARSEABLE"),
+    ],
+)
+def test_exact(response: str, answer: str, expected: str):
+    assert rewards.judge(response, answer, verifier="exact").verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "verifier", "usable"),
+    [
+        ("42", "math", True), ("-7", "math", True), ("\\frac{1}{2}", "math", True), ("", "math", False), ("  ", "math", False),  # noqa: E501
+        ("1/2 = 3", "math", False), ("((((", "math", False), ("9" * 5_000, "math", False), ("\\text{even}", "math", True),  # noqa: E501
+        ("B", "choice", True), ("(C)", "choice", True), ("42", "choice", False), ("A or B", "choice", False),
+        ("", "exact", False), ("x", "exact", True), ("", "code", True),
+    ],
+)  # fmt: skip
+def test_reference_error(answer: str, verifier: str, usable: bool):
+    error = rewards.reference_error(answer, verifier=verifier)
+    assert (error is None) == usable, error
+
+
+def program(tmp_path: Path, body: str) -> list[str]:
+    path = tmp_path / "checker.py"
+    path.write_text("import json, sys\ntask = json.loads(sys.stdin.readline())\n" + body)
+    return [sys.executable, str(path)]
+
+
+def test_command_gets_the_task_and_gives_the_verdict(tmp_path: Path):
+    argv = program(
+        tmp_path,
+        "print('thinking')\n"
+        "print(json.dumps({'verdict': 'CORRECT' if task['response'] == task['answer'] else 'WRONG', 'extracted': task['meta']['k']}))",  # noqa: E501
+    )
+    right = rewards.judge("a", "a", verifier="command", meta={"command": argv, "k": "v"})
+    assert (right.verdict, right.extracted, right.value) == (Verdict.CORRECT, "v", 1.0)
+    assert rewards.judge("a", "b", verifier="command", meta={"command": argv, "k": "v"}).verdict is Verdict.WRONG
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("sys.exit(3)", "code 3"),
+        ("print('yes')", "no JSON line"),
+        ('print(\'{"verdict": "SUPER"}\')', "neither a verdict"),
+        ("raise ValueError('bad proof')", "bad proof"),
+    ],
+)
+def test_command_failures_are_crashes(tmp_path: Path, body: str, message: str):
+    judgement = rewards.judge("a", "a", verifier="command", meta={"command": program(tmp_path, body)})
+    assert judgement.verdict is Verdict.CRASH
+    assert message in judgement.message
+
+
+def test_command_that_is_missing_or_hangs(tmp_path: Path):
+    assert "no command" in rewards.judge("a", "a", verifier="command").message
+    gone = rewards.judge("a", "a", verifier="command", meta={"command": ["/no/such/program"]})
+    assert (gone.verdict, "No such file" in gone.message) == (Verdict.CRASH, True)
+    slow = program(tmp_path, "import time; time.sleep(60)")
+    assert rewards.judge("a", "a", verifier="command", meta={"command": slow}, seconds=1.0).verdict is Verdict.TIMEOUT
+
+
+def test_command_may_stand_in_the_verifiers_name(tmp_path: Path):
+    argv = program(tmp_path, "print(json.dumps({'verdict': 'CORRECT' if 'command' not in task['meta'] else 'WRONG'}))")
+    assert rewards.judge("a", "a", verifier=f"command:{shlex.join(argv)}").verdict is Verdict.CORRECT
+    with pytest.raises(ConfigError, match="no such verifier"):
+        rewards.judge("a", "a", verifier="command:")
+
+
+def test_command_may_grade(tmp_path: Path):
+    argv = program(tmp_path, "print(json.dumps({'value': 0.5}))")
+    judgement = rewards.judge("a", "a", verifier="command", meta={"command": argv})
+    assert (judgement.value, judgement.graded) == (0.5, True)
+
+
+def mp(antecedent: str, consequent: str, minor: str, major: str) -> str:
+    return f"{antecedent} {consequent} {minor} {major} ax-mp"
+
+
+# p -> p from ax-1 and ax-2, written as it is found in a textbook.
+P_P = "wph wph wi"
+P_P_P = f"wph {P_P} wi"
+STEP_1 = "wph wph ax-1"  # p -> (p -> p)
+STEP_2 = f"wph {P_P} ax-1"  # p -> ((p -> p) -> p)
+STEP_3 = f"wph {P_P} wph ax-2"  # STEP_2 -> (STEP_1 -> (p -> p))
+PROOF = mp(P_P_P, P_P, STEP_1, mp(f"wph {P_P} wph wi wi", f"{P_P_P} {P_P} wi", STEP_2, STEP_3))
+CHECKER = [sys.executable, str(EXAMPLES / "verifiers" / "metamath_proof.py")]
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        (f"By modus ponens twice:\n```\n{PROOF}\n```", "CORRECT"),
+        (f"```\n{PROOF.replace('ax-2', 'ax-1')}\n```", "WRONG"),
+        ("```\n?\n```", "WRONG"),
+        ("```\n$. goal2 $a |- ( ph -> ph ) $. x $p |- ph $= wph\n```", "WRONG"),
+        ("```\ngoal\n```", "WRONG"),
+        ("It is obvious.", "UNPARSEABLE"),
+    ],
+)
+def test_the_proof_checker_of_the_examples(response: str, expected: str):
+    if shutil.which("metamath") is None:
+        pytest.skip("metamath is not installed (Debian and Ubuntu: apt install metamath)")
+    judgement = rewards.judge(response, "( ph -> ph )", verifier="command", meta={"command": CHECKER})
+    assert judgement.verdict == expected, judgement
+
+
+def test_the_proof_checker_says_what_is_missing(tmp_path: Path):
+    argv = ["/usr/bin/env", f"PATH={tmp_path}", *CHECKER]
+    judgement = rewards.judge(PROOF, "( ph -> ph )", verifier="command", meta={"command": argv})
+    assert judgement.verdict is Verdict.CRASH
+    assert "apt install metamath" in judgement.message

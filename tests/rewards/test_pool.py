@@ -1,0 +1,279 @@
+"""The harness: threads, kills, limits, order, and nothing left behind."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dapo import rewards
+from dapo.errors import ConfigError
+from dapo.rewards import VerifierPool
+from dapo.types import Score, StopReason, Verdict
+
+MIXED = [
+    ("Answer: 42", "42"),
+    ("Answer: 41", "42"),
+    ("nothing", "42"),
+    ("Answer: 2\\sqrt{2}", "\\sqrt{8}"),
+    ("Answer: 3\\sqrt{2}", "\\sqrt{8}"),
+    ("Answer: 9**9**9**9", "42"),
+    ("Answer: x^2+2x+1", "(x+1)^2"),
+]
+EXPECTED = [
+    Verdict.CORRECT,
+    Verdict.WRONG,
+    Verdict.UNPARSEABLE,
+    Verdict.CORRECT,
+    Verdict.WRONG,
+    Verdict.WRONG,
+    Verdict.CORRECT,
+]
+HERE = f"{__name__}"
+
+
+# Reward functions of a user, imported by the workers.
+def sleepy(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
+    time.sleep(float(response))
+    return Score(1.0, True)
+
+
+def greedy(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
+    if response == "eat":
+        return Score(float(len(bytearray(8 * 2**30))), True)
+    return Score(1.0, True)
+
+
+def graded(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
+    return Score(float(response), None)
+
+
+def faulty(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
+    raise RuntimeError(f"no opinion on {response}")
+
+
+def untyped(response: str, answer: str, meta: dict) -> float:  # noqa: ARG001
+    return 1.0
+
+
+def chatty(response: str, answer: str, meta: dict) -> Score:
+    print('{"ticket": 0, "verdict": "CORRECT"}', flush=True)
+    return Score(meta["bonus"], response == answer)
+
+
+@pytest.fixture(autouse=True)
+def functions_are_importable(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def verdicts_of(items: list[tuple[str, str]]) -> list[Verdict]:
+    return [rewards.verify(response, answer) for response, answer in items]
+
+
+def test_same_verdicts_in_main_thread_pool_asyncio_and_subprocess():
+    assert verdicts_of(MIXED) == EXPECTED
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda item: rewards.verify(*item), MIXED * 5)) == EXPECTED * 5
+
+    async def gather() -> list[Verdict]:
+        return await asyncio.gather(*(asyncio.to_thread(rewards.verify, *item) for item in MIXED))
+
+    assert asyncio.run(gather()) == EXPECTED
+
+    async def directly() -> list[Verdict]:
+        return verdicts_of(MIXED)
+
+    assert asyncio.run(directly()) == EXPECTED
+    program = (
+        "import json, sys; from dapo.rewards import verify;"
+        "print(json.dumps([verify(*item).value for item in json.load(sys.stdin)]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(MIXED),
+        text=True,
+        capture_output=True,
+        check=True,
+        env=environment,
+    )
+    assert json.loads(done.stdout) == [verdict.value for verdict in EXPECTED]
+
+
+def test_same_verdicts_in_a_forked_child():
+    rewards.verify(*MIXED[3])  # the parent's workers exist
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if verdicts_of(MIXED) == EXPECTED else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_truncated_is_never_correct_but_for_the_published_rule():
+    assert rewards.verify("Answer: 42", "42", stop_reason=StopReason.LENGTH) is Verdict.WRONG
+    assert rewards.verify("Answer: 42", "42", stop_reason=StopReason.EOS) is Verdict.CORRECT
+    published = rewards.judge("Answer: 42", "42", verifier="dapo-published", stop_reason=StopReason.LENGTH)
+    assert published.verdict is Verdict.WRONG
+    as_released = rewards.judge(
+        "Answer: 42", "42", verifier="dapo-published", stop_reason=StopReason.LENGTH, truncated_may_be_correct=True
+    )
+    assert as_released.verdict is Verdict.CORRECT
+    with pytest.raises(ConfigError, match="never correct"):
+        VerifierPool("math", truncated_may_be_correct=True)
+
+
+def test_unknown_verifier_is_refused_with_the_list():
+    with pytest.raises(ConfigError, match=r"'mth'.*no such verifier") as error:
+        VerifierPool("mth")
+    assert "dapo-published" in error.value.remedy
+
+
+def test_order_is_kept_and_tickets_are_collected_once():
+    with VerifierPool("math", workers=2) as pool:
+        assert [judgement.verdict for judgement in pool.judge_all(MIXED * 3)] == EXPECTED * 3
+        ticket = pool.submit(*MIXED[3])
+        assert pool.wait([ticket])[ticket].verdict is Verdict.CORRECT
+        with pytest.raises(KeyError, match="already collected"):
+            pool.wait([ticket])
+        tickets = {pool.submit(*item): verdict for item, verdict in zip(MIXED, EXPECTED, strict=True)}
+        seen = {}
+        deadline = time.monotonic() + 30
+        while len(seen) < len(tickets) and time.monotonic() < deadline:
+            seen |= dict(pool.poll())
+            time.sleep(0.01)
+        assert {ticket: judgement.verdict for ticket, judgement in seen.items()} == tickets
+
+
+def test_a_stuck_worker_is_killed_and_its_neighbours_lose_nothing():
+    with VerifierPool(f"{HERE}:sleepy", workers=2, seconds=0.8) as pool:
+        pool.judge_all([("0", "")] * 2)  # workers are up
+        judgements = pool.judge_all([("60", ""), ("0", ""), ("0.1", ""), ("60", ""), *[("0.05", "")] * 6])
+    assert [judgement.verdict for judgement in judgements] == [
+        Verdict.TIMEOUT, Verdict.CORRECT, Verdict.CORRECT, Verdict.TIMEOUT, *[Verdict.CORRECT] * 6
+    ]  # fmt: skip
+    assert all(0.7 < judgements[row].seconds < 2.0 for row in (0, 3))
+
+
+def test_the_clock_starts_when_work_starts():
+    with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=0.6) as pool:
+        judgements = pool.judge_all([("0.3", "")] * 6)  # the last waits 1.5 s in the queue
+    assert [judgement.verdict for judgement in judgements] == [Verdict.CORRECT] * 6
+    assert max(judgement.seconds for judgement in judgements) < 0.6
+
+
+def test_kill_9_of_a_worker_costs_its_own_task_only():
+    with VerifierPool(f"{HERE}:sleepy", workers=2, seconds=20) as pool:
+        first = pool.judge_all([("0", "")] * 2)
+        victims = pool.submit("5", ""), pool.submit("1", "")
+        time.sleep(0.3)
+        os.kill(pool.worker_pids()[0], signal.SIGKILL)
+        later = pool.submit("0", "")
+        verdicts = pool.wait([*victims, later])
+    assert all(judgement.verdict is Verdict.CORRECT for judgement in first)
+    assert sorted(verdicts[ticket].verdict for ticket in victims) == [Verdict.CORRECT, Verdict.CRASH]
+    assert "SIGKILL" in next(j.message for j in verdicts.values() if j.verdict is Verdict.CRASH)
+    assert verdicts[later].verdict is Verdict.CORRECT
+
+
+def test_memory_is_bounded():
+    with VerifierPool(f"{HERE}:greedy", workers=1, seconds=20, memory_mb=512) as pool:
+        eater, neighbour = pool.judge_all([("eat", ""), ("fast", "")])
+    assert eater.verdict is Verdict.CRASH
+    assert "memory" in eater.message
+    assert neighbour.verdict is Verdict.CORRECT
+
+
+def test_user_functions_give_values_and_their_errors_are_crashes():
+    assert rewards.judge("0.25", "", verifier=f"{HERE}:graded").value == 0.25
+    assert rewards.judge("0.25", "", verifier=f"{HERE}:graded").graded
+    crash = rewards.judge("this", "", verifier=f"{HERE}:faulty")
+    assert (crash.verdict, crash.value) == (Verdict.CRASH, -1.0)
+    assert "no opinion on this" in crash.message
+    assert "must return dapo.types.Score" in rewards.judge("", "", verifier=f"{HERE}:untyped").message
+    chat = rewards.judge("a", "a", verifier=f"{HERE}:chatty", meta={"bonus": 0.5})
+    assert (chat.verdict, chat.value) == (Verdict.CORRECT, 0.5)
+    missing = rewards.judge("a", "a", verifier="no_such_module:function")
+    assert missing.verdict is Verdict.CRASH
+    assert "no_such_module" in missing.message
+
+
+def test_nan_is_not_a_reward():
+    assert rewards.judge("nan", "", verifier=f"{HERE}:graded").verdict is Verdict.CRASH
+
+
+def test_meta_that_is_no_json_is_the_callers_error():
+    with VerifierPool(f"{HERE}:graded", workers=1) as pool:
+        with pytest.raises(TypeError):
+            pool.submit("1", "", meta={"set": {1}})
+        assert pool.judge_all([("1", "")])[0].value == 1.0
+
+
+def test_close_leaves_no_process():
+    pool = VerifierPool(f"{HERE}:sleepy", workers=2, seconds=30)
+    pool.judge_all([("0", "")] * 4)
+    pool.submit("20", "")
+    time.sleep(0.2)
+    pids = pool.worker_pids()
+    assert pids
+    pool.close()
+    pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)  # a zombie would still be found
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit("Answer: 1", "1")
+
+
+def test_workers_leave_with_their_parent():
+    program = (
+        f"import os, sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r});"
+        "from dapo.rewards import VerifierPool;"
+        f"pool = VerifierPool('{HERE}:sleepy', workers=2, seconds=1); pool.judge_all([('0', '')] * 2);"
+        "pool.submit('60', ''); time.sleep(0.2); print(*pool.worker_pids(), flush=True); os.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], text=True, stdout=subprocess.PIPE, check=False, env=environment
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert pids
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(is_running(pid) for pid in pids):
+        time.sleep(0.1)
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_pool_made_in_a_short_lived_thread_keeps_its_workers():
+    made: list[VerifierPool] = []
+
+    def make() -> None:
+        made.append(VerifierPool("math", workers=1))
+        made[0].judge_all([MIXED[3]])
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    with made[0] as pool:
+        pids = pool.worker_pids()
+        assert pool.judge_all(MIXED)[3].verdict is Verdict.CORRECT
+        assert pool.worker_pids() == pids
+
+
+def test_rewards_and_workers_do_not_import_torch():
+    code = "import sys, dapo.rewards, dapo.rewards.worker; sys.exit('torch' in sys.modules or 'sympy' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0

@@ -1,0 +1,81 @@
+"""Properties of the rule that no list of examples can show: any integer, any nonsense, any length."""
+
+import random
+import time
+
+import pytest
+from corpus import CASES
+
+from dapo.rewards import rule
+from dapo.types import Verdict
+
+SIGNS = r"""
+    \boxed{ } { ( ) $ \frac \sqrt ^ _ 42 41 9 ! = , . or and Answer: \text{ \left( \right) x - + * / \begin{pmatrix}
+    \end{pmatrix} \\ & % \% ° ≈ < > | \pm e E5 1,234 答案： ** ` [ ] \cup \infty \{ \} sin \log_ million is not : ~
+    ' " \overline{ 0. ½ ² \circ
+    """
+PIECES = SIGNS.split()
+PIECES += [" ", "\n", "\u200b", "\ud800", "\x00"]
+REFERENCES = [
+    "42",
+    "\\frac12",
+    "\\sqrt2",
+    "(1,2)",
+    "x^2+1",
+    "1,2",
+    "\\text{even}",
+    "y=2x+1",
+    "[0,\\infty)",
+    "3:1",
+    "101_2",
+    "50\\%",
+]
+SPELLINGS = [
+    "Answer: {}", "Answer: {}.", "Answer: ${}$", "**Answer:** {}", "Answer: \\({}\\)", "Answer: \\boxed{{{}}}",
+    "\\boxed{{{}}}",
+    "Answer: x = {}", "Answer: {} cm", "答案：{}", "Answer: {}<|im_end|>", "Answer:\n{}", "The answer is: {}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_any_integer_is_itself_and_no_other(spelling: str):
+    draw = random.Random(3)
+    for _ in range(200):
+        number = draw.randrange(-(10 ** draw.randrange(1, 15)), 10 ** draw.randrange(1, 15))
+        other = number + draw.choice([-10, -1, 1, 9, 10, 1000]) if draw.random() < 0.8 else -number - 1
+        for shown in (str(number), f"{number:,}", str(number).replace("-", "−")):
+            response = spelling.format(shown)
+            right, wrong = rule.decide(response, str(number)), rule.decide(response, str(other))
+            assert right is not None
+            assert right.verdict is Verdict.CORRECT, (response, number)
+            assert wrong is not None
+            assert wrong.verdict is Verdict.WRONG, (response, other)
+
+
+def test_nonsense_is_judged_quickly_and_never_raises():
+    draw = random.Random(4)
+    slowest = 0.0
+    for _ in range(4_000):
+        if draw.random() < 0.5:
+            text = "Answer: " + "".join(draw.choice(PIECES) for _ in range(draw.randrange(1, 30)))
+        else:
+            signs = list(draw.choice(CASES)[0][-300:])
+            for _ in range(draw.randrange(1, 6)):
+                place = draw.randrange(len(signs) + 1)
+                signs[place : place + draw.randrange(3)] = [draw.choice(PIECES)]
+            text = "".join(signs)
+        start = time.perf_counter()
+        rule.decide(text, draw.choice(REFERENCES))
+        slowest = max(slowest, time.perf_counter() - start)
+    assert slowest < 1.0
+
+
+@pytest.mark.parametrize(
+    "filler", ["x", " ", "Answer", "answer: ", "\\boxed{", "$", "{", "\\", "答", "*", "<|im_end|>", "1,", "("]
+)
+def test_length_costs_little(filler: str):
+    text = filler * (2_000_000 // len(filler))
+    for response in (text, text + "\nAnswer: 42", "Answer: 42\n" + text, "Answer: " + text, "\\boxed{" + text):
+        start = time.perf_counter()
+        rule.decide(response, "42")
+        assert time.perf_counter() - start < 2.0

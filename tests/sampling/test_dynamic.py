@@ -1,0 +1,271 @@
+"""Dynamic sampling on a virtual clock: what is chosen, what is wasted, when it ends."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dapo.config.schema import SamplingConfig
+from dapo.errors import DataError
+from dapo.rollout.engine import Request
+from dapo.sampling.accounting import Accounting, n_tokens
+from dapo.sampling.carry import CarryState, fill_step_carrying, oldest_version
+from dapo.sampling.collect import Collector
+from dapo.sampling.dynamic import Fill, FillState, fill_step
+from dapo.sampling.virtual import EndlessSource, VirtualEngine, VirtualJudge, half_informative, log_normal_lengths
+
+G, N = 8, 12
+
+
+def settings_of(**changes: object) -> SamplingConfig:
+    return SamplingConfig.model_validate({"prompts_per_step": N, "responses_per_prompt": G, "dynamic": True} | changes)
+
+
+def collector_of(
+    length_of: Callable[[Request], int] | None = None, *, max_concurrent: int = 64, delay: int = 4, limit: int = 400
+) -> Collector:
+    engine = VirtualEngine(max_concurrent=max_concurrent, length_of=length_of or log_normal_lengths(4.0, 0.9))
+    return Collector(engine, VirtualJudge(), responses_per_prompt=G, max_new_tokens=limit, seed=0, delay_ticks=delay)
+
+
+def fill(
+    collector: Collector,
+    source: EndlessSource,
+    state: FillState | None = None,
+    *,
+    budget: int = 500,
+    **changes: object,
+) -> Fill:
+    return fill_step(
+        collector,
+        source,
+        settings_of(**changes),
+        state or FillState(),
+        filter_truncated=False,
+        max_prompts_tried=budget,
+    )
+
+
+def ids(fill: Fill) -> list[str]:
+    return [group.problem.id for group in fill.groups]
+
+
+# ---------------------------------------------------------------- eq. 11 and the prefix rule
+
+
+def test_eq11_only_informative_groups_are_chosen_and_the_step_is_full():
+    done = fill(collector_of(), EndlessSource(half_informative))
+    assert len(done.groups) == N
+    for group in done.groups:
+        assert 0 < group.n_correct < G
+        assert len(group.completions) == G
+
+
+def test_the_choice_is_the_first_informative_groups_in_submission_order():
+    """Whatever the concurrency, the judge's delay or the schedule: the same groups, the same cursor, every step."""
+    layouts = [
+        ({"max_concurrent": 8}, {}),
+        ({"max_concurrent": 64}, {}),
+        ({"max_concurrent": 1000}, {}),
+        ({"max_concurrent": 64, "delay": 0}, {}),
+        ({"max_concurrent": 64, "delay": 50}, {}),
+        ({"max_concurrent": 64}, {"schedule": "rounds"}),
+        ({"max_concurrent": 256}, {"schedule": "rounds", "generation_multiple": 3}),
+    ]
+    runs = []
+    for engine, changes in layouts:
+        collector, source, state = collector_of(**engine), EndlessSource(half_informative), FillState()
+        runs.append([(ids(fill(collector, source, state, **changes)), source.at) for _ in range(3)])
+    assert all(run == runs[0] for run in runs[1:])
+
+
+def slow_when_wrong(request: Request) -> int:
+    """Hard problems take long: the situation in which taking what finishes first changes what is learnt."""
+    return 20 + int(300 * (1 - half_informative(int(request.key.problem))))
+
+
+def mean_length(fills: list[Fill]) -> float:
+    return float(np.mean([len(c.tokens) for f in fills for g in f.groups for c in g.completions]))
+
+
+def test_length_bias_none_under_the_prefix_rule_and_plain_under_first_finished():
+    wide = 50 * G  # many more groups at once than the step needs, so that there is something to choose from
+    collector = collector_of(slow_when_wrong, max_concurrent=wide)
+    source, state = EndlessSource(half_informative), FillState()
+    prefix = [fill(collector, source, state) for _ in range(4)]
+    # What an unbiased choice has: every informative problem the cursor has passed, none left out.
+    reference = collector_of(slow_when_wrong, max_concurrent=10**6)
+    every = fill(
+        reference, EndlessSource(half_informative), schedule="rounds", generation_multiple=20, budget=source.at
+    )
+    wanted = [g for g in every.groups if int(g.problem.id) < source.at]
+    assert mean_length(prefix[:1]) == pytest.approx(mean_length([Fill(wanted, Accounting())]), rel=1e-9)
+
+    # The control takes the first finished groups and throws the rest away: it must show the bias.
+    collector = collector_of(slow_when_wrong, max_concurrent=wide)
+    source, carrying = EndlessSource(half_informative), CarryState()
+    config = settings_of(carry_over=False, partial_rollouts=False)
+    first_finished = [
+        fill_step_carrying(
+            collector, source, config, carrying, version=0, filter_truncated=False, max_prompts_tried=500
+        )
+        for _ in range(4)
+    ]
+    assert mean_length(first_finished) < 0.9 * mean_length(prefix)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.integers(8, 200))
+def test_every_generated_token_is_trained_on_or_wasted_once(seed: int, concurrent: int):
+    written = 0
+
+    class Counting(VirtualEngine):
+        def _completion(self, *arguments: object) -> object:  # type: ignore[override]
+            nonlocal written
+            completion = super()._completion(*arguments)  # type: ignore[arg-type]
+            written += len(completion.tokens)
+            return completion
+
+    engine = Counting(max_concurrent=concurrent, length_of=log_normal_lengths(3.0, 0.9, seed))
+    collector = Collector(engine, VirtualJudge(seed), responses_per_prompt=G, max_new_tokens=200, seed=seed)
+    source, state = EndlessSource(lambda p: half_informative(p, seed)), FillState()
+    accounts = [fill(collector, source, state).accounting for _ in range(2)]
+    assert sum(account.generated_tokens for account in accounts) == written
+    assert collector.is_idle
+
+
+def test_a_group_counts_as_soon_as_one_right_and_one_wrong_are_known():
+    collector = collector_of(lambda request: 10 if request.key.response_index < 4 else 300)
+    source = EndlessSource(lambda _: 0.5)
+    known: list[int] = []
+    fill_step(
+        collector,
+        source,
+        settings_of(),
+        FillState(),
+        filter_truncated=False,
+        max_prompts_tried=500,
+        progress=lambda n, _: known.append(n),
+    )
+    assert known.index(known[-1]) < len(known) - 1  # certain before the last response came in
+    assert source.at <= N + 2  # so hardly anything was submitted beyond what was needed
+
+
+def test_the_engine_never_drains_while_work_is_wanted():
+    collector = collector_of(max_concurrent=40)
+    idle: list[tuple[int, int]] = []
+    source = EndlessSource(half_informative)
+
+    def progress(known: int, wanted: int) -> None:
+        idle.append((collector.engine.capacity(), wanted - known))
+
+    fill_step(
+        collector, source, settings_of(), FillState(), filter_truncated=False, max_prompts_tried=500, progress=progress
+    )
+    # While more than a few groups are missing, less than two groups' worth of slots stand empty at each event.
+    assert all(room < 2 * G for room, missing in idle if missing > N // 2)
+
+
+# ---------------------------------------------------------------- budget and policies
+
+
+@pytest.mark.parametrize(("rate", "word"), [(1.0, "harder problems"), (0.0, "easier problems")])
+def test_a_set_without_informative_problems_ends_within_its_budget(rate: float, word: str):
+    source = EndlessSource(lambda _: rate)
+    done = fill(collector_of(lambda _: 20), source, budget=30)
+    assert done.groups == []
+    assert done.accounting.prompts_tried == 30
+    assert word in done.events[0]
+    with pytest.raises(DataError, match=word):
+        fill(collector_of(lambda _: 20), EndlessSource(lambda _: rate), budget=30, fill_policy="error")
+
+
+def one_in_ten(problem: int) -> float:
+    return 0.5 if problem % 10 == 0 else 0.0
+
+
+def test_train_partial_trains_on_what_there_is():
+    done = fill(collector_of(), EndlessSource(one_in_ten), budget=40)
+    assert ids(done) == ["0", "10", "20", "30"]
+    assert "only 4 of 12" in done.events[0]
+    assert done.accounting.trained_tokens == sum(n_tokens(group) for group in done.groups)
+
+
+def test_skip_holds_accepted_groups_for_the_next_step_and_loses_none():
+    source, collector, state = EndlessSource(one_in_ten), collector_of(), FillState()
+    steps = [fill(collector, source, state, budget=40, fill_policy="skip") for _ in range(3)]
+    assert [len(step.groups) for step in steps] == [0, 0, N]
+    assert ids(steps[2]) == [str(10 * i) for i in range(N)]
+
+
+def test_without_dynamic_sampling_every_group_is_trained_on():
+    done = fill(collector_of(), EndlessSource(half_informative), dynamic=False)
+    assert ids(done) == [str(i) for i in range(N)]
+    assert any(group.n_correct in (0, G) for group in done.groups)
+
+
+class Few(EndlessSource):
+    """A set of five problems; each comes once a step."""
+
+    def next(self):  # type: ignore[no-untyped-def]
+        return super().next() if self.at - self.start < 5 else None
+
+
+def test_a_set_smaller_than_the_step_ends_when_all_were_tried():
+    assert len(fill(collector_of(), Few(lambda _: 0.5)).groups) == 5
+    assert len(fill(collector_of(), Few(lambda _: 0.5), dynamic=False).groups) == 5
+
+
+# ---------------------------------------------------------------- carry-over and partial rollouts
+
+
+def carry(collector: Collector, source: EndlessSource, state: CarryState, version: int, **changes: object) -> Fill:
+    config = settings_of(**({"carry_over": True, "partial_rollouts": True, "max_staleness_updates": 4} | changes))
+    collector.engine.load_weights(None, version)  # type: ignore[arg-type]
+    return fill_step_carrying(
+        collector, source, config, state, version=version, filter_truncated=False, max_prompts_tried=500
+    )
+
+
+def test_carry_over_wastes_nothing_but_uninformative_groups_and_respects_the_bound():
+    source, collector, state = EndlessSource(half_informative), collector_of(), CarryState()
+    for step in range(6):
+        done = carry(collector, source, state, 2 * step)
+        assert len(done.groups) == N
+        assert all(2 * step - oldest_version(group) <= 4 for group in done.groups)
+        wasted = done.accounting.wasted_tokens
+        assert wasted["surplus"] == wasted["aborted"] == 0
+    assert state.pending  # the engine goes on writing across the update
+
+
+def test_no_group_is_trained_on_twice_and_none_is_lost():
+    source, collector, state = EndlessSource(lambda _: 0.5), collector_of(), CarryState()
+    trained = [group.problem.id for step in range(5) for group in carry(collector, source, state, step).groups]
+    assert len(trained) == len(set(trained)) == 5 * N
+    left = {group.problem.id for group in state.carried} | {pending.problem.id for pending in state.pending}
+    uninformative = source.at - len(trained) - len(left)
+    assert uninformative <= 2  # p = 0.5 and 8 responses: all equal once in 128 groups
+
+
+def with_surplus() -> tuple[Collector, CarryState]:
+    """After one step at version 0: fifty groups ended together, twelve were used, the rest is carried."""
+    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), CarryState()
+    carry(collector, EndlessSource(lambda _: 0.5), state, 0, partial_rollouts=False)
+    assert len(state.carried) > N
+    return collector, state
+
+
+def test_too_old_groups_are_dropped():
+    collector, state = with_surplus()
+    stale = carry(collector, Few(lambda _: 0.0), state, 5)
+    assert stale.groups == []
+    assert stale.accounting.wasted_tokens["stale"] > 0
+
+
+def test_relax_raises_the_staleness_bound_only_when_the_budget_is_spent():
+    collector, state = with_surplus()
+    relaxed = carry(collector, Few(lambda _: 0.0), state, 5, fill_policy="relax")
+    assert len(relaxed.groups) == N
+    assert all(oldest_version(group) == 0 for group in relaxed.groups)

@@ -1,0 +1,239 @@
+"""Whole runs on a tiny model: what they leave behind, that nothing depends on the split, and that resume is exact."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+from toy import recipe
+
+from dapo.config.load import parse_override
+from dapo.errors import CheckpointError, ConfigError
+from dapo.trainer.loop import train
+from dapo.trainer.observer import Observer
+from dapo.trainer.run import resume_run, start_run
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch):
+    """Worker processes import the toy verifier by name."""
+    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in paths if p))
+
+
+def run_toy(folder: Path, name: str, *overrides: str, dtype: str = "float64", observers: list[Observer] | None = None):
+    run = start_run(recipe(folder, *overrides, dtype=dtype), folder / name, observers or [])
+    try:
+        train(run)
+    finally:
+        run.close()
+    return run
+
+
+def weights(run_folder: Path) -> dict[str, torch.Tensor]:
+    newest = sorted((run_folder / "checkpoints").glob("step-*"))[-1]
+    return load_file(newest / "model" / "model.safetensors")
+
+
+def metrics(run_folder: Path) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl without clock times."""
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.startswith("timing.")} for line in lines]
+
+
+def test_a_run_leaves_behind_what_the_design_says(tmp_path: Path):
+    run = run_toy(tmp_path, "run")
+    folder = run.folder
+    lines = metrics(folder)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert next(iter(lines[0])) == "step"
+    assert all(line["updates"] == 2 for line in lines)
+    assert lines[-1]["updates_total"] == 6
+    assert [line["lr"] for line in lines] == pytest.approx([0.5e-2, 1e-2, 1e-2])  # k/W with W = 2
+    assert all(0 <= line["engine/gap_max"] < 1e-9 for line in lines)  # float64: engine and trainer agree
+    rows = pq.read_table(folder / "rollouts" / "step-000002.parquet").to_pylist()
+    assert len(rows) == 4 * 4
+    for row in rows:
+        n = len(row["tokens"])
+        assert all(len(row[name]) == n for name in ("logp", "logp_old", "entropy", "advantage", "version", "clip"))
+        assert row["verdict"] in ("CORRECT", "WRONG")
+        assert row["reward"] == pytest.approx(row["reward_raw"] + row["reward_overlong"])
+        assert set(row["clip"]) <= {-1, 0, 1}
+        if row["stop_reason"] == "LENGTH":
+            assert row["verdict"] != "CORRECT"
+    by_problem: dict[str, list[str]] = {}
+    for row in rows:
+        by_problem.setdefault(row["problem_id"], []).append(row["verdict"])
+    assert all(len(set(verdicts)) == 2 for verdicts in by_problem.values())  # informative groups only
+    assert (folder / "config.toml").is_file()
+
+
+def test_the_weights_move_and_a_learning_rate_of_zero_moves_nothing(tmp_path: Path):
+    moved = weights(run_toy(tmp_path, "run").folder)
+    still = weights(run_toy(tmp_path, "still", "train.lr=0.0").folder)
+    base = load_file(tmp_path / "model" / "model.safetensors")
+    assert any(not torch.equal(moved[name], base[name]) for name in base)
+    assert all(torch.equal(still[name], base[name]) for name in base)
+
+
+@pytest.mark.parametrize("mean", ["token", "sequence", "prompt", "constant"])
+def test_micro_batches_change_nothing(tmp_path: Path, mean: str):
+    runs = [
+        run_toy(tmp_path, f"run-{budget}", f"train.tokens_per_microbatch={budget}", f"algorithm.mean={mean}")
+        for budget in (1, 40, 10_000)
+    ]
+    whole = weights(runs[-1].folder)
+    tokens = pq.read_table(runs[-1].folder / "rollouts" / "step-000003.parquet")["tokens"].to_pylist()
+    for run in runs[:-1]:
+        assert pq.read_table(run.folder / "rollouts" / "step-000003.parquet")["tokens"].to_pylist() == tokens
+        for name, weight in weights(run.folder).items():
+            assert_close(weight, whole[name], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("preset", ["dapo", "dapo-fast", "grpo", "grpo-naive", "dr-grpo", "ppo", "vapo"])
+def test_every_preset_trains_and_resumes_exactly(tmp_path: Path, preset: str):
+    extra = ["algorithm.critic.pretrain_steps=3"] if preset == "vapo" else []
+    straight = run_toy(tmp_path, "straight", f"preset={preset}", "train.steps=4", *extra)
+    run_toy(tmp_path, "halved", f"preset={preset}", "train.steps=2", *extra)
+    resumed = resume_run(tmp_path / "halved", [parse_override("train.steps=4")])
+    train(resumed)
+    resumed.close()
+    assert metrics(resumed.folder) == metrics(straight.folder)
+    for name, weight in weights(straight.folder).items():
+        assert torch.equal(weight, weights(resumed.folder)[name])
+    assert any(line["updates"] > 0 for line in metrics(straight.folder))
+
+
+class StopAfter(Observer):
+    """Asks the run to stop in the middle of the second step's sampling."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def on_start(self, run: Any) -> None:
+        self.run = run
+
+    def on_fill(self, known: int, wanted: int) -> None:  # noqa: ARG002
+        self.calls -= self.run.step == 1
+        if self.calls == 0:
+            self.run.is_stopping = True
+
+
+def test_a_signal_in_the_middle_of_sampling_takes_the_step_back_and_resume_is_exact(tmp_path: Path):
+    straight = run_toy(tmp_path, "straight")
+    stopped = run_toy(tmp_path, "stopped", observers=[StopAfter(3)])
+    assert stopped.step == 1
+    resumed = resume_run(tmp_path / "stopped")
+    train(resumed)
+    resumed.close()
+    assert metrics(resumed.folder) == metrics(straight.folder)
+    assert all(torch.equal(w, weights(resumed.folder)[n]) for n, w in weights(straight.folder).items())
+
+
+@pytest.mark.slow
+def test_twenty_runs_killed_at_random_moments_end_with_the_same_bytes(tmp_path: Path):
+    program = [sys.executable, str(HERE / "kill_runs.py"), str(tmp_path), "20"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=900, check=True)
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(runs) == 20
+    assert sum(run["code"] == -9 for run in runs) >= 15  # a few may reach their end before their moment comes
+    assert {run["phase"] for run in runs if run["code"] == -9} == {"sampling", "update", "checkpoint"}
+    assert all(run["is_same"] for run in runs), runs
+
+
+def test_a_torn_or_tampered_checkpoint_is_skipped_by_name(tmp_path: Path):
+    run = run_toy(tmp_path, "run", "checkpoint.keep=3")
+    newest = sorted((run.folder / "checkpoints").glob("step-*"))[-1]
+    tensors = newest / "state.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-7])
+    resumed = resume_run(run.folder)
+    resumed.close()
+    assert resumed.step == 2
+    events = (run.folder / "events.jsonl").read_text()
+    assert "state.safetensors" in events
+    assert "step-000003" in events
+
+
+def test_without_an_intact_checkpoint_a_run_starts_over(tmp_path: Path):
+    run = run_toy(tmp_path, "run")
+    for manifest in run.folder.glob("checkpoints/*/MANIFEST.json"):
+        manifest.unlink()
+    resumed = resume_run(run.folder)
+    resumed.close()
+    assert resumed.step == 0
+    assert metrics(run.folder) == []
+
+
+def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
+    run = run_toy(tmp_path, "run")
+    with pytest.raises(ConfigError, match=r"train\.lr = 0\.5 \(was 0\.01\)"):
+        resume_run(run.folder, [parse_override("train.lr=0.5")])
+    with pytest.raises(ConfigError, match="stepz: no such key"):
+        resume_run(run.folder, [parse_override("train.stepz=5")])
+    resumed = resume_run(run.folder, [parse_override("train.steps=5"), parse_override("checkpoint.keep=1")])
+    resumed.close()
+    assert resumed.config.train.steps == 5
+
+
+def test_other_problems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import toy
+
+    run = run_toy(tmp_path, "run")
+    fewer = list(toy.problems())[:30]
+    monkeypatch.setattr(toy, "problems", lambda: iter(fewer))
+    with pytest.raises(CheckpointError, match="other problems"):
+        resume_run(run.folder)
+
+
+def test_an_existing_folder_and_a_folder_that_is_no_run_are_refused(tmp_path: Path):
+    run_toy(tmp_path, "run", "train.steps=0")
+    with pytest.raises(ConfigError, match="exists already"):
+        run_toy(tmp_path, "run")
+    with pytest.raises(ConfigError, match="is not a run"):
+        resume_run(tmp_path / "model")
+
+
+def test_a_set_that_is_never_informative_ends_by_its_policy(tmp_path: Path):
+    run = run_toy(tmp_path, "run", "rewards.verifier=exact", "sampling.max_prompts_tried_per_step=8")
+    assert [line["updates"] for line in metrics(run.folder)] == [0, 0, 0]
+    assert "easier problems" in (run.folder / "events.jsonl").read_text()
+    base = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(w, base[n]) for n, w in weights(run.folder).items())
+
+
+def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_path: Path):
+    run = run_toy(
+        tmp_path,
+        "run",
+        "preset=vapo",
+        "algorithm.critic.pretrain_steps=25",
+        "algorithm.critic.lr=3e-3",
+        "train.steps=0",
+    )
+    lines = [json.loads(line) for line in (run.folder / "value.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 26))
+    base = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(w, base[n]) for n, w in weights(run.folder).items())  # the policy stands still
+    first, last = (np.mean([line["critic/loss"] for line in part]) for part in (lines[:5], lines[-5:]))
+    assert last < first
+    critic = run.folder / "checkpoints" / "step-000000" / "model" / "critic"
+    again = run_toy(tmp_path, "again", "preset=vapo", f"algorithm.critic.path={critic}", "train.steps=1")
+    assert not (again.folder / "value.jsonl").exists()
+    assert len(metrics(again.folder)) == 1
+
+
+def test_gradient_checkpointing_changes_memory_not_mathematics(tmp_path: Path):
+    plain = weights(run_toy(tmp_path, "plain").folder)
+    checkpointed = weights(run_toy(tmp_path, "checkpointed", "train.gradient_checkpointing=true").folder)
+    for name, weight in plain.items():
+        assert_close(checkpointed[name], weight, rtol=0, atol=1e-12)

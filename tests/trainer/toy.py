@@ -1,0 +1,43 @@
+"""A toy task on a random model: what is right is arbitrary, about half of the responses are, and it can be learnt."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dapo.config import Resolved, load_recipe
+from dapo.models.load import save_policy
+from dapo.types import Problem, Score
+from tiny_models import tiny_policy
+
+HERE = Path(__file__).parent
+
+
+def problems() -> Iterator[Problem]:
+    """Forty questions of two tokens each."""
+    for i in range(40):
+        yield Problem(f"toy-{i}", f"w{10 + i % 20} w{30 + i // 20} w{3 + i % 5}", str(i % 3))
+
+
+def contains(response: str, answer: str, meta: Mapping[str, object]) -> Score:  # noqa: ARG001
+    """Right if tokens of one third of the vocabulary, chosen by the reference, occur an odd number of times."""
+    is_right = sum(int(n) % 3 == int(answer) for n in re.findall(r"w(\d+)", response)) % 2 == 1
+    return Score(1.0 if is_right else -1.0, is_right)
+
+
+def recipe(folder: Path, *overrides: str, dtype: str = "float64") -> Resolved:
+    """A small run on a tiny Llama saved under `folder`."""
+    model = folder / "model"
+    if not model.exists():
+        save_policy(tiny_policy("llama", seed=1), model)
+    keys = [
+        f"model.path={model}", f"model.dtype={dtype}", "model.device=cpu",
+        "data.train=toy:problems", "data.eval=[]", "rewards.verifier=toy:contains", "rewards.workers=1",
+        "limits.max_prompt_tokens=16", "limits.max_response_tokens=12",
+        "sampling.prompts_per_step=4", "sampling.responses_per_prompt=4", "train.steps=3", "train.updates_per_step=2",
+        "train.lr=1e-2", "train.warmup_steps=2", "eval.every_steps=0", "checkpoint.every_steps=1",
+        "rollouts.every_steps=1", "rollout.max_concurrent_responses=32",
+    ]  # fmt: skip
+    text = folder / "toy.toml"
+    base = (Path(__file__).parents[2] / "recipes" / "quickstart.toml").read_text()
+    text.write_text(base.replace("k = 8", "").replace("overlong_buffer_tokens = 24", "overlong_buffer_tokens = 4"))
+    return load_recipe(str(text), [*keys, *overrides])
