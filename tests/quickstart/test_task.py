@@ -2,10 +2,11 @@
 
 import ast
 import random
+from dataclasses import replace
 
 import pytest
 
-from dapo.quickstart.corpus import Habits, draw_document, write_response
+from dapo.quickstart.corpus import CAREFUL, Habits, draw_document, write_response
 from dapo.quickstart.task import (
     LARGEST,
     LEVELS,
@@ -31,7 +32,7 @@ def python_value(problem: Problem) -> int:
 
 
 def test_sizes_and_levels():
-    assert len(TRAIN) == 4000
+    assert len(TRAIN) == 3000
     assert len(EVAL) == 200
     for problems in (TRAIN, EVAL):
         levels = [problem.meta["level"] for problem in problems]
@@ -54,7 +55,7 @@ def test_training_and_evaluation_are_disjoint_for_every_pair_of_seeds(seed: int)
     train = {normalise(problem.question) for problem in train_problems(seed)}
     evaluation = {normalise(problem.question) for problem in eval_problems(seed + 1)}
     assert not train & evaluation
-    assert len(train) == 4000
+    assert len(train) == 3000
     assert len(evaluation) == 200
 
 
@@ -74,14 +75,13 @@ def test_a_level_is_what_it_says(level):
 
 
 def test_a_writer_who_minds_everything_is_always_right():
-    careful = Habits(minds_carry=1, minds_order=1, minds_sign=1, guesses=0, doubts_right=0)
     rng = random.Random(0)
     for problem in EVAL:
         numbers = (
             problem.question.removesuffix("=?").replace("-", " - ").replace("+", " + ").replace("*", " * ").split()
         )
         expression = Expression(tuple(map(int, numbers[::2])), tuple(numbers[1::2]))
-        response, has_end = write_response(expression, careful, rng)
+        response, has_end = write_response(expression, CAREFUL, rng)
         assert has_end
         assert response.endswith(f"\nAnswer: {problem.answer}")
         assert response.count("=") == len(expression.operators)
@@ -91,14 +91,13 @@ def test_each_slip_is_the_one_described():
     rng = random.Random(0)
 
     def last_line(numbers: tuple[int, ...], operators: str, **habits: float) -> str:
-        flawless = {"minds_carry": 1, "minds_order": 1, "minds_sign": 1, "guesses": 0, "doubts_right": 0}
-        all_habits = Habits(**{**flawless, "doubts_wrong": 0, **habits})
-        return write_response(Expression(numbers, tuple(operators)), all_habits, rng)[0].splitlines()[-1]
+        writer = replace(CAREFUL, **habits)
+        return write_response(Expression(numbers, tuple(operators)), writer, rng)[0].splitlines()[-1]
 
     assert last_line((47, 38), "+") == "Answer: 85"
     assert last_line((47, 38), "+", minds_carry=0) == "Answer: 75"
     assert last_line((52, 17), "-", minds_carry=0) == "Answer: 45"
-    assert last_line((2, 3, 4), "+*", minds_order=0) == "Answer: 20"
+    assert last_line((2, 3, 4), "+*", minds_product=0) == "Answer: 9"
     assert last_line((9, 2, 3), "-+", minds_order=0) == "Answer: 4"
     assert last_line((17, 52), "-", minds_sign=0) == "Answer: 35"
 

@@ -18,15 +18,26 @@ AGAIN = "Wait"
 class Habits:
     """How often a writer does the right thing where a slip is possible, and how a writer runs on."""
 
-    minds_carry: float = 0.45  # else 47+38=75 and 52-17=45
-    minds_order: float = 0.45  # else 2+3*4 becomes 5*4, and 9-2+3 becomes 9-5
-    minds_sign: float = 0.07  # else 17-52=35: the rare right token
+    minds_carry: float = 0.36  # else 8+5=3 and 13-5=18
+    minds_order: float = 0.36  # else 9-2+3 becomes 9-5
+    minds_product: float = 0.36  # else 3*4 is read as 3+4
+    minds_sign: float = 0.07  # else 3-8=5: the rare right token
     guesses: float = 0.10  # writes some number near the value instead of the steps, where there are two or more
-    doubts_right: float = 0.10  # starts again after a chain without a slip
-    doubts_wrong: float = 0.20  # and after one with a slip: wrong responses are the longer ones
-    doubts_again: float = 0.80  # goes on starting again
+    doubts_right: float = 0.15  # starts again after a chain without a slip
+    doubts_wrong: float = 0.30  # and after one with a slip: wrong responses are the longer ones
+    doubts_again: float = 0.88  # goes on starting again
 
 
+CAREFUL = Habits(
+    minds_carry=1,
+    minds_order=1,
+    minds_product=1,
+    minds_sign=1,
+    guesses=0,
+    doubts_right=0,
+    doubts_wrong=0,
+    doubts_again=0,
+)
 LONGEST = 140  # characters of a response; a writer who runs on is cut here, without an end
 GUESS_SPREAD = 12
 
@@ -71,15 +82,14 @@ def write_chain(expression: Expression, habits: Habits, rng: random.Random) -> t
 
 def _choose_operator(expression: Expression, habits: Habits, rng: random.Random) -> int:
     right = expression.next_operator()
-    if right > 0:
-        return right if rng.random() < habits.minds_order else 0
-    if expression.operators[:2] == ("-", "+"):
-        return 0 if rng.random() < habits.minds_order else 1
-    return right
+    is_tempting = right == 0 and expression.operators[:2] == ("-", "+")
+    return 1 if is_tempting and rng.random() >= habits.minds_order else right
 
 
 def _work_out(operator: str, left: int, right: int, habits: Habits, rng: random.Random) -> int:
-    if operator == "*" or left < 0 or right < 0:
+    if operator == "*":
+        return left * right if rng.random() < habits.minds_product else left + right
+    if left < 0 or right < 0:
         return apply(operator, left, right)
     minds_carry = not has_carry(operator, left, right) or rng.random() < habits.minds_carry
     if operator == "+":

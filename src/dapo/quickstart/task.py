@@ -1,15 +1,14 @@
 """The embedded task: integer arithmetic in five levels of difficulty, drawn from a seed. No torch here.
 
-A question is an expression such as `12+7*3-5=?`. A response works it out line by line and ends with its answer:
+A question is an expression such as `17+8-2*3=?`. A response works it out line by line and ends with its answer:
 
-    =12+21-5
-    =33-5
-    =28
-    Answer: 28
+    =17+8-6
+    =25-6
+    =19
+    Answer: 19
 
-Every number on the right path has at most two digits and every product is one of the multiplication table, so that a
-single step is easy and the difficulty lies in doing all steps with care: carries, borrows, the order of operations
-and the sign.
+A single step on the right path is easy (numbers up to 29, one of the two with one digit, small products); the
+difficulty lies in doing all steps with care: carries, borrows, the order of operations and the sign.
 """
 
 import hashlib
@@ -21,7 +20,8 @@ from dataclasses import dataclass
 from dapo.types import Problem
 
 SOURCE = "quickstart"
-LARGEST = 99  # on the right path; wrong paths may leave it
+LARGEST = 29  # size of a number on the right path; wrong paths may leave it
+LARGEST_FACTOR = 5
 EVAL_SHARE = 8  # one question in eight may be asked in evaluation, and those are never trained on
 
 
@@ -93,8 +93,27 @@ def has_carry(operator: str, left: int, right: int) -> bool:
     return operator == "-" and large % 10 < small % 10
 
 
-def _carries(expression: Expression) -> bool:
-    return has_carry(expression.operators[0], expression.numbers[0], expression.numbers[1])
+def _is_easy(expression: Expression) -> bool:
+    """Every step within two digits, and every sum or difference with a number of one digit, on the right path."""
+    rest = expression
+    for result in expression.path():
+        index = rest.next_operator()
+        pair = rest.numbers[index : index + 2]
+        if abs(result) > LARGEST or (rest.operators[index] != "*" and min(map(abs, pair)) > 9):
+            return False
+        rest = rest.reduce(index, result)
+    return True
+
+
+def n_carries(expression: Expression) -> int:
+    """How many steps of the right path carry or borrow."""
+    rest = expression
+    n = 0
+    for result in expression.path():
+        index = rest.next_operator()
+        n += has_carry(rest.operators[index], *rest.numbers[index : index + 2])
+        rest = rest.reduce(index, result)
+    return n
 
 
 def _is_never_negative(expression: Expression) -> bool:
@@ -107,22 +126,22 @@ def _ends_negative(expression: Expression) -> bool:
 
 
 LEVELS = (
-    Level(1, "one step", ("+", "-"), lambda e: _is_never_negative(e) and not _carries(e)),
-    Level(2, "one step with a carry or a borrow", ("+", "-"), lambda e: _is_never_negative(e) and _carries(e)),
-    Level(3, "two steps in the right order", ("+*", "-*", "-+", "*-"), _is_never_negative),
-    Level(4, "three steps in the right order", ("+*-", "-+*", "+-*", "-*+", "*-+"), _is_never_negative),
-    Level(5, "a negative result", ("-", "*-", "-*", "+-", "+-*"), _ends_negative),
+    Level(1, "plain steps", ("++", "+-", "--", "++-", "+--"), lambda e: _is_never_negative(e) and n_carries(e) == 0),
+    Level(2, "a carry or a borrow", ("++", "+-", "--"), lambda e: _is_never_negative(e) and n_carries(e) == 1),
+    Level(3, "the right order", ("+*", "-*", "-+", "-+-"), lambda e: _is_never_negative(e) and n_carries(e) <= 1),
+    Level(4, "all of these", ("+-*", "-+*", "+*-", "-*+"), lambda e: _is_never_negative(e) and n_carries(e) >= 1),
+    Level(5, "a negative result", ("+-", "--", "-*", "+-*", "-+-"), _ends_negative),
 )
 
 
 def draw_expression(level: Level, rng: random.Random) -> Expression:
-    """One expression of this level. Factors are 2 to 9, other numbers 2 to 99."""
+    """One expression of this level, every shape as often. Numbers have one digit, but the first may have two."""
+    operators = tuple(rng.choice(level.shapes))
     while True:
-        operators = tuple(rng.choice(level.shapes))
-        around = zip(("", *operators), (*operators, ""), strict=True)
-        numbers = tuple(rng.randint(2, 9 if "*" in pair else LARGEST) for pair in around)
-        expression = Expression(numbers, operators)
-        if max(map(abs, expression.path())) <= LARGEST and level.fits(expression):
+        around = zip(operators, (*operators[1:], ""), strict=True)
+        rest = (rng.randint(2, LARGEST_FACTOR if "*" in pair else 9) for pair in around)
+        expression = Expression((rng.randint(2, 9 if level.number == 5 else LARGEST), *rest), operators)
+        if _is_easy(expression) and level.fits(expression):
             return expression
 
 
@@ -136,7 +155,7 @@ def is_for_evaluation(question: str) -> bool:
     return _digest(question)[0] % EVAL_SHARE == 0
 
 
-def train_problems(seed: int = 0, *, per_level: int = 800) -> tuple[Problem, ...]:
+def train_problems(seed: int = 0, *, per_level: int = 600) -> tuple[Problem, ...]:
     """Training problems, all levels mixed, the same for the same seed."""
     return _draw_problems(random.Random(f"train {seed}"), per_level=per_level, for_evaluation=False)
 

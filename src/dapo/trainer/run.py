@@ -35,7 +35,7 @@ from dapo.sampling.state import (
     judgement_from_state,
     judgement_to_state,
 )
-from dapo.tracking.files import append_line, cut_back, replace_file
+from dapo.tracking.files import append_line, cut_back, read_lines, replace_file
 from dapo.tracking.metrics import check_declared
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.observer import Observer
@@ -139,7 +139,6 @@ class Run:
             "held": held,
             "carried": carried,
             "in_flight": in_flight,
-            "journal": {key: judgement_to_state(j) for key, j in self.collector.journal.known.items()},
             "posteriors": self.posteriors.to_state(),
         }
         return state, tensors | more | most
@@ -147,7 +146,6 @@ class Run:
     def restore_sampling(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         problems, train = self.problems.by_id, self.config.train
         self.ordered.order = ProblemOrder.restore(state["order"], n_problems=len(problems), seed=train.seed)
-        self.collector.journal.known = {key: judgement_from_state(j) for key, j in state["journal"].items()}
         self.collector.forget_all()
         self.fill = CarryState(
             AcceptanceRate(**state["acceptance"]),
@@ -330,7 +328,7 @@ def assemble(config: Config, folder: Path, model_path: str, observers: Sequence[
         responses_per_prompt=config.sampling.responses_per_prompt,
         max_new_tokens=config.limits.max_response_tokens,
         seed=config.train.seed,
-        journal=VerdictJournal(),
+        journal=open_journal(folder / "verdicts.jsonl"),
     )
     order = ProblemOrder(len(problems.problems), seed=config.train.seed)
     ordered = OrderedSource(problems.problems, problems.prompts, order)
@@ -357,6 +355,14 @@ def assemble(config: Config, folder: Path, model_path: str, observers: Sequence[
     for observer in observers:
         observer.on_start(run)
     return run
+
+
+def open_journal(path: Path) -> VerdictJournal:
+    """Clock-dependent verdicts of this run so far; new ones are appended at once. Never cut back: they are replayed."""
+    known = {line["key"]: judgement_from_state(line["judgement"]) for line in read_lines(path)}
+    return VerdictJournal(
+        known, lambda key, judgement: append_line(path, {"key": key, "judgement": judgement_to_state(judgement)})
+    )
 
 
 def make_learner(config: Config, policy: Policy, model_path: str, dtype: torch.dtype, device: str) -> Learner:
