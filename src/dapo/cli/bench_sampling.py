@@ -10,9 +10,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from dapo.cli.console import Pipe
 from dapo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def figures_of(engine: str, load: Load, outcomes: dict[str, Outcome]) -> dict[st
 
 def show(figures: dict[str, Any]) -> None:
     load, is_local = figures["load"], figures["engine"] == "local"
-    console = Console(highlight=False, width=None if Console().is_terminal else 140)
+    console = Pipe(highlight=False, soft_wrap=True)
     console.print(
         f"{load['prompts_per_step']} informative groups x {load['responses_per_prompt']} responses a step, "
         f"{load['max_concurrent']} at a time, half of the problems uninformative; "
