@@ -20,6 +20,7 @@ VERBS = {
     "train": "Train a model by a recipe.",
     "resume": "Go on with a run that was stopped or killed.",
     "eval": "Score a model or a run on a problem set: avg@k, pass@k, maj@k.",
+    "report": "A run as one page that opens offline.",
     "data": "What is wrong with a problem set; a cleaned one; integer answers.",
     "explain": "What a recipe will do, in plain numbers; or how two configs differ.",
     "verify": "Score responses against reference answers, one JSON verdict a line; audit a run's verdicts.",
