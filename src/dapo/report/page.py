@@ -84,11 +84,9 @@ def headline(run: RunRecord) -> str:
         return ""
     first, last = run.evaluations[0], run.evaluations[-1]
     low, high = last["avg@k_interval"]
-    return (
-        f"<div class=big>{first['avg@k']:.3f} → {last['avg@k']:.3f}</div>"
-        f"<div class=sub>avg@{int(last['k'])} on {escape(str(last['set']))}, {int(last['problems'])} problems, before training and "
-        f"after step {int(last['step'])}; 95 % interval {low:.3f} – {high:.3f}</div>"
-    )
+    where = f"avg@{int(last['k'])} on {escape(str(last['set']))}, {int(last['problems'])} problems"
+    when = f"before training and after step {int(last['step'])}; 95 % interval {low:.3f} – {high:.3f}"
+    return f"<div class=big>{first['avg@k']:.3f} → {last['avg@k']:.3f}</div><div class=sub>{where}, {when}</div>"
 
 
 def charts(run: RunRecord) -> list[str]:
@@ -152,7 +150,9 @@ def groups(run: RunRecord) -> str:
             by_problem.setdefault(row["problem_id"], []).append(row)
         shown.append(f"<h2>Responses of {escape(path.stem.replace('-', ' '))}</h2>")
         for members in list(by_problem.values())[:SHOWN_GROUPS]:
-            question = f"<p><b>{escape(members[0]['question'])}</b> <small>reference {escape(members[0]['answer'])}</small></p>"
+            first = members[0]
+            reference = f"<small>reference {escape(first['answer'])}</small>"
+            question = f"<p><b>{escape(first['question'])}</b> {reference}</p>"
             shown.append(question + f"<div class=responses>{''.join(response(row) for row in members)}</div>")
     return "".join(shown)
 
