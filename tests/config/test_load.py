@@ -118,7 +118,7 @@ def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_preset():
 
 
 def test_a_recipe_file_of_ones_own(tmp_path: Path):
-    path = write(tmp_path, find_recipe("quickstart").read_text().replace("steps = 60", "steps = 7"))
+    path = write(tmp_path, find_recipe("quickstart").read_text().replace("\nsteps = 40", "\nsteps = 7"))
     assert load_recipe(path).config.train.steps == 7
 
 
@@ -162,8 +162,8 @@ def test_a_config_cannot_be_changed_after_loading():
         ("algorithm.clip.low=1.0", ["algorithm.clip.low = 1.0:", "below 1"]),
         ("algorithm.clip.low=0", ["algorithm.clip.low = 0", "between 0 and 1"]),
         (
-            "shaping.overlong_buffer_tokens=96",
-            ["shaping.overlong_buffer_tokens = 96: must be smaller than limits.max_response_tokens = 96", "19"],
+            "shaping.overlong_buffer_tokens=64",
+            ["shaping.overlong_buffer_tokens = 64: must be smaller than limits.max_response_tokens = 64", "12"],
         ),
         ("shaping.overlong_buffer_tokens=none", ["shaping.overlong_buffer_tokens: missing", "a fifth"]),
         ("sampling.top_p=0.7", ["sampling.top_p = 0.7:", "eval.top_p"]),

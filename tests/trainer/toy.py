@@ -49,5 +49,5 @@ def recipe(folder: Path, *overrides: str, dtype: str = "float64") -> Resolved:
     ]  # fmt: skip
     text = folder / "toy.toml"
     base = (Path(__file__).parents[2] / "recipes" / "quickstart.toml").read_text()
-    text.write_text(base.replace("k = 8", "").replace("overlong_buffer_tokens = 24", "overlong_buffer_tokens = 4"))
+    text.write_text(base.replace("k = 8", "").replace("overlong_buffer_tokens = 16", "overlong_buffer_tokens = 4"))
     return load_recipe(str(text), [*keys, *overrides])

@@ -22,6 +22,8 @@ VERBS = {
     "eval": "Score a model or a run on a problem set: avg@k, pass@k, maj@k.",
     "export": "A run's model as a Hugging Face folder with a model card.",
     "data": "What is wrong with a problem set; a cleaned one; pass rates under a model.",
+    "report": "A run as one page that opens offline.",
+    "data": "What is wrong with a problem set; a cleaned one; integer answers.",
     "explain": "What a recipe will do, in plain numbers; or how two configs differ.",
     "verify": "Score responses against reference answers, one JSON verdict a line; audit a run's verdicts.",
     "bench": "Measure speed against the peers that are installed, ratios in one run.",
