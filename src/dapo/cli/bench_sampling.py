@@ -93,6 +93,8 @@ def figures_of(engine: str, load: Load, outcomes: dict[str, Outcome]) -> dict[st
 def show(figures: dict[str, Any]) -> None:
     load, is_local = figures["load"], figures["engine"] == "local"
     console = Pipe(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 160  # a file has no edge: rows stay whole
     console.print(
         f"{load['prompts_per_step']} informative groups x {load['responses_per_prompt']} responses a step, "
         f"{load['max_concurrent']} at a time, half of the problems uninformative; "
