@@ -130,6 +130,9 @@ class SamplingConfig(Section):
         False,
         description="Prefer problems whose posterior pass rate promises a mixed group. Not the paper's algorithm.",
     )
+    posteriors: OptionalStr = Field(
+        None, description="With predictive: a file of `dapo data probe --out`, whose pass rates selection starts from."
+    )
     max_staleness_updates: OptionalInt = Field(
         None, ge=1, description="Oldest token trained on, in updates; for carry_over and partial_rollouts."
     )

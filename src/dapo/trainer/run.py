@@ -26,7 +26,7 @@ from dapo.rollout.local.engine import LocalEngine
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import AcceptanceRate, Source
-from dapo.sampling.predictive import Posteriors, PredictiveSource
+from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
 from dapo.sampling.state import (
     collector_from_state,
     collector_to_state,
@@ -223,11 +223,22 @@ def with_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torc
 
 def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
     """A new run in a new folder."""
+    refuse_existing(folder)
+    return begin_run(resolved, folder, observers)
+
+
+def refuse_existing(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: exists and is no folder.", remedy="Name a new folder.")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
             f"--out {folder}: exists already.",
             remedy=f"Go on with it: dapo resume {folder}. Or name another folder.",
         )
+
+
+def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
+    """A run in a folder that is known to be new; its own problems may lie there already."""
     config = resolved.config
     run = assemble(config, folder, model_location(config.model.path), observers)
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,7 +254,7 @@ def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observer
         refuse_changes(config, checkpoint)
     from_base = checkpoint is None or config.model.lora.rank > 0
     path = model_location(config.model.path) if from_base or checkpoint is None else str(checkpoint.model_folder)
-    run = assemble(config, folder, path, observers)
+    run = assemble(config, folder, path, observers, is_start=checkpoint is None)
     if checkpoint is not None:
         run.restore(checkpoint)
     for name in ("metrics.jsonl", "eval.jsonl", "events.jsonl"):
@@ -287,8 +298,10 @@ def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
         )
 
 
-def assemble(config: Config, folder: Path, model_path: str, observers: Sequence[Observer]) -> Run:
-    """Load model and data, build engine, verifier, optimizer."""
+def assemble(
+    config: Config, folder: Path, model_path: str, observers: Sequence[Observer], *, is_start: bool = True
+) -> Run:
+    """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
     if config.rollout.engine != "local":
         raise ConfigError(f"rollout.engine = {config.rollout.engine}: is not built yet.", remedy="Use local.")
     if config.cluster.backend != "none":
@@ -321,7 +334,7 @@ def assemble(config: Config, folder: Path, model_path: str, observers: Sequence[
     )
     order = ProblemOrder(len(problems.problems), seed=config.train.seed)
     ordered = OrderedSource(problems.problems, problems.prompts, order)
-    posteriors = Posteriors()
+    posteriors = first_posteriors(config, problems) if is_start else Posteriors()
     source: Source = ordered
     if config.sampling.predictive:
         G = config.sampling.responses_per_prompt
@@ -352,6 +365,20 @@ def open_journal(path: Path) -> VerdictJournal:
     return VerdictJournal(
         known, lambda key, judgement: append_line(path, {"key": key, "judgement": judgement_to_state(judgement)})
     )
+
+
+def first_posteriors(config: Config, problems: EncodedSet) -> Posteriors:
+    """Nothing known, or what a probe of this set has counted."""
+    path = config.sampling.posteriors
+    if path is None:
+        return Posteriors()
+    counts = {name: seen for name, seen in counts_in(Path(path)).items() if name in problems.by_id}
+    if not counts:
+        raise ConfigError(
+            f"sampling.posteriors = {path}: holds none of the problems of data.train = {config.data.train}.",
+            remedy="Probe that set: dapo data probe FILE --model M --out PATH.",
+        )
+    return Posteriors(counts=counts)
 
 
 def make_learner(config: Config, policy: Policy, model_path: str, dtype: torch.dtype, device: str) -> Learner:
