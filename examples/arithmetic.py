@@ -3,9 +3,9 @@
     dapo train arithmetic-smollm2-135m --out runs/arithmetic
     dapo eval --model runs/arithmetic --data examples.arithmetic:test_problems --template raw --no-chat --k 8
 
-Run from the root of the repository. The prompt shows four worked problems as earlier turns of the conversation: of
-what was tried, this is where SmolLM2-135M-Instruct starts best, so that what training adds is arithmetic and not the
-form of an answer. An unordered pair of numbers is in the training set or in the test set, never in both.
+Run from the root of the repository. The prompt shows four worked problems as earlier turns of the conversation, so
+that SmolLM2-135M-Instruct answers in the right form before any training and what training adds is arithmetic. An
+unordered pair of numbers is in the training set or in the test set, never in both.
 """
 
 import hashlib
