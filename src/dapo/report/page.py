@@ -39,7 +39,7 @@ h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 36px 0 10px; }
 figure { margin: 0; border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
 figcaption { font-size: 13px; } svg { width: 100%; height: auto; display: block; }
 svg text { font-size: 10px; fill: currentColor; opacity: .65; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
 td, th { padding: 3px 14px 3px 0; text-align: left; }
 .responses { display: grid; grid-template-columns: repeat(auto-fill, minmax(220px, 1fr)); gap: 10px; }
 .response { border: 1px solid var(--line); border-left-width: 4px; border-radius: 6px; padding: 8px 10px; }
