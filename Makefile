@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 quickstart: $(INSTALLED)
-	@$(BIN)/dapo selfcheck
+	@$(BIN)/dapo quickstart
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"

@@ -88,9 +88,28 @@ def test_vllm_and_ray_are_imported_in_named_files_only():
     assert not wrong
 
 
-@pytest.mark.parametrize("module", ["dapo.config", "dapo.report", "dapo.cli.main", "dapo.types"])
+@pytest.mark.parametrize("module", ["dapo", "dapo.config", "dapo.report", "dapo.cli.main", "dapo.types"])
 def test_imports_without_torch(module: str):
-    if not (SRC / module.split(".")[1]).exists() and not (SRC / f"{module.split('.')[1]}.py").exists():
+    if (
+        module != "dapo"
+        and not (SRC / module.split(".")[1]).exists()
+        and not (SRC / f"{module.split('.')[1]}.py").exists()
+    ):
         pytest.skip(f"{module} does not exist yet")
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_names_that_need_no_torch_come_without_it():
+    code = (
+        "import sys, dapo; dapo.Problem, dapo.Score, dapo.Observer, dapo.load_recipe; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_name_of_the_package_is_there():
+    import dapo
+
+    assert all(getattr(dapo, name) is not None for name in dapo.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        dapo.nonsense  # noqa: B018

@@ -29,6 +29,7 @@ def write(folder: Path, text: str) -> str:
 def test_the_presets_and_recipes_that_the_readme_promises_are_there():
     assert preset_names() == ["dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "ppo", "vapo"]
     assert recipe_names() == [
+        "arithmetic-smollm2-135m",
         "dapo-math-7b-8x80gb",
         "dapo-qwen2.5-32b",
         "gsm8k-0.5b-lora-8gb",
@@ -118,7 +119,7 @@ def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_preset():
 
 
 def test_a_recipe_file_of_ones_own(tmp_path: Path):
-    path = write(tmp_path, find_recipe("quickstart").read_text().replace("steps = 60", "steps = 7"))
+    path = write(tmp_path, find_recipe("quickstart").read_text().replace("\nsteps = 40", "\nsteps = 7"))
     assert load_recipe(path).config.train.steps == 7
 
 
@@ -162,8 +163,8 @@ def test_a_config_cannot_be_changed_after_loading():
         ("algorithm.clip.low=1.0", ["algorithm.clip.low = 1.0:", "below 1"]),
         ("algorithm.clip.low=0", ["algorithm.clip.low = 0", "between 0 and 1"]),
         (
-            "shaping.overlong_buffer_tokens=96",
-            ["shaping.overlong_buffer_tokens = 96: must be smaller than limits.max_response_tokens = 96", "19"],
+            "shaping.overlong_buffer_tokens=64",
+            ["shaping.overlong_buffer_tokens = 64: must be smaller than limits.max_response_tokens = 64", "12"],
         ),
         ("shaping.overlong_buffer_tokens=none", ["shaping.overlong_buffer_tokens: missing", "a fifth"]),
         ("sampling.top_p=0.7", ["sampling.top_p = 0.7:", "eval.top_p"]),

@@ -237,3 +237,22 @@ def test_gradient_checkpointing_changes_memory_not_mathematics(tmp_path: Path):
     checkpointed = weights(run_toy(tmp_path, "checkpointed", "train.gradient_checkpointing=true").folder)
     for name, weight in plain.items():
         assert_close(checkpointed[name], weight, rtol=0, atol=1e-12)
+
+
+def test_verdicts_that_depend_on_the_clock_are_replayed_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A verifier that is slow only while a file exists: it times out in the first life and would not in the second."""
+    slow = tmp_path / "slow"
+    slow.write_text("")
+    monkeypatch.setenv("TOY_SLOW_WHILE", str(slow))
+    keys = ("rewards.verifier=toy:slow_while_marked", "rewards.seconds=0.5")
+    run_toy(tmp_path, "run", "train.steps=1", *keys)
+    journal = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
+    assert {line["judgement"]["verdict"] for line in journal} == {"TIMEOUT"}
+    before = metrics(tmp_path / "run")
+    slow.unlink()
+    for manifest in (tmp_path / "run").glob("checkpoints/*/MANIFEST.json"):  # as if killed before any checkpoint
+        manifest.unlink()
+    resumed = resume_run(tmp_path / "run")
+    train(resumed)
+    resumed.close()
+    assert metrics(tmp_path / "run") == before

@@ -1,6 +1,8 @@
 """A toy task on a random model: what is right is arbitrary, about half of the responses are, and it can be learnt."""
 
+import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,13 +17,21 @@ HERE = Path(__file__).parent
 def problems() -> Iterator[Problem]:
     """Forty questions of two tokens each."""
     for i in range(40):
-        yield Problem(f"toy-{i}", f"w{10 + i % 20} w{30 + i // 20} w{3 + i % 5}", str(i % 3))
+        meta = {"slow_while": os.environ.get("TOY_SLOW_WHILE", "")}
+        yield Problem(f"toy-{i}", f"w{10 + i % 20} w{30 + i // 20} w{3 + i % 5}", str(i % 3), meta=meta)
 
 
 def contains(response: str, answer: str, meta: Mapping[str, object]) -> Score:  # noqa: ARG001
     """Right if tokens of one third of the vocabulary, chosen by the reference, occur an odd number of times."""
     is_right = sum(int(n) % 3 == int(answer) for n in re.findall(r"w(\d+)", response)) % 2 == 1
     return Score(1.0 if is_right else -1.0, is_right)
+
+
+def slow_while_marked(response: str, answer: str, meta: Mapping[str, object]) -> Score:
+    """`contains`, but stuck on some responses while the file that the problem names exists."""
+    if len(response) % 4 == 0 and Path(str(meta["slow_while"])).exists():
+        time.sleep(60)
+    return contains(response, answer, meta)
 
 
 def recipe(folder: Path, *overrides: str, dtype: str = "float64") -> Resolved:
@@ -39,5 +49,5 @@ def recipe(folder: Path, *overrides: str, dtype: str = "float64") -> Resolved:
     ]  # fmt: skip
     text = folder / "toy.toml"
     base = (Path(__file__).parents[2] / "recipes" / "quickstart.toml").read_text()
-    text.write_text(base.replace("k = 8", "").replace("overlong_buffer_tokens = 24", "overlong_buffer_tokens = 4"))
+    text.write_text(base.replace("k = 8", "").replace("overlong_buffer_tokens = 16", "overlong_buffer_tokens = 4"))
     return load_recipe(str(text), [*keys, *overrides])

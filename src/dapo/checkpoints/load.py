@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dapo.checkpoints.manifest import check_manifest
-from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS
+from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, step_of
 from dapo.errors import CheckpointError
 
 
@@ -29,16 +29,29 @@ class Checkpoint:
 
 def newest_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
     """(the newest one that is intact, messages about newer ones that were skipped)."""
+    folder, skipped = newest_intact(root)
+    return (None if folder is None else read_checkpoint(folder)), skipped
+
+
+def newest_intact(root: Path) -> tuple[Path | None, list[str]]:
+    """Where the newest intact one is: its files are checked against the manifest, none of its state is loaded."""
     skipped: list[str] = []
     for folder in sorted(root.glob("step-*"), reverse=True):
         try:
-            return read_checkpoint(folder), skipped
+            check_manifest(folder)
         except CheckpointError as error:
             skipped.append(f"checkpoint skipped: {error.message}")
+        else:
+            return folder, skipped
     return None, skipped
 
 
+def read_state(folder: Path) -> dict[str, Any]:
+    """The part of a checkpoint that is JSON."""
+    state: dict[str, Any] = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
+    return state
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
-    step = check_manifest(folder)
-    state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
-    return Checkpoint(folder, step, load_file(folder / STATE_TENSORS), state)
+    """An intact checkpoint, whole."""
+    return Checkpoint(folder, step_of(folder), load_file(folder / STATE_TENSORS), read_state(folder))

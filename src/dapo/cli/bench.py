@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from dapo.cli.bench_sampling import bench_sampling
 from dapo.cli.bench_verify import bench_verify
 
 command = typer.Typer(no_args_is_help=True, help="Measure speed against the peers that are installed.")
+command.command("sampling")(bench_sampling)
 command.command("verify")(bench_verify)
 
 

@@ -1,4 +1,4 @@
-"""`dapo data`: what is wrong with a problem set, and a cleaned one."""
+"""`dapo data`: what is wrong with a problem set, a cleaned one, and how hard it is for a model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from dapo.cli.console import Pipe
+from dapo.cli.data_probe import probe_command
 from dapo.data.chat_server import ChatServer
 from dapo.data.check import Report, check
 from dapo.data.contamination import SHARE
@@ -20,6 +21,7 @@ from dapo.errors import DataError
 SHOWN = 5  # examples of a defect in the table; --json has all
 
 command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+command.command("probe")(probe_command)
 
 Field = Annotated[
     list[str] | None,
@@ -121,13 +123,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"--tokenizer {folder}: cannot be loaded: {str(error).splitlines()[0]}", remedy="It needs a tokenizer.json."
         ) from None
     return loaded
-
-
-class Pipe(Console):
-    """A console that leaves a reader who has seen enough (`| head`) to `main`, as every other verb does."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
 
 
 def show(report: Report) -> None:

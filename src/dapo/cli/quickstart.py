@@ -27,6 +27,7 @@ def command(
     dapo quickstart --set preset=grpo-naive --out runs/naive
     """
     from dapo.cli.train import run_to_end
+    from dapo.report.page import write_page
 
     start = time.monotonic()
     resolved = load_recipe("quickstart", [*(set_ or []), f"model.device={device}"])
@@ -38,6 +39,7 @@ def command(
         f"avg@{k} on held-out problems: {first['avg@k']:.3f} before, {last['avg@k']:.3f} after {last['step']} steps, "
         f"{time.monotonic() - start:.0f} s."
     )
+    typer.echo(f"Report: {write_page(folder)}")
     typer.echo(f"Next, on this machine: dapo explain {next_recipe()}")
 
 

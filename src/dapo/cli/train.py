@@ -41,6 +41,7 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
         typer.echo(f"Stopped after step {run.step} of {run.config.train.steps}. Go on: dapo resume {folder}")
     else:
         typer.echo(
-            f"Done: {run.step} steps. Evaluate: dapo eval --model {folder} --data FILE. Export: dapo export {folder}"
+            f"Done: {run.step} steps. Evaluate: dapo eval --model {folder} --data FILE. "
+            f"Export: dapo export {folder} --out DIR"
         )
     return folder

@@ -159,6 +159,12 @@ NEEDS = (
         lambda c: c.sampling.carry_over or c.sampling.partial_rollouts,
         "sampling.carry_over or sampling.partial_rollouts",
     ),
+    Needs(
+        ("sampling.posteriors",),
+        lambda c: c.sampling.predictive or c.sampling.posteriors is None,
+        "sampling.predictive = true",
+        "sampling.predictive",
+    ),
     Needs(("algorithm.mean_constant_tokens",), lambda c: c.algorithm.mean == "constant", 'algorithm.mean = "constant"'),
     Needs(
         ("algorithm.gae.lam",),

@@ -65,6 +65,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
             "importance correction",
             f"min(π_old/π_engine, {algorithm.importance_cap:g})" if algorithm.importance_cap else "off",
         ),
+        ("control", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
         ("carry-over", _switch(sampling.carry_over)),
         ("partial rollouts", _switch(sampling.partial_rollouts)),
         ("predictive selection", _switch(sampling.predictive)),

@@ -74,6 +74,10 @@ class RewardsConfig(Section):
         None, ge=256, description="Memory one verifier process may use; none is the verifier's own limit."
     )
     workers: int = Field(2, ge=1, description="Verifier processes.")
+    control: Literal["none", "shuffled", "negated"] = Field(
+        "none",
+        description="Control experiment: verdicts shuffled within each group, or rewards negated. Must not learn.",
+    )
     truncated_may_be_correct: bool = Field(
         False, description="Let the text of a truncated response decide, as the released script does; else never right."
     )
@@ -125,6 +129,9 @@ class SamplingConfig(Section):
     predictive: bool = Field(
         False,
         description="Prefer problems whose posterior pass rate promises a mixed group. Not the paper's algorithm.",
+    )
+    posteriors: OptionalStr = Field(
+        None, description="With predictive: a file of `dapo data probe --out`, whose pass rates selection starts from."
     )
     max_staleness_updates: OptionalInt = Field(
         None, ge=1, description="Oldest token trained on, in updates; for carry_over and partial_rollouts."
@@ -309,8 +316,9 @@ class Config(Section):
 
     @property
     def is_paper_algorithm(self) -> bool:
-        """False where a switch of `dapo-fast` is on; such a run is labelled wherever it is shown."""
-        return not (self.sampling.carry_over or self.sampling.partial_rollouts or self.sampling.predictive)
+        """False where a switch of `dapo-fast` or a control is on; such a run is labelled wherever it is shown."""
+        fast = self.sampling.carry_over or self.sampling.partial_rollouts or self.sampling.predictive
+        return not fast and self.rewards.control == "none"
 
 
 # What a preset may set: the algorithm, and nothing that depends on model, data or machine.

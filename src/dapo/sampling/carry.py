@@ -77,7 +77,9 @@ class _CarryFilling:
         self.start_tick = collector.engine.tick
         self.start_aborted = collector.aborted_tokens
         self.is_exhausted = False
-        self.ready = [*state.held, *state.carried]
+        self.ready: list[Group] = []  # informative, complete and young enough
+        for group in (*state.held, *state.carried):
+            self.admit(group)
         state.held, state.carried = [], []
         self.drop_stale_pending()
 
@@ -85,21 +87,20 @@ class _CarryFilling:
         wanted = self.config.prompts_per_step
         while True:
             self.collect_resolved()
-            fresh = [group for group in self.ready if not self.is_stale(group)]
-            self.stale += [group for group in self.ready if self.is_stale(group)]
-            self.ready = fresh
-            self.progress(min(wanted, len(fresh)), wanted)
+            self.progress(min(wanted, len(self.ready)), wanted)
             nothing_comes = self.is_exhausted and not self.state.pending
-            if len(fresh) >= wanted or nothing_comes:
-                chosen, self.ready = fresh[:wanted], fresh[wanted:]
+            if len(self.ready) >= wanted or nothing_comes:
+                chosen, self.ready = self.ready[:wanted], self.ready[wanted:]
                 return chosen
             self.submit_more()
             if self.state.pending:
                 self.collector.advance()
 
-    def is_stale(self, group: Group) -> bool:
+    def admit(self, group: Group) -> None:
+        """An informative group: ready, or beyond the bound. The version stands still while a step fills."""
         bound = self.config.max_staleness_updates
-        return bound is not None and self.version - oldest_version(group) > bound
+        is_stale = bound is not None and self.version - oldest_version(group) > bound
+        (self.stale if is_stale else self.ready).append(group)
 
     def submit_more(self) -> None:
         """Keep the engine busy: what this step does not use, the next one does."""
@@ -122,7 +123,7 @@ class _CarryFilling:
             self.accounting.resolved(group)
             self.state.acceptance.observe(group.is_informative)
             if group.is_informative:
-                self.ready.append(group)
+                self.admit(group)
             else:
                 self.accounting.wasted(group)
 

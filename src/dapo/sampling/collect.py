@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from dapo.rollout.engine import Engine, NoiseKey, Request
 from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict
+
+JournalWriter = Callable[[str, Judgement], None]
 
 
 @dataclass(slots=True)
@@ -47,12 +49,17 @@ class PendingGroup:
         return Group(self.problem, self.visit, self.prompt, completions, judgements)
 
 
-@dataclass(slots=True)
 class VerdictJournal:
-    """Verdicts that depend on the clock (TIMEOUT, CRASH), so that a resumed run repeats them instead of the clock."""
+    """Verdicts that depend on the clock (TIMEOUT, CRASH), so that a resumed run repeats them instead of the clock.
 
-    known: dict[str, Judgement] = field(default_factory=dict)
-    fresh: list[tuple[str, Judgement]] = field(default_factory=list)  # since the last checkpoint; the run writes them
+    `write` puts a new entry on disk before the verdict takes effect. The key holds the weights' version: the same visit
+    under other weights is another response.
+    """
+
+    def __init__(self, known: Mapping[str, Judgement] | None = None, write: JournalWriter | None = None) -> None:
+        self.known = dict(known or {})
+        self.write = write
+        self.version = 0
 
     def recall(self, request: Request) -> Judgement | None:
         return self.known.get(self.key_of(request))
@@ -61,11 +68,11 @@ class VerdictJournal:
         key = self.key_of(request)
         if judgement.verdict in (Verdict.TIMEOUT, Verdict.CRASH) and key not in self.known:
             self.known[key] = judgement
-            self.fresh.append((key, judgement))
+            if self.write is not None:
+                self.write(key, judgement)
 
-    @staticmethod
-    def key_of(request: Request) -> str:
-        return f"{request.key.problem}/{request.key.visit}/{request.key.response_index}"
+    def key_of(self, request: Request) -> str:
+        return f"{self.version}/{request.key.problem}/{request.key.visit}/{request.key.response_index}"
 
 
 class Collector:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from dapo.errors import ConfigError
 from dapo.sampling.virtual import uniform_of
+from dapo.tracking.files import read_lines
 from dapo.types import Group, Problem
 
 Submission = tuple[Problem, int, tuple[int, ...]]
@@ -46,6 +49,24 @@ class Posteriors:
     @classmethod
     def from_state(cls, state: Mapping[str, list[float]]) -> Posteriors:
         return cls(counts={problem: (right, wrong) for problem, (right, wrong) in state.items()})
+
+
+def counts_in(path: Path) -> dict[str, tuple[float, float]]:
+    """(right, wrong) per problem from a file of `dapo data probe --out`: what predictive selection may start from."""
+    if not path.is_file():
+        raise ConfigError(
+            f"sampling.posteriors = {path}: no such file.", remedy="Make it: dapo data probe FILE --model M --out PATH."
+        )
+    counts: dict[str, tuple[float, float]] = {}
+    for line in read_lines(path):
+        problem, n, correct = line.get("id"), line.get("n"), line.get("correct")
+        if not (isinstance(problem, str) and isinstance(n, int) and isinstance(correct, int) and 0 <= correct <= n):
+            raise ConfigError(
+                f"sampling.posteriors = {path}: line {len(counts) + 1} has no id, n and correct.",
+                remedy="Name a file that `dapo data probe --out` wrote.",
+            )
+        counts[problem] = (float(correct), float(n - correct))
+    return counts
 
 
 class BaseSource(Protocol):

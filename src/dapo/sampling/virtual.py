@@ -6,6 +6,7 @@ Lengths, pass rates and the cost of a tick are given; everything that is decided
 from __future__ import annotations
 
 import hashlib
+import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -45,6 +46,9 @@ class VirtualEngine:
         self.version = 0
         self._waiting: deque[Request] = deque()
         self._running: dict[int, tuple[Request, int, int]] = {}  # id -> (request, length, tick it began)
+        self._ends: list[tuple[int, int, int]] = []  # heap of (tick it ends, order it began, id), aborted ones included
+        self._n_begun = 0
+        self._loaded: list[tuple[int, int]] = [(0, 0)]  # (tick, version) of every change of weights
 
     @property
     def n_in_flight(self) -> int:
@@ -66,26 +70,34 @@ class VirtualEngine:
             request = self._waiting.popleft()
             length = max(1, min(self.length_of(request), request.max_new_tokens))
             self._running[request.id] = (request, length, self.tick)
+            heapq.heappush(self._ends, (self.tick + length, self._n_begun, request.id))
+            self._n_begun += 1
+        while self._ends and self._ends[0][2] not in self._running:
+            heapq.heappop(self._ends)
         if not self._running:
             return []
-        ticks = min(began + length for _, length, began in self._running.values()) - self.tick
+        ticks = self._ends[0][0] - self.tick
         self.seconds += ticks * self.cost.of(len(self._running))
         self.tick += ticks
-        ended = [entry for entry in self._running.values() if entry[2] + entry[1] == self.tick]
-        for request, _, _ in ended:
-            del self._running[request.id]
-        return [(request, self._completion(request, length)) for request, length, _ in ended]
+        ended = []
+        while self._ends and self._ends[0][0] == self.tick:
+            entry = self._running.pop(heapq.heappop(self._ends)[2], None)
+            if entry is not None:
+                ended.append(entry)
+        return [(request, self._completion(request, began, length)) for request, length, began in ended]
 
     def abort(self, ids: Iterable[int]) -> list[Finished]:
         gone = set(ids)
         self._waiting = deque(request for request in self._waiting if request.id not in gone)
         ended = [self._running.pop(i) for i in sorted(gone) if i in self._running]
         return [
-            (request, self._completion(request, self.tick - began, StopReason.ABORTED)) for request, _, began in ended
+            (request, self._completion(request, began, self.tick - began, StopReason.ABORTED))
+            for request, _, began in ended
         ]
 
     def load_weights(self, policy: Any, version: int) -> None:  # noqa: ARG002
         self.version = version
+        self._loaded.append((self.tick, version))
 
     def pause(self) -> None: ...
 
@@ -97,15 +109,19 @@ class VirtualEngine:
     def restore(self, state: EngineState) -> None:
         raise NotImplementedError("a virtual engine is never checkpointed")
 
-    def _completion(self, request: Request, length: int, stop: StopReason | None = None) -> Completion:
+    def _completion(self, request: Request, began: int, length: int, stop: StopReason | None = None) -> Completion:
         reason = stop or (StopReason.LENGTH if length >= request.max_new_tokens else StopReason.EOS)
-        return Completion(
-            np.zeros(length, np.int32),
-            np.zeros(length, np.float32),
-            np.full(length, self.version, np.int32),
-            reason,
-            f"{request.key.problem}/{request.key.visit}/{request.key.response_index}",
-        )
+        version = np.empty(length, np.int32)
+        for tick, loaded in self._loaded:  # the last change before a token was written counts
+            if tick < began + length:
+                version[max(0, tick - began) :] = loaded
+        tokens, logp = np.zeros(length, np.int32), np.zeros(length, np.float32)
+        return Completion(tokens, logp, version, reason, name_of(request))
+
+
+def name_of(request: Request) -> str:
+    """What a virtual response says: its own name, by which it is judged."""
+    return f"{request.key.problem}/{request.key.visit}/{request.key.response_index}"
 
 
 class VirtualJudge:
@@ -160,8 +176,7 @@ def log_normal_lengths(mu: float, sigma: float, seed: int = 0) -> Callable[[Requ
     """exp(N(mu, sigma²)) tokens, fixed for each response by its name."""
 
     def length_of(request: Request) -> int:
-        key = request.key
-        u = uniform_of(f"{seed}/length/{key.problem}/{key.visit}/{key.response_index}")
+        u = uniform_of(f"{seed}/length/{name_of(request)}")
         return round(math.exp(mu + sigma * NormalDist().inv_cdf(u)))
 
     return length_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from dapo.algorithms.advantages import group_advantage
 from dapo.algorithms.shaping import soft_overlong_penalty
 from dapo.config.schema import Config
 from dapo.trainer.ragged import Ragged
-from dapo.types import Group
+from dapo.types import Group, Judgement, Verdict
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
     """Rewards by eq. 7 and 13, advantages by eq. 9 (GAE comes later: it needs the critic's values)."""
     rows = [(g, group, i) for g, group in enumerate(groups) for i in range(len(group.completions))]
     completions = [group.completions[i] for _, group, i in rows]
-    judgements = [group.judgements[i] for _, group, i in rows]
+    judgements = [judgement for group in groups for judgement in judgements_of(group, config)]
     lengths = [len(completion.tokens) for completion in completions]
     real = torch.float64 if dtype == torch.float64 else torch.float32
     truncated = torch.tensor([completion.is_truncated for completion in completions], dtype=torch.bool)
@@ -86,6 +86,25 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
         per_row = group_advantages(batch, config)
         batch.advantage.flat = torch.repeat_interleave(per_row, torch.tensor(lengths)).to(real)
     return batch
+
+
+def judgements_of(group: Group, config: Config) -> list[Judgement]:
+    """The group's judgements, in response order; in a control experiment shuffled within the group, or negated."""
+    match config.rewards.control:
+        case "none":
+            return list(group.judgements)
+        case "shuffled":
+
+            def rank(i: int) -> bytes:
+                name = f"control/{config.train.seed}/{group.problem.id}/{group.visit}/{i}"
+                return hashlib.blake2b(name.encode(), digest_size=8).digest()
+
+            return [group.judgements[i] for i in sorted(range(len(group.judgements)), key=rank)]
+        case "negated":
+            opposite = {Verdict.CORRECT: Verdict.WRONG}
+            return [
+                replace(j, value=-j.value, verdict=opposite.get(j.verdict, Verdict.CORRECT)) for j in group.judgements
+            ]
 
 
 def group_advantages(batch: Batch, config: Config) -> Tensor:

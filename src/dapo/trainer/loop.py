@@ -37,7 +37,7 @@ def train_step(run: Run, step: int) -> None:
     config = run.config
     start = time.perf_counter()
     run.begin_step()
-    version = run.learner.updates
+    version = run.collector.journal.version = run.learner.updates
     filled = fill(run.collector, run.source, config, run.fill, version=version, progress=run.on_fill)
     sampled = time.perf_counter()
     batch = make_batch(filled.groups, config, run.policy.dtype)

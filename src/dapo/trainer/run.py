@@ -26,7 +26,7 @@ from dapo.rollout.local.engine import LocalEngine
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import AcceptanceRate, Source
-from dapo.sampling.predictive import Posteriors, PredictiveSource
+from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
 from dapo.sampling.state import (
     collector_from_state,
     collector_to_state,
@@ -35,7 +35,7 @@ from dapo.sampling.state import (
     judgement_from_state,
     judgement_to_state,
 )
-from dapo.tracking.files import append_line, cut_back, replace_file
+from dapo.tracking.files import append_line, cut_back, read_lines, replace_file
 from dapo.tracking.metrics import check_declared
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.observer import Observer
@@ -139,7 +139,6 @@ class Run:
             "held": held,
             "carried": carried,
             "in_flight": in_flight,
-            "journal": {key: judgement_to_state(j) for key, j in self.collector.journal.known.items()},
             "posteriors": self.posteriors.to_state(),
         }
         return state, tensors | more | most
@@ -147,7 +146,6 @@ class Run:
     def restore_sampling(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         problems, train = self.problems.by_id, self.config.train
         self.ordered.order = ProblemOrder.restore(state["order"], n_problems=len(problems), seed=train.seed)
-        self.collector.journal.known = {key: judgement_from_state(j) for key, j in state["journal"].items()}
         self.collector.forget_all()
         self.fill = CarryState(
             AcceptanceRate(**state["acceptance"]),
@@ -225,11 +223,22 @@ def with_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torc
 
 def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
     """A new run in a new folder."""
+    refuse_existing(folder)
+    return begin_run(resolved, folder, observers)
+
+
+def refuse_existing(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: exists and is no folder.", remedy="Name a new folder.")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
             f"--out {folder}: exists already.",
             remedy=f"Go on with it: dapo resume {folder}. Or name another folder.",
         )
+
+
+def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
+    """A run in a folder that is known to be new; its own problems may lie there already."""
     config = resolved.config
     run = assemble(config, folder, model_location(config.model.path), observers)
     folder.mkdir(parents=True, exist_ok=True)
@@ -245,7 +254,7 @@ def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observer
         refuse_changes(config, checkpoint)
     from_base = checkpoint is None or config.model.lora.rank > 0
     path = model_location(config.model.path) if from_base or checkpoint is None else str(checkpoint.model_folder)
-    run = assemble(config, folder, path, observers)
+    run = assemble(config, folder, path, observers, is_start=checkpoint is None)
     if checkpoint is not None:
         run.restore(checkpoint)
     for name in ("metrics.jsonl", "eval.jsonl", "events.jsonl"):
@@ -289,8 +298,10 @@ def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
         )
 
 
-def assemble(config: Config, folder: Path, model_path: str, observers: Sequence[Observer]) -> Run:
-    """Load model and data, build engine, verifier, optimizer."""
+def assemble(
+    config: Config, folder: Path, model_path: str, observers: Sequence[Observer], *, is_start: bool = True
+) -> Run:
+    """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
     if config.rollout.engine != "local":
         raise ConfigError(f"rollout.engine = {config.rollout.engine}: is not built yet.", remedy="Use local.")
     if config.cluster.backend != "none":
@@ -319,11 +330,11 @@ def assemble(config: Config, folder: Path, model_path: str, observers: Sequence[
         responses_per_prompt=config.sampling.responses_per_prompt,
         max_new_tokens=config.limits.max_response_tokens,
         seed=config.train.seed,
-        journal=VerdictJournal(),
+        journal=open_journal(folder / "verdicts.jsonl"),
     )
     order = ProblemOrder(len(problems.problems), seed=config.train.seed)
     ordered = OrderedSource(problems.problems, problems.prompts, order)
-    posteriors = Posteriors()
+    posteriors = first_posteriors(config, problems) if is_start else Posteriors()
     source: Source = ordered
     if config.sampling.predictive:
         G = config.sampling.responses_per_prompt
@@ -346,6 +357,28 @@ def assemble(config: Config, folder: Path, model_path: str, observers: Sequence[
     for observer in observers:
         observer.on_start(run)
     return run
+
+
+def open_journal(path: Path) -> VerdictJournal:
+    """Clock-dependent verdicts of this run so far; new ones are appended at once. Never cut back: they are replayed."""
+    known = {line["key"]: judgement_from_state(line["judgement"]) for line in read_lines(path)}
+    return VerdictJournal(
+        known, lambda key, judgement: append_line(path, {"key": key, "judgement": judgement_to_state(judgement)})
+    )
+
+
+def first_posteriors(config: Config, problems: EncodedSet) -> Posteriors:
+    """Nothing known, or what a probe of this set has counted."""
+    path = config.sampling.posteriors
+    if path is None:
+        return Posteriors()
+    counts = {name: seen for name, seen in counts_in(Path(path)).items() if name in problems.by_id}
+    if not counts:
+        raise ConfigError(
+            f"sampling.posteriors = {path}: holds none of the problems of data.train = {config.data.train}.",
+            remedy="Probe that set: dapo data probe FILE --model M --out PATH.",
+        )
+    return Posteriors(counts=counts)
 
 
 def make_learner(config: Config, policy: Policy, model_path: str, dtype: torch.dtype, device: str) -> Learner:

@@ -1,0 +1,144 @@
+"""`dapo data probe`: pass rate and length per problem under a model, and what groups of it will be worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from dapo.cli import exam_options as exam
+from dapo.cli.console import Pipe
+from dapo.errors import DataError
+
+if TYPE_CHECKING:
+    from dapo.trainer.probe import Difficulty
+
+SHOWN = 20  # problems in the table; --json and --out have all
+
+
+def probe_command(
+    file: Annotated[str, typer.Argument(help="A file, a known name (gsm8k, aime24, …), org/name or pkg.mod:function.")],
+    model: exam.Model,
+    k: Annotated[int, typer.Option(min=1, help="Responses per problem.")] = 8,
+    temperature: exam.Temperature = 1.0,
+    max_response_tokens: exam.MaxResponseTokens = 2048,
+    max_prompt_tokens: exam.MaxPromptTokens = 2048,
+    template: exam.Template = "dapo",
+    chat: exam.Chat = True,
+    verifier: exam.Verifier = "math",
+    seed: exam.Seed = 0,
+    concurrent: exam.Concurrent = 256,
+    device: exam.Device = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="A line per problem. FILE.responses.jsonl beside it makes it resumable."
+        ),
+    ] = None,
+    select: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Keep problems with such a pass rate.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Where --select writes what it keeps.")
+    ] = None,
+    as_json: exam.AsJson = False,
+) -> None:
+    """Pass rate, length and truncated share per problem under a model, sampled as in training.
+
+    \b
+    dapo data probe dapo.quickstart.task:eval_problems --model embedded --template raw --no-chat
+    dapo data probe train.jsonl --model M --out probe.jsonl --select 0.1 0.9 --write medium.jsonl
+    The file of --out also seeds predictive selection: --set sampling.posteriors=probe.jsonl
+    """
+    check_selection(select, write)
+    journal = check_out(out)
+
+    from dapo.data.prepare import write_problems
+    from dapo.data.whole_file import write_whole
+    from dapo.tracking.files import replace_file
+    from dapo.trainer import probe
+    from dapo.trainer.answering import Examination, examine
+
+    examination = Examination(
+        model=model, data=file, use="train", k=k, temperature=temperature, top_p=1.0,
+        max_response_tokens=max_response_tokens, max_prompt_tokens=max_prompt_tokens, template=template, chat=chat,
+        verifier=verifier, seed=seed, concurrent=concurrent, device=device,
+    )  # fmt: skip
+    with exam.progress_bar() as on_progress:
+        examined = examine(examination, journal=journal, on_progress=on_progress)
+    table = probe.difficulties(examined.problems, examined.answers, k=k)
+    figures: dict[str, Any] = {"set": file, "model": model, "k": k, "dropped_prompts": examined.n_dropped}
+    figures |= probe.summary(table)
+    lines = [one.as_json() for one in table]
+    if out is not None:
+        replace_file(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    if select is not None and write is not None:
+        kept = probe.select(examined.problems, table, *select)
+        write_whole(write, lambda path: write_problems(path, kept, write.suffix.lower()))
+        figures |= {"selected": len(kept), "written": str(write)}
+    if as_json:
+        typer.echo(json.dumps(figures | {"per_problem": lines}, ensure_ascii=False, indent=1))
+    else:
+        show(figures, table)
+
+
+def check_selection(select: tuple[float, float] | None, write: Path | None) -> None:
+    """--select and --write come together, and what cannot be written is refused before the model answers."""
+    from dapo.data.whole_file import refuse_existing
+
+    if (select is None) != (write is None):
+        given, missing = ("--select", "--write FILE.jsonl") if write is None else ("--write", "--select LOW HIGH")
+        raise DataError(f"{given}: has no effect alone.", remedy=f"Add {missing}.")
+    if select is None or write is None:
+        return
+    low, high = select
+    if not 0 <= low <= high <= 1:
+        raise DataError(
+            f"--select {low:g} {high:g}: not 0 <= LOW <= HIGH <= 1.", remedy="For example: --select 0.1 0.9"
+        )
+    if write.suffix.lower() not in (".jsonl", ".parquet"):
+        raise DataError(f"--write {write}: neither .jsonl nor .parquet.", remedy="Name a .jsonl file.")
+    refuse_existing(write)
+
+
+def check_out(out: Path | None) -> Path | None:
+    """The journal that belongs to --out. A file that no probe of ours left there is not overwritten."""
+    if out is None:
+        return None
+    journal = out.with_name(f"{out.stem}.responses.jsonl")
+    if out.exists() and not journal.exists():
+        raise DataError(f"--out {out}: exists already.", remedy="Name another file, or remove it first.")
+    return journal
+
+
+def show(figures: dict[str, Any], table: list[Difficulty]) -> None:
+    console = Pipe(highlight=False, soft_wrap=True)
+    console.print(
+        f"{figures['set']}: {figures['problems']:,} problems x {figures['k']} responses; pass rate "
+        f"{figures['pass_rate']:.3f}, mean length {figures['mean_tokens']:.0f} tokens, truncated "
+        f"{100 * figures['truncated']:.1f} %"
+        + (f"; {figures['dropped_prompts']:,} prompts over the limit dropped" if figures["dropped_prompts"] else ""),
+        markup=False,
+    )
+    rates = Table("pass rate", "problems", "share", box=None, padding=(0, 2, 0, 0))
+    for row in figures["histogram"]:
+        name = f"{row['from']:g}" if row["from"] == row["to"] else f"{row['from']:g} – {row['to']:g}"
+        share = row["problems"] / figures["problems"]
+        rates.add_row(name, f"{row['problems']:,}", f"{100 * share:5.1f} %  {'█' * round(30 * share)}")
+    console.print(rates)
+    shares = "   ".join(f"G = {G}: {100 * share:.1f} %" for G, share in figures["informative"].items())
+    console.print(f"groups expected to be informative   {shares}")
+    problems = Table("id", "pass rate", "tokens", "truncated", "question", box=None, padding=(0, 2, 0, 0))
+    for one in table[:SHOWN]:
+        question = " ".join(one.question.split())
+        problems.add_row(
+            one.id[:24], f"{one.pass_rate:.2f}", f"{one.mean_tokens:.0f}", f"{one.truncated:.2f}", question[:60]
+        )
+    console.print(problems, markup=False)
+    if len(table) > SHOWN:
+        console.print(f"… and {len(table) - SHOWN:,} more: --json and --out list them all")
+    if "selected" in figures:
+        console.print(f"{figures['written']}: {figures['selected']:,} problems selected", markup=False)

@@ -1,0 +1,30 @@
+"""`dapo export`: a run's model as a Hugging Face folder with a model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder for the model.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write the newest intact checkpoint's model as a plain Hugging Face folder, with a card that states its origin.
+
+    \b
+    dapo export runs/first --out models/first
+    """
+    from dapo.trainer.export import export_run
+
+    exported = export_run(run, out)
+    if as_json:
+        typer.echo(json.dumps({"out": str(exported.folder), "step": exported.step, "skipped": list(exported.skipped)}))
+        return
+    for message in exported.skipped:
+        typer.echo(message, err=True)
+    typer.echo(f"{exported.folder}: the model after step {exported.step}, with its card in README.md.")

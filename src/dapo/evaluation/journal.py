@@ -1,0 +1,53 @@
+"""Answers on disk as they come, so that a killed evaluation goes on where it was: a line of settings, then one each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dapo.errors import DataError
+from dapo.evaluation.runner import Answered, Answers
+from dapo.tracking.files import read_lines, replace_file
+from dapo.types import Verdict
+
+
+class AnswerJournal:
+    """The file of one evaluation. A file of other settings is refused; a torn last line is written anew."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        if path.is_dir():
+            raise DataError(f"{path}: is a folder.", remedy="Name a file.")
+        lines = list(read_lines(path))
+        if path.exists() and path.stat().st_size and (not lines or lines[0].get("settings") != settings):
+            raise DataError(
+                f"{path}: holds something else than this evaluation's responses.", remedy="Name a new file."
+            )
+        try:
+            answers = [Answered(**{**line, "verdict": Verdict(line["verdict"])}) for line in lines[1:]]
+        except (TypeError, KeyError, ValueError):
+            raise DataError(f"{path}: holds lines that are no responses.", remedy="Name a new file.") from None
+        self.known: Answers = {(answer.problem_id, answer.response_index): answer for answer in answers}
+        self._lines = lines or [{"settings": dict(settings)}]
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self._lines))
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be written: {error.strerror}.", remedy="Name another file.") from None
+        return self
+
+    def add(self, answer: Answered) -> None:
+        self._file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()

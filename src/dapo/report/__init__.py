@@ -1,0 +1,1 @@
+"""A run as a page: reads the run folder only, and never imports torch."""

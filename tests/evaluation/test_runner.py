@@ -1,0 +1,48 @@
+"""Evaluation on a virtual engine: every problem k times, paired noise, nothing asked twice."""
+
+from dapo.evaluation.runner import Answered, evaluate, summarise
+from dapo.rollout.engine import Request
+from dapo.sampling.virtual import VirtualEngine, VirtualJudge
+from dapo.types import Problem, Verdict
+
+PROBLEMS = [Problem(str(i), "", "", source="a" if i < 3 else "b", meta={"pass_rate": i / 5}) for i in range(6)]
+PROMPTS = [(0,)] * 6
+
+
+def engine(asked: list[Request]) -> VirtualEngine:
+    def length_of(request: Request) -> int:
+        asked.append(request)
+        return 3 + request.id % 5
+
+    return VirtualEngine(max_concurrent=7, length_of=length_of)
+
+
+def test_every_problem_is_answered_k_times_and_summed_up():
+    asked: list[Request] = []
+    answers = evaluate(engine(asked), VirtualJudge(), PROBLEMS, PROMPTS, k=8, max_new_tokens=50, seed=0)
+    assert len(answers) == len(asked) == 48
+    assert {request.key.stream for request in asked} == {"eval"}
+    line = summarise("set", PROBLEMS, answers, k=8)
+    right = sum(a.verdict is Verdict.CORRECT for a in answers.values())
+    assert line["avg@k"] == right / 48
+    assert line["avg@k_interval"][0] <= line["avg@k"] <= line["avg@k_interval"][1]
+    assert set(line["by_source"]) == {"a", "b"}
+    assert line["pass@k"] >= line["avg@k"]
+
+
+def test_what_is_known_is_not_asked_again():
+    asked: list[Request] = []
+    whole = evaluate(engine([]), VirtualJudge(), PROBLEMS, PROMPTS, k=4, max_new_tokens=50, seed=0)
+    half = {key: answer for key, answer in whole.items() if int(key[0]) % 2}
+    again = evaluate(engine(asked), VirtualJudge(), PROBLEMS, PROMPTS, k=4, max_new_tokens=50, seed=0, known=half)
+    assert again == whole
+    assert {request.key.problem for request in asked} == {"0", "2", "4"}
+
+
+def test_a_truncated_answer_is_counted_and_never_right():
+    slow = VirtualEngine(max_concurrent=4, length_of=lambda _: 99)
+    sure = [Problem("x", "", "", meta={"pass_rate": 1.0})]
+    answers = evaluate(slow, VirtualJudge(), sure, [(0,)], k=3, max_new_tokens=10, seed=0)
+    assert all(isinstance(a, Answered) and a.is_truncated for a in answers.values())
+    line = summarise("set", sure, answers, k=3)
+    assert (line["avg@k"], line["truncated"]) == (0.0, 1.0)

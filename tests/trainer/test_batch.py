@@ -1,0 +1,85 @@
+"""Groups become a batch: rewards by eq. 7 and 13, advantages by eq. 9, mini- and micro-batches, controls."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+from toy import recipe
+
+from dapo.algorithms.advantages import group_advantage
+from dapo.config.schema import Config
+from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches, make_batch
+from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
+
+
+def group_of(name: str, lengths: list[int], right: list[bool], truncated: list[bool] | None = None) -> Group:
+    stops = [StopReason.LENGTH if t else StopReason.EOS for t in truncated or [False] * len(lengths)]
+    completions = tuple(
+        Completion(np.arange(n, dtype=np.int32), np.zeros(n, np.float32), np.zeros(n, np.int32), stop, "")
+        for n, stop in zip(lengths, stops, strict=True)
+    )
+    judgements = tuple(Judgement(Verdict.CORRECT if r else Verdict.WRONG, 1.0 if r else -1.0) for r in right)
+    return Group(Problem(name, "", ""), 0, (1, 2), completions, judgements)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return recipe(tmp_path_factory.mktemp("batch")).config  # L_max 12, L_cache 4
+
+
+def with_control(config: Config, control: str) -> Config:
+    return config.model_copy(update={"rewards": config.rewards.model_copy(update={"control": control})})
+
+
+def test_rewards_and_advantages_by_hand(config: Config):
+    group = group_of("a", [3, 10, 12, 5], [True, True, False, False], [False, False, True, False])
+    batch = make_batch([group], config, torch.float64)
+    # eq. 13 with L_max 12, L_cache 4: length 10 -> (8 − 10)/4 = −0.5, length 12 -> −1
+    assert batch.reward.tolist() == [1.0, 0.5, -2.0, -1.0]
+    expected = group_advantage(torch.tensor([[1.0, 0.5, -2.0, -1.0]], dtype=torch.float64))[0]
+    for row in range(4):
+        assert_close(batch.advantage.row(row), expected[row].expand(batch.lengths[row]))
+    assert batch.is_in_loss.tolist() == [True, True, False, True]  # truncated: out of the loss, in the statistics
+
+
+def test_shuffled_keeps_each_groups_verdicts_but_not_whose_they_are(config: Config):
+    groups = [group_of(str(i), [4] * 8, [True] * 3 + [False] * 5) for i in range(20)]
+    plain = make_batch(groups, config, torch.float64)
+    shuffled = make_batch(groups, with_control(config, "shuffled"), torch.float64)
+    assert shuffled.raw_reward.view(20, 8).sum(1).tolist() == plain.raw_reward.view(20, 8).sum(1).tolist()
+    assert not torch.equal(shuffled.raw_reward, plain.raw_reward)
+    agreement = float((shuffled.is_correct == plain.is_correct).double().mean())
+    assert abs(agreement - (3 / 8 * 3 / 8 + 5 / 8 * 5 / 8)) < 0.15  # what chance gives
+    negated = make_batch(groups, with_control(config, "negated"), torch.float64)
+    assert torch.equal(negated.raw_reward, -plain.raw_reward)
+    assert torch.equal(negated.is_correct, ~plain.is_correct)
+
+
+@given(st.integers(0, 40), st.integers(1, 8), st.integers(0, 5), st.integers(0, 3))
+def test_minibatches_deal_every_group_once_evenly_and_anew_each_time(n: int, updates: int, step: int, epoch: int):
+    deal = deal_minibatches(n, updates, seed=3, step=step, epoch=epoch)
+    assert sorted(g for part in deal for g in part) == list(range(n))
+    assert len(deal) == min(n, updates)  # never more updates than groups
+    assert not deal or max(map(len, deal)) - min(map(len, deal)) <= 1
+    if n > 20 and updates > 1:
+        assert deal != deal_minibatches(n, updates, seed=3, step=step + 1, epoch=epoch)
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 9), min_size=2, max_size=16), budget=st.integers(1, 60))
+def test_microbatches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int):
+    batch = Batch.__new__(Batch)
+    batch.lengths, batch.prompts = lengths, [(1, 2)] * len(lengths)
+    parts = deal_microbatches(batch, range(len(lengths)), budget)
+    assert [row for part in parts for row in part] == list(range(len(lengths)))
+    assert all(len(part) == 1 or sum(lengths[row] + 2 for row in part) <= budget for part in parts)
+
+
+def test_an_empty_step_is_an_empty_batch(config: Config, tmp_path: Path):  # noqa: ARG001
+    batch = make_batch([], config, torch.float64)
+    assert batch.lengths == []
+    assert batch.reward.tolist() == []

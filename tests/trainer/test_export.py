@@ -1,0 +1,121 @@
+"""`dapo export`: a folder that transformers loads, a card that states the origin, and one message for bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from toy import recipe
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dapo.errors import CheckpointError, ConfigError
+from dapo.trainer.export import export_run
+from dapo.trainer.loop import train
+from dapo.trainer.run import start_run
+
+
+@pytest.fixture(scope="module")
+def toy_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of `dapo` that was evaluated, and one of `dapo-fast` that was not."""
+    folder = tmp_path_factory.mktemp("runs")
+    evaluated = ["eval.every_steps=1", "eval.k=2", "data.eval=['toy:problems']", "checkpoint.keep=3"]
+    for name, extra in {"paper": evaluated, "fast": ["preset=dapo-fast"], "ppo": ["preset=ppo"]}.items():
+        run = start_run(recipe(folder, "train.steps=2", *extra, dtype="float32"), folder / name)
+        train(run)
+        run.close()
+    return folder
+
+
+def test_the_folder_is_plain_hugging_face_and_has_the_newest_weights(toy_runs: Path, tmp_path: Path):
+    exported = export_run(toy_runs / "paper", tmp_path / "out")
+    assert exported.step == 2
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<eos>"
+    trained = load_file(toy_runs / "paper" / "checkpoints" / "step-000002" / "model" / "model.safetensors")
+    parameters = model.state_dict()
+    assert all(torch.equal(parameters[name], weight) for name, weight in trained.items())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing left aside
+
+
+def test_the_card_states_recipe_data_and_scores(toy_runs: Path, tmp_path: Path):
+    run = toy_runs / "paper"
+    export_run(run, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    first, *_, last = [json.loads(line) for line in (run / "eval.jsonl").read_text().splitlines()]
+    state = json.loads((run / "checkpoints" / "step-000002" / "state.json").read_text())
+    assert "preset `dapo`" in card
+    assert "2 steps, 4 updates" in card
+    assert f"`toy:problems`: 40 problems, SHA-256 of their ids, questions and answers `{state['data']}`" in card
+    for line in (first, last):
+        low, high = line["avg@k_interval"]
+        assert f"{line['avg@k']:.3f} [{low:.3f}, {high:.3f}]" in card
+    assert "| `algorithm.clip.high` | 0.28 |" in card
+    assert "| `sampling.dynamic` | true |" in card
+    assert "Not the paper's algorithm" not in card
+
+
+def test_the_card_of_dapo_fast_says_what_it_is_not(toy_runs: Path, tmp_path: Path):
+    export_run(toy_runs / "fast", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "**Not the paper's algorithm**: `sampling.carry_over`, `sampling.partial_rollouts`" in card
+    assert "The run was not evaluated." in card
+
+
+def test_a_critic_stays_behind(toy_runs: Path, tmp_path: Path):
+    assert (toy_runs / "ppo" / "checkpoints" / "step-000002" / "model" / "critic").is_dir()
+    export_run(toy_runs / "ppo", tmp_path / "out")
+    assert not (tmp_path / "out" / "critic").exists()
+
+
+def test_a_torn_checkpoint_is_passed_over_by_name(toy_runs: Path, tmp_path: Path):
+    newest = toy_runs / "paper" / "checkpoints" / "step-000002" / "state.json"
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:-5])
+    try:
+        exported = export_run(toy_runs / "paper", tmp_path / "out")
+    finally:
+        newest.write_bytes(whole)
+    assert exported.step == 1
+    assert "step-000002/state.json" in exported.skipped[0]
+    assert "after: step 1 of 1" in (tmp_path / "out" / "README.md").read_text().lower()
+
+
+def test_what_cannot_be_exported_is_refused(toy_runs: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="is not a run"):
+        export_run(toy_runs / "model", tmp_path / "out")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.toml").write_text((toy_runs / "paper" / "config.toml").read_text())
+    with pytest.raises(CheckpointError, match="no intact checkpoint: none was written yet"):
+        export_run(bare, tmp_path / "out")
+    with pytest.raises(ConfigError, match="not empty"):
+        export_run(toy_runs / "paper", bare)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{runs}/model", "--out", "{tmp}/out"), "is not a run"),
+        (("{runs}/paper", "--out", "{runs}/model"), "not empty"),
+    ],
+)
+def test_the_command_line_says_so_and_exits_2(toy_runs: Path, tmp_path: Path, arguments: tuple[str, ...], message: str):
+    typed = [argument.format(runs=toy_runs, tmp=tmp_path) for argument in arguments]
+    answer = subprocess.run(
+        [sys.executable, "-m", "dapo", "export", *typed], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert answer.returncode == 2
+    assert message in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_the_command_line_exports(toy_runs: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "dapo", "export", str(toy_runs / "paper"), "--out", str(tmp_path / "out")]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert "after step 2" in answer.stdout
+    assert (tmp_path / "out" / "config.json").is_file()

@@ -1,0 +1,227 @@
+"""Pass rates under a model: what they promise for groups of G, going on after a kill, selection and seeding."""
+
+import json
+import math
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import toy
+
+from dapo.config import load_recipe
+from dapo.data.problems import load_problems
+from dapo.errors import ConfigError, DataError
+from dapo.models.load import save_policy
+from dapo.sampling.predictive import Posteriors, chance_mixed, counts_in
+from dapo.trainer.answering import Examination, examine
+from dapo.trainer.loop import train
+from dapo.trainer.probe import Difficulty, difficulties, fitted_prior, histogram, informative_share, select, summary
+from dapo.trainer.run import resume_run, start_run
+from tiny_models import tiny_policy
+
+
+def seen(n: int, *correct: int) -> list[Difficulty]:
+    return [Difficulty(f"p{i}", f"question {i}", n, c, 10.0, 0.0) for i, c in enumerate(correct)]
+
+
+# ---------------------------------------------------------------- expected informative groups
+
+
+@pytest.mark.parametrize(("n", "c", "G"), [(8, 3, 4), (8, 1, 8), (6, 5, 2), (8, 0, 4), (8, 8, 8)])
+def test_the_chance_of_a_mixed_group_counts_subsets(n: int, c: int, G: int):
+    def is_mixed(chosen: tuple[int, ...]) -> bool:
+        return 0 < sum(i < c for i in chosen) < G
+
+    subsets = list(combinations(range(n), G))
+    assert informative_share(seen(n, c), G) == pytest.approx(sum(map(is_mixed, subsets)) / len(subsets))
+
+
+def test_the_estimate_is_unbiased():
+    p, n, G = 0.3, 8, 4
+    weights = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    mean = sum(w * informative_share(seen(n, c), G) for c, w in enumerate(weights))
+    assert mean == pytest.approx(1 - p**G - (1 - p) ** G)
+
+
+def test_beyond_k_hopeless_problems_do_not_count_as_half_hopeful():
+    table = seen(8, *[0] * 45, *[8] * 45, *[4] * 10)  # a tenth of the set is ever mixed
+    a, b = fitted_prior(table)
+    assert a < 0.3
+    assert b < 0.3
+    assert 0.1 <= informative_share(table, 32) <= 0.3
+    assert chance_mixed(1 + 0, 1 + 8, 32) > 0.75  # what a flat prior would say of a problem never solved
+
+
+def test_all_of_one_kind_stays_finite():
+    for table in (seen(8, 0, 0, 0), seen(8, 8, 8), seen(1, 1), seen(1, 0)):
+        for share in summary(table)["informative"].values():
+            assert 0 <= share <= 1
+
+
+def test_the_histogram_has_never_and_always_apart():
+    rows = histogram(seen(10, 0, 0, 1, 2, 9, 10))
+    assert [row["problems"] for row in rows] == [2, 1, 1, 0, 0, 1, 1]
+    assert rows[0]["to"] == 0.0
+    assert rows[-1]["from"] == 1.0
+
+
+# ---------------------------------------------------------------- on a model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("probe") / "model"
+    save_policy(tiny_policy("llama", seed=1), folder)
+    return folder
+
+
+def examination(model: Path, **changes: object) -> Examination:
+    settings: dict[str, object] = {
+        "model": str(model), "data": "toy:problems", "use": "train", "k": 4, "temperature": 1.0, "top_p": 1.0,
+        "max_response_tokens": 12, "max_prompt_tokens": 16, "template": "raw", "chat": False,
+        "verifier": "toy:contains", "seed": 0, "concurrent": 16, "device": "cpu",
+    }  # fmt: skip
+    return Examination(**(settings | changes))  # type: ignore[arg-type]
+
+
+def test_a_killed_examination_goes_on_without_repeating(model: Path, tmp_path: Path):
+    straight = examine(examination(model))
+    journal = tmp_path / "answers.jsonl"
+
+    class Killed(BaseException):
+        pass
+
+    def kill(done: int, total: int) -> None:  # noqa: ARG001
+        if done == 50:
+            raise Killed
+
+    with pytest.raises(Killed):
+        examine(examination(model), journal=journal, on_progress=kill)
+    assert len(journal.read_text().splitlines()) == 1 + 50
+    with journal.open("a") as file:
+        file.write('{"problem_id": "toy-')  # torn by the kill
+    counted: list[int] = []
+    resumed = examine(examination(model), journal=journal, on_progress=lambda done, _total: counted.append(done))
+    assert counted == list(range(51, 161))
+    assert resumed.answers == straight.answers
+    assert len(journal.read_text().splitlines()) == 1 + 160
+    with pytest.raises(DataError, match="something else"):
+        examine(examination(model, seed=1), journal=journal)
+
+
+def test_selection_keeps_ids_and_order(model: Path):
+    examined = examine(examination(model))
+    table = difficulties(examined.problems, examined.answers, k=4)
+    kept = select(examined.problems, table, 0.25, 0.75)
+    rates = {one.id: one.pass_rate for one in table}
+    assert 0 < len(kept) < len(table)
+    assert all(0.25 <= rates[problem.id] <= 0.75 for problem in kept)
+    with pytest.raises(DataError, match=r"--select 0\.9 0\.95: no problem"):
+        select(examined.problems, table, 0.9, 0.95)
+
+
+OPTIONS = (
+    "--k", "4", "--max-response-tokens", "12", "--max-prompt-tokens", "16", "--template", "raw", "--no-chat",
+    "--verifier", "toy:contains", "--device", "cpu",
+)  # fmt: skip
+
+
+def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path[:0] = {sys.path!r}; from dapo.cli.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "data", "probe", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_the_command_writes_counts_and_a_selection(model: Path, tmp_path: Path):
+    out, chosen = tmp_path / "probe.jsonl", tmp_path / "chosen.jsonl"
+    arguments = ("toy:problems", "--model", str(model), *OPTIONS, "--out", str(out), "--json")
+    answer = probe(*arguments, "--select", "0.25", "0.75", "--write", str(chosen))
+    assert answer.returncode == 0, answer.stderr
+    figures = json.loads(answer.stdout)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert lines == figures["per_problem"]
+    assert list(lines[0]) == ["id", "question", "n", "correct", "pass_rate", "mean_tokens", "truncated"]
+    assert sum(row["problems"] for row in figures["histogram"]) == figures["problems"] == len(lines) == 40
+    kept = [line["id"] for line in lines if 0.25 <= line["pass_rate"] <= 0.75]
+    assert [problem.id for problem in load_problems(str(chosen), verifier="exact")] == kept
+    assert figures["selected"] == len(kept)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--select", "0.1", "0.9"), "--write"),
+        (("--write", "{tmp}/x.jsonl"), "--select"),
+        (("--select", "0.9", "0.1", "--write", "{tmp}/x.jsonl"), "LOW <= HIGH"),
+        (("--select", "0.1", "0.9", "--write", "{tmp}/taken.jsonl"), "exists already"),
+        (("--out", "{tmp}/taken.jsonl"), "exists already"),
+        (("--k", "0"), "--k"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_loaded(tmp_path: Path, arguments: tuple[str, ...], message: str):
+    (tmp_path / "taken.jsonl").write_text("mine\n")
+    typed = [argument.format(tmp=tmp_path) for argument in arguments]
+    answer = probe("toy:problems", "--model", str(tmp_path / "none"), *typed)
+    assert answer.returncode == 2
+    assert message in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert (tmp_path / "taken.jsonl").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.jsonl", "--model", "{tmp}"), "nowhere.jsonl"),
+        (("toy:problems", "--model", "{tmp}", "--verifier", "toy:contains"), "no config.json"),
+        (("toy:problems", "--model", "{tmp}", "--template", "fancy"), "no such prompt template"),
+    ],
+)
+def test_bad_sets_and_models_are_one_message(tmp_path: Path, arguments: tuple[str, ...], message: str):
+    answer = probe(*(argument.format(tmp=tmp_path) for argument in arguments))
+    assert answer.returncode == 2
+    assert message in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+# ---------------------------------------------------------------- seeding predictive selection
+
+
+def write_counts(path: Path, counts: dict[str, tuple[int, int]]) -> Path:
+    path.write_text("".join(json.dumps({"id": i, "n": n, "correct": c}) + "\n" for i, (c, n) in counts.items()))
+    return path
+
+
+def test_counts_become_posteriors(tmp_path: Path):
+    path = write_counts(tmp_path / "probe.jsonl", {"a": (8, 8), "b": (4, 8)})
+    posteriors = Posteriors(counts=counts_in(path))
+    assert posteriors.chance("a", 8) == pytest.approx(chance_mixed(9, 1, 8))
+    assert posteriors.chance("b", 8) == pytest.approx(chance_mixed(5, 5, 8))
+    with pytest.raises(ConfigError, match="no such file"):
+        counts_in(tmp_path / "none.jsonl")
+    path.write_text('{"id": "a", "n": 2, "correct": 3}\n')
+    with pytest.raises(ConfigError, match="line 1 has no id, n and correct"):
+        counts_in(path)
+
+
+def test_a_run_starts_from_the_counts_and_resumes_without_the_file(tmp_path: Path):
+    path = write_counts(tmp_path / "probe.jsonl", {f"toy-{i}": (8, 8) for i in range(30)})
+    keys = ("preset=dapo-fast", f"sampling.posteriors={path}", "train.steps=1")
+    run = start_run(toy.recipe(tmp_path, *keys, dtype="float32"), tmp_path / "run")
+    assert run.posteriors.counts["toy-0"] == (8.0, 0.0)
+    train(run)
+    run.close()
+    path.unlink()
+    resumed = resume_run(tmp_path / "run")
+    resumed.close()
+    assert resumed.posteriors.counts == run.posteriors.counts
+
+
+def test_counts_of_other_problems_and_a_key_without_effect_are_refused(tmp_path: Path):
+    path = write_counts(tmp_path / "probe.jsonl", {"other": (1, 2)})
+    with pytest.raises(ConfigError, match="holds none of the problems"):
+        start_run(toy.recipe(tmp_path, "preset=dapo-fast", f"sampling.posteriors={path}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match=r"sampling\.posteriors: has no effect here"):
+        load_recipe("quickstart", [f"sampling.posteriors={path}"])
