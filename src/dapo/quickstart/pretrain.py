@@ -39,6 +39,7 @@ class Phase:
     other_lr: float
     warmup_steps: int = 50
     tokens_per_step: int = 1024
+    documents_per_draw: int = 8192  # drawn together, so that documents of like length can share a batch
 
 
 SCHOOL = Phase(steps=2500, matrix_lr=1e-2, other_lr=3e-3)
@@ -64,11 +65,11 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 
 
 def draw_batches(
-    tokenizer: PreTrainedTokenizerFast, habits: Habits, rng: random.Random, *, tokens: int
+    tokenizer: PreTrainedTokenizerFast, habits: Habits, rng: random.Random, *, n_documents: int, tokens: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless (input [B, T], target [B, T]) of about `tokens` tokens; documents of like length share a batch."""
     while True:
-        documents = _encode(tokenizer, [draw_document(habits, rng) for _ in range(8192)])
+        documents = _encode(tokenizer, [draw_document(habits, rng) for _ in range(n_documents)])
         documents.sort(key=lambda document: len(document[0]))
         batches: list[list[tuple[list[int], int]]] = [[]]
         for document in documents:
@@ -112,7 +113,7 @@ def read(
     muon = Muon(parameter for name, parameter in model.named_parameters() if is_matrix[name])
     others = [parameter for name, parameter in model.named_parameters() if not is_matrix[name]]
     adam = torch.optim.AdamW(others, lr=phase.other_lr, betas=(0.9, 0.98), weight_decay=0.0)
-    batches = draw_batches(tokenizer, habits, rng, tokens=phase.tokens_per_step)
+    batches = draw_batches(tokenizer, habits, rng, n_documents=phase.documents_per_draw, tokens=phase.tokens_per_step)
     started = time.monotonic()
     recent = 0.0
     for step in range(1, phase.steps + 1):
