@@ -176,7 +176,8 @@ def test_a_config_cannot_be_changed_after_loading():
         ("preset=3", ["preset = 3"]),
         ("train.lr", ["--set train.lr: no key and value", "--set section.key=value"]),
         ("=3", ["--set =3: no key and value"]),
-        ("sampling.carry_over=true", ["sampling.max_staleness_updates: missing"]),
+        ("sampling.carry_over=true", ["algorithm.importance_cap: missing", "importance_cap = 2.0"]),
+        ("train.betas=[2.0, 0.9]", ["train.betas = [2.0, 0.9]", "below 1"]),
         ("sampling.max_staleness_updates=4", ["sampling.max_staleness_updates: has no effect here", "carry_over"]),
         ("algorithm.gae.gamma=0.9", ["algorithm.gae.gamma: has no effect here", 'algorithm.advantage = "gae"']),
         ("algorithm.kl.kind=k1", ["algorithm.kl.kind: has no effect here", "algorithm.kl.coefficient"]),
@@ -196,6 +197,13 @@ def test_bad_overrides_name_key_value_reason_and_remedy(override: str, parts: li
 def test_importance_correction_on_top_of_bypass_would_count_twice():
     message = refused("quickstart", "algorithm.old_logp=bypass", "algorithm.importance_cap=2.0")
     assert "count twice" in message
+
+
+def test_stale_tokens_need_a_bound_and_dynamic_sampling():
+    carry = ["sampling.carry_over=true", "algorithm.importance_cap=2.0"]
+    assert "sampling.max_staleness_updates: missing" in refused("quickstart", *carry)
+    assert "sampling.partial_rollouts = true" in refused("quickstart", "preset=ppo", "sampling.partial_rollouts=true")
+    assert "sampling.carry_over = true" in refused("quickstart", "preset=dapo-fast", "sampling.dynamic=false")
 
 
 def test_a_preset_where_a_recipe_is_wanted_names_the_recipe_for_this_machine():

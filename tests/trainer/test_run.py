@@ -151,6 +151,34 @@ def test_twenty_runs_killed_at_random_moments_end_with_the_same_bytes(tmp_path: 
     assert all(run["is_same"] for run in runs), runs
 
 
+class StopInEvaluation(Observer):
+    """Asks the run to stop in the middle of the evaluation after step 2."""
+
+    def on_start(self, run: Any) -> None:
+        self.run = run
+
+    def on_evaluation_progress(self, done: int, total: int) -> None:  # noqa: ARG002
+        self.run.is_stopping = self.run.is_stopping or self.run.step == 2
+
+
+def test_a_signal_in_the_middle_of_an_evaluation_loses_neither_the_step_nor_the_evaluation(tmp_path: Path):
+    keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=2")
+    straight = run_toy(tmp_path, "straight", *keys)
+    stopped = run_toy(tmp_path, "stopped", *keys, observers=[StopInEvaluation()])
+    assert stopped.step == 2
+    resumed = resume_run(tmp_path / "stopped")
+    train(resumed)
+    resumed.close()
+    assert metrics(resumed.folder) == metrics(straight.folder)
+    evaluations = [
+        [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
+        for folder in (straight.folder, resumed.folder)
+    ]
+    scores = [[(line["step"], line["avg@k"]) for line in lines] for lines in evaluations]
+    assert scores[0] == scores[1]
+    assert [step for step, _ in scores[0]] == [0, 1, 2, 3]
+
+
 def test_a_torn_or_tampered_checkpoint_is_skipped_by_name(tmp_path: Path):
     run = run_toy(tmp_path, "run", "checkpoint.keep=3")
     newest = sorted((run.folder / "checkpoints").glob("step-*"))[-1]

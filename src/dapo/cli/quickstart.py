@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 
 from dapo.config import load_recipe
 from dapo.config.load import nearest_recipe
+from dapo.tracking.files import read_lines
 
 
 def command(
@@ -32,13 +32,13 @@ def command(
     start = time.monotonic()
     resolved = load_recipe("quickstart", [*(set_ or []), f"model.device={device}"])
     folder = run_to_end(resolved, out)
-    lines = [json.loads(line) for line in (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()]
-    first, last = lines[0], lines[-1]
-    k = last["k"]
-    typer.echo(
-        f"avg@{k} on held-out problems: {first['avg@k']:.3f} before, {last['avg@k']:.3f} after {last['step']} steps, "
-        f"{time.monotonic() - start:.0f} s."
-    )
+    lines = list(read_lines(folder / "eval.jsonl"))
+    if lines:
+        first, last = lines[0], lines[-1]
+        typer.echo(
+            f"avg@{last['k']} on held-out problems: {first['avg@k']:.3f} before, {last['avg@k']:.3f} after "
+            f"{last['step']} steps, {time.monotonic() - start:.0f} s."
+        )
     typer.echo(f"Report: {write_page(folder)}")
     typer.echo(f"Next, on this machine: dapo explain {next_recipe()}")
 

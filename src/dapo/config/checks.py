@@ -53,6 +53,10 @@ def check_combinations(config: Config) -> None:
                 "head, the trainer would score the whole vocabulary.",
                 f"Leave it at {neutral} for training; eval.{key.split('.')[1]} is free.",
             )
+    if not all(0 <= beta < 1 for beta in config.train.betas):
+        raise _error(
+            "train.betas", list(config.train.betas), "each must be at least 0 and below 1.", "Use [0.9, 0.999]."
+        )
     if config.train.updates_per_step > sampling.prompts_per_step:
         raise _error(
             "train.updates_per_step",
@@ -88,6 +92,20 @@ def check_combinations(config: Config) -> None:
             "reward",
             "a KL penalty per token needs an advantage per token; a group advantage has one per response.",
             'Set algorithm.kl.place = "loss", or algorithm.advantage = "gae".',
+        )
+    for switch in ("carry_over", "partial_rollouts", "predictive"):
+        if getattr(sampling, switch) and not sampling.dynamic:
+            raise _error(
+                f"sampling.{switch}",
+                True,
+                "it chooses groups by their outcome, which only dynamic sampling does.",
+                f"Set sampling.dynamic = true, or sampling.{switch} = false.",
+            )
+    is_stale = sampling.carry_over or sampling.partial_rollouts
+    if is_stale and algorithm.importance_cap is None and algorithm.old_logp != "bypass":
+        raise ConfigError(
+            "algorithm.importance_cap: missing; carry_over and partial_rollouts train on tokens of older weights.",
+            remedy="Set algorithm.importance_cap = 2.0 (truncated importance sampling), as preset dapo-fast does.",
         )
     if (sampling.carry_over or sampling.partial_rollouts) and sampling.max_staleness_updates is None:
         raise ConfigError(
@@ -142,11 +160,6 @@ NEEDS = (
         lambda c: c.sampling.dynamic,
         "sampling.dynamic = true",
         "sampling.dynamic",
-    ),
-    Needs(
-        ("sampling.carry_over", "sampling.predictive"),
-        lambda c: c.sampling.dynamic or not (c.sampling.carry_over or c.sampling.predictive),
-        "sampling.dynamic = true",
     ),
     Needs(
         ("sampling.generation_multiple",),

@@ -25,7 +25,8 @@ class CarryState(FillState):
 
 
 def oldest_version(group: Group) -> int:
-    return min(int(completion.version.min()) for completion in group.completions if len(completion.version))
+    """Of the weights that drew its first token; a group without tokens has nothing to be stale."""
+    return min((int(c.version.min()) for c in group.completions if len(c.version)), default=0)
 
 
 def fill_step_carrying(
@@ -51,7 +52,7 @@ def fill_step_carrying(
             groups = apply_fill_policy(config, state, groups, filling.accounting, events)
     filling.leave()
     filling.accounting.trained(groups, filter_truncated=filter_truncated)
-    return Fill(groups, filling.accounting, events)
+    return Fill(groups, filling.accounting, events, filling.resolved)
 
 
 class _CarryFilling:
@@ -74,6 +75,7 @@ class _CarryFilling:
         self.progress = progress
         self.accounting = Accounting()
         self.stale: list[Group] = []
+        self.resolved: list[Group] = []
         self.start_tick = collector.engine.tick
         self.start_aborted = collector.aborted_tokens
         self.is_exhausted = False
@@ -89,7 +91,8 @@ class _CarryFilling:
             self.collect_resolved()
             self.progress(min(wanted, len(self.ready)), wanted)
             nothing_comes = self.is_exhausted and not self.state.pending
-            if len(self.ready) >= wanted or nothing_comes:
+            is_full = len(self.ready) >= wanted and (self.config.partial_rollouts or not self.state.pending)
+            if is_full or nothing_comes:
                 chosen, self.ready = self.ready[:wanted], self.ready[wanted:]
                 return chosen
             self.submit_more()
@@ -103,14 +106,23 @@ class _CarryFilling:
         (self.stale if is_stale else self.ready).append(group)
 
     def submit_more(self) -> None:
-        """Keep the engine busy: what this step does not use, the next one does."""
-        while not self.is_exhausted and (self.collector.has_room() or not self.state.pending):
+        """Keep the engine busy: what this step does not use, the next one does.
+
+        Without partial rollouts what is begun is waited for, so only what is likely to be needed is begun.
+        """
+        while not self.is_exhausted and self.wants_more() and (self.collector.has_room() or not self.state.pending):
             came = self.source.next() if self.accounting.prompts_tried < self.budget else None
             if came is None:
                 self.is_exhausted = True
                 return
             self.accounting.prompts_tried += 1
             self.state.pending.append(self.collector.submit(*came))
+
+    def wants_more(self) -> bool:
+        if self.config.partial_rollouts:
+            return True
+        likely = len(self.ready) + len(self.state.pending) * self.state.acceptance.rate
+        return likely < self.config.prompts_per_step
 
     def collect_resolved(self) -> None:
         resolved = [pending for pending in self.state.pending if pending.is_resolved]
@@ -120,6 +132,7 @@ class _CarryFilling:
         for pending in resolved:
             group = pending.finished()
             self.collector.forget(pending)
+            self.resolved.append(group)
             self.accounting.resolved(group)
             self.state.acceptance.observe(group.is_informative)
             if group.is_informative:
@@ -166,6 +179,5 @@ class _CarryFilling:
         else:
             for group in self.ready:
                 self.accounting.wasted_tokens["surplus"] += n_tokens(group)
-        if not self.config.partial_rollouts:
-            self.give_up(list(self.state.pending), "aborted")
+        assert self.config.partial_rollouts or not self.state.pending, "without partial rollouts nothing is left open"
         self.accounting.ticks = self.collector.engine.tick - self.start_tick

@@ -191,11 +191,10 @@ class Collector:
         answers = self.judge.wait([ticket for _, _, ticket in due if ticket is not None])
         for _, request, ticket in due:
             group = self.groups[request.group]
+            known = self.journal.recall(request)
+            judgement = known or (engine_fault(group.problem) if ticket is None else answers[ticket])
             if ticket is not None:
-                judgement = answers[ticket]
                 self.journal.note(request, judgement)
-            else:
-                judgement = self.journal.recall(request) or engine_fault(group.problem)
             group.judge(request.key.response_index, judgement)
 
 

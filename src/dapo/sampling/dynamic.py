@@ -65,6 +65,7 @@ class Fill:
     groups: list[Group]
     accounting: Accounting
     events: list[str] = field(default_factory=list)
+    resolved: list[Group] = field(default_factory=list)  # every complete group of the step, informative or not
 
 
 Progress = Callable[[int, int], None]  # (informative groups known, groups wanted)
@@ -93,7 +94,7 @@ def fill_step(
     if config.dynamic and len(groups) < config.prompts_per_step:
         groups = apply_fill_policy(config, state, groups, accounting, events)
     accounting.trained(groups, filter_truncated=filter_truncated)
-    return Fill(groups, accounting, events)
+    return Fill(groups, accounting, events, filling.resolved)
 
 
 def apply_fill_policy(
@@ -144,6 +145,7 @@ class _Filling:
         self.progress = progress
         self.groups: list[PendingGroup] = []  # in submission order
         self.is_exhausted = False  # budget spent, or every problem tried
+        self.resolved: list[Group] = []
         self.open: list[PendingGroup] = []  # not yet known to be informative or not
         self.start_tick = collector.engine.tick
         self.start_aborted = collector.aborted_tokens
@@ -178,7 +180,7 @@ class _Filling:
         if self.config.schedule == "rounds":
             everything_resolved = all(group.is_resolved for group in self.groups)
             return self.config.generation_multiple * self.wanted if everything_resolved else 0
-        return self.n_to_stream() if self.collector.has_room() or not self.groups else 0
+        return self.n_to_stream() if self.collector.has_room() or self.collector.is_idle else 0
 
     def n_to_stream(self) -> int:
         """Groups still missing if the open ones come out as groups did lately; at most what the engine has room for."""
@@ -251,6 +253,7 @@ class _Filling:
                 accounting.wasted_tokens["surplus"] += pending.n_tokens
             else:
                 group = pending.finished()
+                self.resolved.append(group)
                 accounting.resolved(group)
                 if pending.number not in used:
                     accounting.wasted(group)

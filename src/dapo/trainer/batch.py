@@ -36,6 +36,7 @@ class Batch:
     logp_engine: Ragged
     logp_old: Ragged
     entropy: Ragged
+    logp_trainer: Tensor  # what the trainer itself says of every token, also where `logp_old` is the engine's
 
     @property
     def reward(self) -> Tensor:
@@ -76,11 +77,13 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
         overlong_penalty=penalty,
         is_correct=torch.tensor([judgement.accuracy for judgement in judgements], dtype=torch.bool),
         is_truncated=truncated,
-        is_in_loss=~truncated if config.shaping.overlong_filter else torch.ones_like(truncated),
+        is_in_loss=torch.tensor([n > 0 for n in lengths], dtype=torch.bool)
+        & (~truncated if config.shaping.overlong_filter else torch.ones_like(truncated)),
         advantage=Ragged(lengths, real),
         logp_engine=Ragged.of([completion.logp for completion in completions], real),
         logp_old=Ragged(lengths, real),
         entropy=Ragged(lengths, real),
+        logp_trainer=torch.zeros(sum(lengths), dtype=real),
     )
     if config.algorithm.advantage == "group" and rows:
         per_row = group_advantages(batch, config)

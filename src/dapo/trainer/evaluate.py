@@ -8,15 +8,18 @@ from typing import Any
 from dapo.config.schema import EvalConfig
 from dapo.evaluation.runner import Answered, evaluate, summarise
 from dapo.rollout.engine import SamplingParams
-from dapo.tracking.files import append_line
+from dapo.tracking.files import append_line, read_lines
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.run import Run, make_engine
 
 
 def evaluate_run(run: Run) -> list[dict[str, Any]]:
-    """One line per set: avg@k, pass@k, maj@k with their intervals, and the step."""
+    """One line per set that has none for this step yet: avg@k, pass@k, maj@k with their intervals."""
     lines = []
+    done = {(line["step"], line["set"]) for line in read_lines(run.folder / "eval.jsonl")}
     for problem_set in run.eval_sets:
+        if (run.step, problem_set.name) in done:
+            continue
         start = time.perf_counter()
         settings = run.config.eval
         engine = make_engine(run.config, run.policy, sampling_of(settings))

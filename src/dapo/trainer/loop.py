@@ -19,8 +19,9 @@ def train(run: Run) -> None:
     """Each step: sample groups, score them, turn scores into advantages, update, publish the new weights."""
     with stop_on_signals(run):
         try:
-            if run.saved_step < 0:  # a new run: where it starts from
+            if run.evaluation_is_due():  # before training, or cut short by a signal
                 evaluate_run(run)
+            if run.saved_step < 0:  # a new run
                 pretrain_value(run)
                 run.save()
             for step in run.remaining_steps():
@@ -45,15 +46,14 @@ def train_step(run: Run, step: int) -> None:
     learnt = update_policy(run.learner, batch, config, step=step, record=record, progress=run.on_update)
     run.engine.load_weights(run.policy, version=run.learner.updates)
 
-    run.step = step
-    run.observe_groups(filled.groups)
+    run.end_step(step, filled.resolved)
     for message in filled.events:
         run.event("fill", message)
     if record is not None:
         write_rollouts(run.folder / "rollouts" / f"step-{step:06d}.parquet", step, batch, record)
     timing = {"timing.sampling_s": sampled - start, "timing.step_s": time.perf_counter() - start}
     run.track(step_metrics(step, filled, batch, version) | learnt | timing)
-    if run.is_due(config.eval.every_steps, step) or (config.eval.every_steps and step == config.train.steps):
+    if run.evaluation_is_due():
         evaluate_run(run)
     if run.is_due(config.checkpoint.every_steps, step):
         run.save()

@@ -122,10 +122,17 @@ class Run:
 
     # -------------------------------------------------------------- checkpoint
 
-    def observe_groups(self, groups: Sequence[Group]) -> None:
-        """Complete groups teach predictive selection; between steps only."""
+    def evaluation_is_due(self) -> bool:
+        """Before the first step, every so many steps, and after the last."""
+        every = self.config.eval.every_steps
+        return every > 0 and (self.step % every == 0 or self.step == self.config.train.steps)
+
+    def end_step(self, step: int, resolved: Sequence[Group]) -> None:
+        """The updates are done: the step cannot be taken back any more. Complete groups teach predictive selection."""
+        self.step = step
+        self._boundary = None
         if self.config.sampling.predictive:
-            for group in groups:
+            for group in resolved:
                 self.posteriors.observe(group)
 
     def sampling_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -163,6 +170,7 @@ class Run:
         """After an interrupted fill: the state at the last step boundary, weights untouched."""
         if self._boundary is not None:
             self.restore_sampling(*self._boundary)
+            self._boundary = None
 
     def save(self) -> None:
         """Write the state at this step boundary: a resumed run goes on as if it had never stopped."""
@@ -211,6 +219,7 @@ class Run:
         if self.learner.value is not None:
             self.learner.value.optimizer.load_tensors(with_prefix(checkpoint.tensors, "critic_optimizer."))
         self.engine.load_weights(self.policy, version=self.learner.updates)
+        self.collector.journal.version = self.learner.updates
         self.restore_sampling(state["sampling"], checkpoint.tensors)
 
 
@@ -240,8 +249,17 @@ def refuse_existing(folder: Path) -> None:
 def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
     """A run in a folder that is known to be new; its own problems may lie there already."""
     config = resolved.config
-    run = assemble(config, folder, model_location(config.model.path), observers)
-    folder.mkdir(parents=True, exist_ok=True)
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}.", remedy="Name another folder.") from None
+    try:
+        run = assemble(config, folder, model_location(config.model.path), observers)
+    except BaseException:  # whatever stopped it: leave no empty folder behind
+        if is_new:
+            folder.rmdir()
+        raise
     replace_file(folder / "config.toml", to_toml(config))
     return run
 
@@ -254,7 +272,8 @@ def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observer
         refuse_changes(config, checkpoint)
     from_base = checkpoint is None or config.model.lora.rank > 0
     path = model_location(config.model.path) if from_base or checkpoint is None else str(checkpoint.model_folder)
-    run = assemble(config, folder, path, observers, is_start=checkpoint is None)
+    critic = str(checkpoint.model_folder / "critic") if checkpoint is not None else None
+    run = assemble(config, folder, path, observers, critic_path=critic, is_start=checkpoint is None)
     if checkpoint is not None:
         run.restore(checkpoint)
     for name in ("metrics.jsonl", "eval.jsonl", "events.jsonl"):
@@ -299,7 +318,13 @@ def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
 
 
 def assemble(
-    config: Config, folder: Path, model_path: str, observers: Sequence[Observer], *, is_start: bool = True
+    config: Config,
+    folder: Path,
+    model_path: str,
+    observers: Sequence[Observer],
+    *,
+    critic_path: str | None = None,
+    is_start: bool = True,
 ) -> Run:
     """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
     if config.rollout.engine != "local":
@@ -312,7 +337,7 @@ def assemble(
     policy = load_policy(model_path, dtype=dtype, device=device, revision=config.model.revision)
     if config.model.lora.rank:
         policy = add_lora(policy, config.model.lora.rank, config.model.lora.alpha)
-    learner = make_learner(config, policy, model_path, dtype, device)
+    learner = make_learner(config, policy, model_path, critic_path, dtype, device)
     problems = load_encoded(config.data.train, config, policy.tokenizer, use="train")
     wanted = config.data.eval if config.eval.every_steps else ()
     eval_sets = [load_encoded(name, config, policy.tokenizer, use="eval") for name in wanted]
@@ -381,7 +406,9 @@ def first_posteriors(config: Config, problems: EncodedSet) -> Posteriors:
     return Posteriors(counts=counts)
 
 
-def make_learner(config: Config, policy: Policy, model_path: str, dtype: torch.dtype, device: str) -> Learner:
+def make_learner(
+    config: Config, policy: Policy, model_path: str, critic_path: str | None, dtype: torch.dtype, device: str
+) -> Learner:
     train = config.train
 
     def optimizer(module: torch.nn.Module) -> Optimizer:
@@ -398,9 +425,8 @@ def make_learner(config: Config, policy: Policy, model_path: str, dtype: torch.d
         )
         learner.reference.requires_grad_(False)
     if config.has_critic:
-        saved = Path(model_path) / "critic"
-        start = config.algorithm.critic.path or model_path
-        critic = load_critic(str(saved) if saved.is_dir() else start, dtype=dtype, device=device)
+        start = critic_path or config.algorithm.critic.path or model_path
+        critic = load_critic(start, dtype=dtype, device=device)
         learner.value = ValueLearner(critic, optimizer(critic))
     return learner
 
@@ -426,15 +452,17 @@ def make_engine(config: Config, policy: Policy, sampling: SamplingParams) -> Loc
 def choose_device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": False}
+    available = {"cpu": True, "cuda": torch.cuda.is_available()}
     if wanted == "mps":
         raise EngineError(
             "model.device = mps: Apple GPUs are not supported: their torch backend lacks float64 and 64-bit integer "
             "kernels that the sampling noise needs.",
             remedy="Use cpu; the quickstart takes minutes there.",
         )
-    if not available[wanted]:
-        raise EngineError(f"model.device = {wanted}: this machine's torch sees no such device.", remedy="Use cpu.")
+    if not available.get(wanted):
+        raise EngineError(
+            f"device {wanted}: this machine's torch sees no such device.", remedy="Use auto, cpu or cuda."
+        )
     return wanted
 
 

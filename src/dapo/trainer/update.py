@@ -18,7 +18,7 @@ from dapo.errors import EngineError
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches
-from dapo.trainer.optimizer import Optimizer, warmup_lr
+from dapo.trainer.optimizer import Optimizer, UpdateOutcome, warmup_lr
 from dapo.trainer.ragged import Ragged, pad_flat, token_mask
 from dapo.trainer.value import ValueLearner, Values, estimate_advantages, explained_variance, value_share
 
@@ -103,7 +103,7 @@ def update_policy(
     score_old(learner, batch, config)
     values = estimate_values(learner, batch, config)
     scored = time.perf_counter()
-    sums = Sums()
+    sums, first = Sums(), learner.updates
     lr = warmup_lr(config.train.lr, step, config.train.warmup_steps)
     deals = [
         minibatch
@@ -119,7 +119,7 @@ def update_policy(
                 update_critic(learner, batch, values, rows, config, sums)
             update_once(learner, batch, rows, config, lr, sums, record)
         progress(done + 1, len(deals))
-    metrics = summarise(batch, sums, lr, learner)
+    metrics = summarise(batch, sums, lr, learner, first)
     if values is not None:
         metrics["critic/explained_variance"] = explained_variance(batch, values)
     metrics["timing.old_logp_s"] = scored - start
@@ -135,6 +135,7 @@ def score_old(learner: Learner, batch: Batch, config: Config) -> None:
             logp, entropy = score(learner.policy, batch, rows, config)
         batch.logp_old.put(rows, logp)
         batch.entropy.put(rows, entropy)
+    batch.logp_trainer = batch.logp_old.flat
     if config.algorithm.old_logp == "bypass":
         batch.logp_old.flat = batch.logp_engine.flat.clone()
 
@@ -176,17 +177,22 @@ def update_once(
         learner.optimizer.accumulate()
     outcome = learner.optimizer.step(lr)
     sums.add(updates=1, gradient_norm=outcome.gradient_norm if not outcome.is_skipped else 0.0)
-    if outcome.is_skipped:
-        learner.bad_updates += 1
-        sums.add(skipped=1)
-        if learner.bad_updates > config.train.max_bad_updates:
-            raise EngineError(
-                f"{learner.bad_updates} updates in a row had a gradient that is not finite.",
-                remedy="The last checkpoint is intact. Lower train.lr, or try model.dtype = float32.",
-            )
-    else:
+    count_bad(learner, outcome, config, sums)
+    learner.updates += not outcome.is_skipped
+
+
+def count_bad(learner: Learner, outcome: UpdateOutcome, config: Config, sums: Sums) -> None:
+    """A skipped update is counted; too many in a row, of policy or critic, stop the run."""
+    if not outcome.is_skipped:
         learner.bad_updates = 0
-        learner.updates += 1
+        return
+    learner.bad_updates += 1
+    sums.add(skipped=1)
+    if learner.bad_updates > config.train.max_bad_updates:
+        raise EngineError(
+            f"{learner.bad_updates} updates in a row had a gradient that is not finite.",
+            remedy="The newest checkpoint is from before. Lower train.lr, or try model.dtype = float32.",
+        )
 
 
 def update_critic(
@@ -204,6 +210,7 @@ def update_critic(
         sums.add(critic_loss=loss)
     outcome = learner.value.optimizer.step(critic.lr)
     sums.add(critic_updates=1, critic_gradient_norm=0.0 if outcome.is_skipped else outcome.gradient_norm)
+    count_bad(learner, outcome, config, sums)
 
 
 def microbatch_loss(
@@ -293,11 +300,11 @@ def remember(
             record.clip.row(row).copy_(side[at, :length].cpu())
 
 
-def summarise(batch: Batch, sums: Sums, lr: float, learner: Learner) -> dict[str, float]:
+def summarise(batch: Batch, sums: Sums, lr: float, learner: Learner, start: int) -> dict[str, float]:
     """The step's metrics from its sums."""
     metrics = {
         "lr": lr,
-        "updates": sums.sums["updates"] - sums.sums["skipped"],
+        "updates": learner.updates - start,
         "updates_total": learner.updates,
         "policy/loss": sums.ratio("policy_loss", "updates"),
         "policy/gradient_norm": sums.ratio("gradient_norm", "updates"),
@@ -326,10 +333,10 @@ def score_metrics(batch: Batch) -> dict[str, float]:
     """What the π_old pass says of all tokens: entropy, probability, and how far the engine's log-probs are off."""
     if not batch.lengths:
         return {}
-    gap = batch.logp_old.flat - batch.logp_engine.flat
+    gap = batch.logp_trainer - batch.logp_engine.flat
     return {
         "policy/entropy": float(batch.entropy.flat.mean()),
-        "policy/probability": float(batch.logp_old.flat.exp().mean()),
+        "policy/probability": float(batch.logp_trainer.exp().mean()),
         "engine/gap_mean": float(gap.abs().mean()),
         "engine/gap_max": float(gap.abs().max()),
         "engine/kl": float((torch.expm1(gap) - gap).mean()),

@@ -44,7 +44,7 @@ def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
 def estimate_advantages(critic: Critic, batch: Batch, config: Config, logp_ref: Ragged | None = None) -> Values:
     """GAE over every row: fills `batch.advantage` for the policy and returns old values and targets for the critic.
 
-    The reward stands on the last token; with KL in the reward each token also pays β·(log π_old − log π_ref). The
+    The reward stands on the last token; with KL in the reward each token also pays β·KL, by algorithm.kl.kind. The
     critic's targets use their own λ where one is given (VAPO's decoupled GAE), the policy's λ may grow with the length.
     """
     old, target = Ragged(batch.lengths, batch.advantage.flat.dtype), Ragged(batch.lengths, batch.advantage.flat.dtype)
