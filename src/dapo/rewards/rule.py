@@ -31,6 +31,8 @@ class Finding:
     message: str = ""
 
 
+# math-verify would take one side of an equation; only where the other is a name, `x = ...`, is that the value.
+_NAMED = re.compile(r"[\s$\\(\[]*[A-Za-z](?:_(?:\w|\{\w+\}))?\s*=[^=]*")
 _INTEGER = re.compile(r"\s*-?\d{1,300}\s*", re.ASCII)
 # `\\textbf{(C)}\\ 42`: an option's letter before its value.
 _OPTION = re.compile(
@@ -47,7 +49,7 @@ def read_reference(answer: str) -> Reading:
     if len(answer) > MAX_REFERENCE_CHARS:
         raise NotationError(f"it has more than {MAX_REFERENCE_CHARS} characters")
     reading = read(answer.strip(), letters="symbols")
-    if equivalence.settled(reading.node).op == "contradiction":
+    if equivalence.settled(reading.node, compare=equivalence.trusting).op == "contradiction":
         raise NotationError("its sides differ")
     if reading.is_titled:  # `October 30`: the words are part of the answer
         return Reading(Node("text", name=" ".join(reading.spelled).casefold()), spelled=reading.spelled)
@@ -73,8 +75,9 @@ def decide_fully(response: str, answer: str) -> Finding:
     assert statement is not None, "decide found none"
     finding = _judge(statement, answer, numerics.compare)
     if finding is None:
-        is_same = symbolic.same(answer, statement.text) and all(
-            symbolic.same(answer, rival) for rival in statement.rivals
+        is_same = all(
+            ("=" not in text or "=" in answer or _NAMED.fullmatch(text)) and symbolic.same(answer, text)
+            for text in (statement.text, *statement.rivals)
         )
         finding = _finding(is_same, statement)
     return finding
@@ -135,7 +138,7 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
 
     And whether math-verify should be asked: an unknown macro, beside a reference that is not a plain number.
     """
-    node = equivalence.settled(reference.node)
+    node = equivalence.settled(reference.node, compare=equivalence.trusting)
     letters = "words" if not equivalence.free_symbols(node) else "symbols"
     readings: list[Reading] = []
     is_unknown = False

@@ -80,6 +80,7 @@ _ABBREVIATIONS = re.compile(r"(?<![A-Za-z])(?:i\.\s?e\.|e\.\s?g\.|viz\.),?")
 _TEMPERATURE = re.compile(r"(\^\s*(?:\\circ|\{\s*\\circ\s*\}))\s*[CFK](?![A-Za-z])")
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _TILDE = re.compile(r"(?<![\w}\\])~(?=\s*[\d.$\x1f])")
+_EXTREMUM = re.compile(r"(?<![A-Za-z])([A-Za-z])_\{\s*(?:\\(?:text|mathrm|rm)\b\s*\{?|\\)?\s*(max|min)\s*\}{1,2}")
 _SPACE_ENTITY = re.compile(r"&nbsp;|&thinsp;")
 
 
@@ -103,6 +104,7 @@ def plain(text: str) -> str:
     text = _VULGAR_FRACTION.sub(lambda m: f"{m[1]} {_VULGAR[m[2]]}" if m[1] else f" {_VULGAR[m[2]]} ", text)
     text = _SUPERSCRIPT_RUN.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
     text = _TEMPERATURE.sub(r"\1 ", text)
+    text = _EXTREMUM.sub(lambda m: f"{m[1]}_{{{'M' if m[2] == 'max' else 'm'}}}", text)
     text = _TIMES_TEN.sub(" * ", text)
     text = _REPEATING.sub(_as_fraction, text)
     text = _ABBREVIATIONS.sub(BREAK, text)
