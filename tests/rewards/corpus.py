@@ -1668,5 +1668,55 @@ PHRASES_HOSTILE = [
     ("Answer: 42\nor" + " " * 100_000 + "x43\nor 43 ", "43"),
 ]
 
-CASES = [*FORMATTING, *VALUES, *NOTHING, *SECOND, *THIRD, *SIDES, *PHRASES]
-ALL_HOSTILE = [*HOSTILE, *SECOND_HOSTILE, *THIRD_HOSTILE, *SIDES_HOSTILE, *PHRASES_HOSTILE]
+# Harmless signs and repetitions; invisible signs between digits are not harmless.
+SIGNS = [
+    ("Answer: 42 sec", "42", C),
+    ("Answer: 42 (forty-two)", "42", C),
+    ("Answer: 42, 42", "42", C),
+    ("Answer: <answer>42</answer>", "42", C),
+    ("Answer: 等于42", "42", C),
+    ("Answer: 👉 42", "42", C),
+    ("Answer: ∴ 42", "42", C),
+    ("Answer: x=42!", "42", C),
+    ("Answer: x=5!", "120", C),
+    ("Answer: \u200b42", "42", C),
+    ("Answer: 42\u200b", "42", C),
+    ("Answer: -\u200b42", "-42", C),
+    ("Answer: 1,\u200b234", "1234", C),
+    ("Answer: \\sec(0)", "1", C),
+    ("Answer: 42 secs", "42", C),
+    ("Answer: $42$, $42$", "42", C),
+    ("Answer: 1, 1", "1, 1", C),
+    ("Answer: 42" + " " * 5_000_000, "42", C),
+]
+
+SIGNS_HOSTILE = [
+    ("Answer: 4\u200b2", "42"),
+    ("Answer: 4\u200c2", "42"),
+    ("Answer: 4\u200d2", "42"),
+    ("Answer: 4\u20602", "42"),
+    ("Answer: 4\ufeff2", "42"),
+    ("Answer: 4\u00ad2", "42"),
+    ("Answer: 4\u200e2", "42"),
+    ("Answer: 4\u200b\u200c2", "42"),
+    ("Answer: 1\u200b1/2", "11/2"),
+    ("Answer: 1\u200b1/2", "3/2"),
+    ("Answer: x=5!", "5"),
+    ("Answer: x = 5!", "5"),
+    ("Answer: 42 (forty-three)", "42"),
+    ("Answer: 42 (million)", "42"),
+    ("Answer: 42 (thousand)", "42"),
+    ("Answer: 42, 43", "42"),
+    ("Answer: 42, 42, 43", "42"),
+    ("Answer: 42, -42", "42"),
+    ("Answer: 4 (forty) 2", "42"),
+    ("Answer: 4<answer>2</answer>", "42"),
+    ("Answer: <answer>42</answer><answer>43</answer>", "42"),
+    ("Answer: 👉 41", "42"),
+    ("Answer: ∴ -42", "42"),
+    ("Answer: 42 sec(1)", "42"),
+    ("Answer: \\{42, 43\\}", "42"),
+]
+
+CASES = [*FORMATTING, *VALUES, *NOTHING, *SECOND, *THIRD, *SIDES, *PHRASES, *SIGNS]
+ALL_HOSTILE = [*HOSTILE, *SECOND_HOSTILE, *THIRD_HOSTILE, *SIDES_HOSTILE, *PHRASES_HOSTILE, *SIGNS_HOSTILE]

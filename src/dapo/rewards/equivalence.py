@@ -188,9 +188,9 @@ def settled(node: Node, *, is_reference: bool = False, compare: CompareScalars |
     if not unnamed:
         return node if len(node.args) > 1 and not _is_name(node.args[0]) else node.args[-1]
     if closed:
-        value = next((side for side in reversed(closed) if _exact_or_none(side) is not None), closed[-1])
+        value = next((side for side in reversed(closed) if exact_or_none(side) is not None), closed[-1])
         is_named = all(_is_quantity(side) for side in unnamed if _free(side))
-        if len(closed) == len(unnamed) or (is_named and _exact_or_none(value) != 0):
+        if len(closed) == len(unnamed) or (is_named and exact_or_none(value) != 0):
             return value
         return node
     if _is_name(node.args[0]) and len(unnamed) == 1 and not _defines_line(node):
@@ -209,7 +209,7 @@ def trusting(left: Node, right: Node) -> bool:
 def _sides_agree(left: Node, right: Node, compare: CompareScalars) -> bool:
     """Two closed sides of an equation. Too large, undefined, of another shape or beyond numerics: they do not."""
     left, right = _decimal(left), _decimal(right)
-    values = [_exact_or_none(left), _exact_or_none(right)]
+    values = [exact_or_none(left), exact_or_none(right)]
     if None not in values:
         return values[0] == values[1]
     try:
@@ -252,7 +252,7 @@ def _defines_line(node: Node) -> bool:
     return node.args[0].op == "sym" and bool(_free(node.args[-1]))
 
 
-def _exact_or_none(node: Node) -> Fraction | None:
+def exact_or_none(node: Node) -> Fraction | None:
     try:
         return exact(node)
     except TooLargeError:
@@ -298,7 +298,7 @@ def _is_form(node: Node) -> bool:
 
 
 def _is_coefficient(node: Node) -> bool:
-    return node == Node("sym", name="pi") or bool(_exact_or_none(node))
+    return node == Node("sym", name="pi") or bool(exact_or_none(node))
 
 
 def _free(node: Node) -> frozenset[str]:
@@ -327,6 +327,8 @@ def same(reference: Node, said: Node, compare_scalars: CompareScalars | None = N
         return False
     if bare(reference) == bare(said):
         return True
+    if said.op == "list" and reference.op not in ("list", "set", "bracket", "pm"):  # 42, 42: one value said twice
+        return all(same(reference, item, compare) for item in said.args[:_MAX_LIST]) and len(said.args) <= _MAX_LIST
     return _same_shape(_expanded(reference, compare), _expanded(said, compare), compare)
 
 
@@ -429,7 +431,7 @@ def _matched(left: tuple[Node, ...], right: tuple[Node, ...], compare: CompareSc
 
 
 def _same_ratio(reference: Node, said: Node, compare: CompareScalars) -> bool:
-    left, right = [_exact_or_none(arg) for arg in reference.args], [_exact_or_none(arg) for arg in said.args]
+    left, right = [exact_or_none(arg) for arg in reference.args], [exact_or_none(arg) for arg in said.args]
     if len(left) != len(right):
         return False
     if None in left or None in right or not left[0] or not right[0]:
@@ -455,7 +457,7 @@ def _same_scalar(reference: Node, said: Node, compare: CompareScalars) -> bool:
         plain_said = _without_unit_letters(plain_said)
     if "percent" in (marked, said_mark) and marked != said_mark:
         percent, number = (plain_reference, plain_said) if marked == "percent" else (plain_said, plain_reference)
-        number_value = _exact_or_none(number)
+        number_value = exact_or_none(number)
         if number_value is not None and abs(number_value) > 1 and compare(percent, number):
             return True
         return compare(Node("percent", (percent,)), number)
@@ -504,7 +506,7 @@ def _compare_exactly(left: Node, right: Node) -> bool:
             values.append(exact(node))
         except TooLargeError:
             other = right if node is left else left
-            if _exact_or_none(other) is not None:
+            if exact_or_none(other) is not None:
                 return False
             raise
     if values[0] is not None and values[1] is not None:

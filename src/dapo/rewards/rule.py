@@ -156,7 +156,7 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
     if bare_text.endswith("!") and bare_text[-2:-1] not in ("!", "$", ")", "}"):
         try:
             calm = read(bare_text[:-1], letters=letters)
-            value = calm.node.value
+            value = equivalence.exact_or_none(equivalence.settled(calm.node, compare=equivalence.trusting))
             if value is None or abs(value) > _SMALLEST_EXCLAIMED:
                 readings.append(calm)
         except NotationError:

@@ -43,7 +43,7 @@ class Reading:
     is_titled: bool = False  # a word stands before the value
 
 
-_DECORATION = re.compile("[\u2713\u2714\u2705\U0001f389\u25a0\u25a1\u220e\u2705\ufe0f]")
+_DECORATION = re.compile("[\u2234\U0001f449\u27a1\u2713\u2714\u2705\U0001f389\u25a0\u25a1\u220e\u2705\ufe0f]")
 _ELLIPSIS = re.compile(r"[\d,;]\s*(?:\.\.|\u2026|\\l?dots)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+(?=[^\s{])")
@@ -180,15 +180,16 @@ def _sentence(stream: list[Token]) -> Reading:
             pass
     if any(token.text == ";" for token in stream):
         raise NotationError("several statements")
+    stream, spelled = _without_spelled_numbers(stream)
+    hedged = _check_words([token.text for token in stream if token.kind == "WORD"])
     stream, asides = _without_asides(stream)
-    hedged = _check_words(words)
     _check_neighbours(stream)
     values, units = [], set()
     for run, run_words in _runs(stream):
         units |= {UNITS[word.lower()] for word in run_words if word.lower() in UNITS}
         if any(token.kind in ("NUM", "FUNC", "CMD") or token.text in ("pi", "infty") for token in run):
             values.append(parse(run))
-    values += [aside.node for aside in asides]
+    values += [*(aside.node for aside in asides), *spelled]
     if not values:
         raise NotationError("no value in it")
     if values[0].op == "approx":
@@ -219,6 +220,24 @@ def _text(stream: list[Token], words: list[str]) -> Reading:
     if separated and len([item for item in items if item]) > 1:
         return Reading(Node("list", tuple(Node("text", name=item) for item in items if item)))
     return Reading(Node("text", name=" ".join(significant)))
+
+
+def _without_spelled_numbers(stream: list[Token]) -> tuple[list[Token], list[Node]]:
+    """Take out brackets that repeat the value in words: `42 (forty-two)`."""
+    kept: list[Token] = []
+    numbers: list[Node] = []
+    index = 0
+    while index < len(stream):
+        token = stream[index]
+        stop = _closing(stream, index) if token.kind == "OPEN" and token.text == "(" else index
+        inner = stream[index + 1 : stop]
+        number = number_in_words([part for word in inner for part in word.text.lower().split("-")])
+        if number is not None and all(word.kind == "WORD" for word in inner):
+            numbers.append(Node("num", value=Fraction(number)))
+            token, index = Token("BREAK", "("), stop
+        kept.append(token)
+        index += 1
+    return kept, numbers
 
 
 def _without_asides(stream: list[Token]) -> tuple[list[Token], list[Reading]]:
@@ -264,7 +283,7 @@ def _check_words(words: list[str]) -> bool:
             raise NotationError(f"{word!r} mixes scripts")
         if word in UNSAFE or any(part in UNSAFE for part in word.split("-")) or UNSAFE_CHINESE.search(word):
             raise NotationError(f"{word!r} may change the value")
-        if number_in_words(word.split("-")) is not None:
+        if number_in_words(word.split("-")) is not None or word in SCALES:
             raise NotationError(f"{word!r} is a second value")
     return any(word in HEDGES for word in lowered)
 
