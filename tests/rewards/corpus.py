@@ -1691,6 +1691,11 @@ SIGNS = [
 ]
 
 SIGNS_HOSTILE = [
+    ("Answer: \\tanh(100)", "1"),
+    ("Answer: 1+e^{-100}", "1"),
+    ("Answer: \\arctan(10^{50})", "\\frac{\\pi}{2}"),
+    ("Answer: \\sqrt{10^{80}+1}", "10^{40}"),
+    ("Answer: \\cos(10^{-30})", "1"),
     ("Answer: 4\u200b2", "42"),
     ("Answer: 4\u200c2", "42"),
     ("Answer: 4\u200d2", "42"),

@@ -79,7 +79,7 @@ def decide_fully(response: str, answer: str) -> Finding:
             ("=" not in text or "=" in answer or _NAMED.fullmatch(text)) and symbolic.same(answer, text)
             for text in (statement.text, *statement.rivals)
         )
-        finding = _finding(is_same, statement)
+        finding = _finding(is_same, statement, "" if is_same else _reason(answer, statement.text, numerics.compare))
     return finding
 
 
@@ -91,7 +91,8 @@ def _judge(statement: Statement, answer: str, compare: CompareScalars | None) ->
     for text in answers:
         is_same = _same(answer, text, compare)
         if is_same is False:
-            message = "" if text is statement.text else f"also offered: {text[:80]}"
+            offered = "" if text is statement.text else f"also offered: {text[:80]}"
+            message = offered or _reason(answer, text, compare)
             return _finding(False, statement, message)
         undecided |= is_same is None
     return None if undecided else _finding(True, statement)
@@ -99,6 +100,25 @@ def _judge(statement: Statement, answer: str, compare: CompareScalars | None) ->
 
 def _finding(is_same: bool, statement: Statement, message: str = "") -> Finding:
     return Finding(Verdict.CORRECT if is_same else Verdict.WRONG, statement.text.strip()[:200], message)
+
+
+def _reason(answer: str, text: str, compare: CompareScalars | None) -> str:
+    """Why a final answer was refused, where it is more than another value."""
+    if (unreadable := reference_error(answer)) is not None:
+        return f"the reference cannot be judged against: {unreadable}"
+    try:
+        reading = read(text, letters="words" if _INTEGER.fullmatch(answer) else "symbols")
+        if reading.is_hedged:
+            return "an estimate"
+        if equivalence.settled(reading.node, compare=compare or equivalence.trusting).op == "contradiction":
+            return "the sides of the equation differ"
+    except NotationError as error:
+        return str(error)
+    except (UndecidedError, TooLargeError):
+        return ""
+    if reading.node.op == "list" and _INTEGER.fullmatch(answer):
+        return "several values"
+    return ""
 
 
 def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None:

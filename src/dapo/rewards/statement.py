@@ -201,9 +201,7 @@ def _sentence(stream: list[Token]) -> Reading:
 
 def _text(stream: list[Token], words: list[str]) -> Reading:
     """An answer in words: `even`, `Sunday`, `two lines`; or a number in words."""
-    if any(token.kind in ("REL", "CMD", "FUNC", "OP") for token in stream) and not all(
-        token.text in "-'+" for token in stream if token.kind == "OP"
-    ):
+    if any(token.kind == "CMD" or (token.kind == "OP" and token.text not in "-'+") for token in stream):
         raise NotationError("words among signs")
     if len(words) > MAX_PROSE_WORDS:
         raise NotationError("prose without a value")
