@@ -262,8 +262,10 @@ def exact_or_none(node: Node) -> Fraction | None:
 def _is_name(node: Node) -> bool:
     """A quantity's name: x, f(2), m + n, AB, |AB|. Not `2x`: that would be an equation to solve."""
     if node.op == "sym":
-        return node.name not in ("pi", "e", "i", "infty", "emptyset")
-    if node.op in ("apply", "sub", "text", "prime"):
+        return node.name not in ("pi", "e", "i", "infty", "emptyset") and not node.name.startswith("mathbb ")
+    if node.op in ("sub", "prime"):
+        return _is_name(node.args[0])
+    if node.op in ("apply", "text"):
         return True
     if node.op in ("add", "mul") and len(_free(node)) > 1:
         return all(_is_name(arg) for arg in node.args)
