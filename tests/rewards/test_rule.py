@@ -79,3 +79,26 @@ def test_length_costs_little(filler: str):
         start = time.perf_counter()
         rule.decide(response, "42")
         assert time.perf_counter() - start < 2.0
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "says"),
+    [
+        ("Answer: 41 = 42", "42", "sides"),
+        ("Answer: \\sqrt{2} = 42", "42", "sides"),
+        ("Answer: 42 and 43", "42", "several values"),
+        ("Answer: 42\nor 43", "42", "also offered: 43"),
+        ("Answer: about 42", "42", "estimate"),
+        ("Answer: the square of 42", "42", "'of'"),
+        ("Answer: 1", "", "the reference cannot be judged against: it is empty"),
+        ("Answer: 1", "banana ((\\frac", "the reference cannot be judged against"),
+    ],
+)
+def test_a_refusal_says_why(response: str, answer: str, says: str):
+    finding = rule.decide_fully(response, answer)
+    assert finding.verdict is Verdict.WRONG
+    assert says in finding.message
+
+
+def test_another_value_needs_no_reason():
+    assert rule.decide_fully("Answer: 41", "42").message == ""

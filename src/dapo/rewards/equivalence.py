@@ -120,6 +120,10 @@ def _integer_root(value: int, index: int) -> int | None:
 
 
 def _exact_function(node: Node) -> Fraction | None:
+    if node.name in _OF_SEVERAL and node.args[0].op == "bracket":
+        several = [exact(arg) for arg in node.args[0].args]
+        known = [value for value in several if value is not None]
+        return _OF_SEVERAL[node.name](known) if len(known) == len(several) else None
     values = [exact(arg) for arg in node.args]
     if any(value is None for value in values):
         return None
@@ -145,41 +149,102 @@ def _exact_function(node: Node) -> Fraction | None:
     return None
 
 
-def settled(node: Node, *, is_reference: bool = False) -> Node:
+def _of_integers(function: Callable[..., int]) -> Callable[[list[Fraction]], Fraction | None]:
+    def call(values: list[Fraction]) -> Fraction | None:
+        if any(value.denominator != 1 for value in values):
+            return None
+        return Fraction(function(*map(int, values)))
+
+    return call
+
+
+_OF_SEVERAL: dict[str, Callable[[list[Fraction]], Fraction | None]] = {
+    "max": max,
+    "min": min,
+    "gcd": _of_integers(math.gcd),
+    "lcm": _of_integers(math.lcm),
+}
+
+
+def settled(node: Node, *, is_reference: bool = False, compare: CompareScalars | None = None) -> Node:
     """An equation that only names its value, `x = 42` or `6·7 = 42`, as that value; sides that differ are no answer.
 
-    A reference `x + y = 5` is a line; in an answer it names the value 5 of x + y.
+    A reference `x + y = 5` is a line; in an answer it names the value 5 of x + y. UndecidedError where only numerics
+    can tell whether the sides agree and `compare` is exact.
     """
     if node.op == "list":
-        return Node("list", tuple(settled(arg, is_reference=is_reference) for arg in node.args))
+        return Node("list", tuple(settled(arg, is_reference=is_reference, compare=compare) for arg in node.args))
     if node.op == "rel" and node.name == "in" and _is_name(node.args[0]):
         return node.args[1]  # x ∈ [0, 1)
     if node.op != "eq":
         return node
     if is_reference and node.args[0].op not in ("sym", "apply") and _free(node):
         return node
-    rationals = [value for value in map(_exact_or_none, node.args) if value is not None]
-    if any(value != rationals[0] for value in rationals):
-        return Node("contradiction", node.args)
+    compare = trusting if is_reference else compare or _compare_exactly
     unnamed = [side for side in node.args if not _is_name(side)]
+    closed = [side for side in unnamed if not _free(side)]
+    if any(not _sides_agree(closed[0], other, compare) for other in closed[1:]):
+        return Node("contradiction", node.args)
     if not unnamed:
         return node if len(node.args) > 1 and not _is_name(node.args[0]) else node.args[-1]
-    if rationals:
-        symbolic = [side for side in unnamed if _exact_or_none(side) is None]
-        if not symbolic or all(not _free(side) for side in symbolic):
-            return next(side for side in reversed(unnamed) if _exact_or_none(side) is not None)
-        if (
-            len(set().union(*(_free(side) for side in symbolic))) > 1
-            and all(_is_form(side) for side in symbolic)
-            and any(rationals)
-        ):
-            return next(side for side in reversed(node.args) if _exact_or_none(side) is not None)
+    if closed:
+        value = next((side for side in reversed(closed) if exact_or_none(side) is not None), closed[-1])
+        is_named = all(_is_quantity(side) for side in unnamed if _free(side))
+        if len(closed) == len(unnamed) or (is_named and exact_or_none(value) != 0):
+            return value
         return node
     if _is_name(node.args[0]) and len(unnamed) == 1 and not _defines_line(node):
         return unnamed[0]
-    if len(unnamed) == len(node.args) and all(not _free(side) for side in unnamed):
-        return unnamed[-1]
     return node
+
+
+def trusting(left: Node, right: Node) -> bool:
+    """For sides of a reference: equal unless exact rules tell otherwise."""
+    try:
+        return _compare_exactly(left, right)
+    except (UndecidedError, TooLargeError):
+        return True
+
+
+def _sides_agree(left: Node, right: Node, compare: CompareScalars) -> bool:
+    """Two closed sides of an equation. Too large, undefined, of another shape or beyond numerics: they do not."""
+    left, right = _decimal(left), _decimal(right)
+    values = [exact_or_none(left), exact_or_none(right)]
+    if None not in values:
+        return values[0] == values[1]
+    try:
+        if "degree" in (left.op, right.op):  # 60° is 60, and π/3
+            return _same_scalar(left, right, compare) or compare(left, right)
+        return same(left, right, compare) or (
+            _with_decimal_logs(left) != left and same(_with_decimal_logs(left), right, compare)
+        )
+    except UndecidedError:
+        if compare is _compare_exactly:
+            raise
+        return False
+    except TooLargeError:
+        return False
+
+
+def _decimal(node: Node) -> Node:
+    """`203_7` as the number it is."""
+    if node.op != "base":
+        return node
+    digits, base = (arg.value for arg in node.args)
+    if digits is None or base is None or base.denominator != 1 or not 2 <= base <= 36:
+        return node
+    try:
+        return Node("num", value=Fraction(int(str(digits), int(base))))
+    except ValueError:  # a digit the base does not have
+        return node
+
+
+def _with_decimal_logs(node: Node) -> Node:
+    """`\\log 100` to base 10: without a base it may be either."""
+    args = tuple(_with_decimal_logs(arg) for arg in node.args)
+    if node.op == "func" and node.name == "log" and len(args) == 1:
+        args = (*args, Node("num", value=Fraction(10)))
+    return Node(node.op, args, node.value, node.name)
 
 
 def _defines_line(node: Node) -> bool:
@@ -187,7 +252,7 @@ def _defines_line(node: Node) -> bool:
     return node.args[0].op == "sym" and bool(_free(node.args[-1]))
 
 
-def _exact_or_none(node: Node) -> Fraction | None:
+def exact_or_none(node: Node) -> Fraction | None:
     try:
         return exact(node)
     except TooLargeError:
@@ -197,8 +262,10 @@ def _exact_or_none(node: Node) -> Fraction | None:
 def _is_name(node: Node) -> bool:
     """A quantity's name: x, f(2), m + n, AB, |AB|. Not `2x`: that would be an equation to solve."""
     if node.op == "sym":
-        return node.name not in ("pi", "e", "i", "infty", "emptyset")
-    if node.op in ("apply", "sub", "text", "prime"):
+        return node.name not in ("pi", "e", "i", "infty", "emptyset") and not node.name.startswith("mathbb ")
+    if node.op in ("sub", "prime"):
+        return _is_name(node.args[0])
+    if node.op in ("apply", "text"):
         return True
     if node.op in ("add", "mul") and len(_free(node)) > 1:
         return all(_is_name(arg) for arg in node.args)
@@ -207,11 +274,33 @@ def _is_name(node: Node) -> bool:
     return node.op == "func" and node.name in ("abs", "floor", "ceil") and _is_name(node.args[0])
 
 
+def _is_quantity(node: Node) -> bool:
+    """What a problem asks the value of: 100m + n, a² + b², πr². Of one variable it is an equation to solve."""
+    return _is_form(node) and (len(_free(node)) > 1 or _is_circle(node))
+
+
+def _is_circle(node: Node) -> bool:
+    """A measure of a circle or sphere: a product with π and the radius."""
+    return _free(node) in ({"r"}, {"R"}) and node.op == "mul" and Node("sym", name="pi") in _factors(node)
+
+
+def _factors(node: Node) -> tuple[Node, ...]:
+    return (*_factors(node.args[0]), *_factors(node.args[1])) if node.op == "mul" else (node,)
+
+
 def _is_form(node: Node) -> bool:
     """A combination such as 100m + n that a problem asks for; with a constant it is an equation to solve."""
     if node.op == "mul":
-        return node.args[0].op == "num" and _is_form(node.args[1])
-    return node.op == "sym" or (node.op == "add" and all(_is_form(arg) for arg in node.args))
+        return bool(_free(node)) and all(_is_form(arg) or _is_coefficient(arg) for arg in node.args)
+    if node.op == "pow":
+        return node.args[0].op == "sym" and _is_form(node.args[0]) and node.args[1].value in (2, 3, 4)
+    if node.op == "add":
+        return all(_is_form(arg) for arg in node.args)
+    return node.op == "sym" and bool(_free(node))
+
+
+def _is_coefficient(node: Node) -> bool:
+    return node == Node("sym", name="pi") or bool(exact_or_none(node))
 
 
 def _free(node: Node) -> frozenset[str]:
@@ -235,21 +324,23 @@ def same(reference: Node, said: Node, compare_scalars: CompareScalars | None = N
     """Whether `said` has the reference's value."""
     compare = compare_scalars or _compare_exactly
     reference = settled(reference, is_reference=True)
-    said = said if reference.op == "eq" and said.op == "eq" else settled(said)
+    said = said if reference.op == "eq" and said.op == "eq" else settled(said, compare=compare)
     if "contradiction" in (reference.op, said.op):
         return False
     if bare(reference) == bare(said):
         return True
-    return _same_shape(_expanded(reference), _expanded(said), compare)
+    if said.op == "list" and reference.op not in ("list", "set", "bracket", "pm"):  # 42, 42: one value said twice
+        return all(same(reference, item, compare) for item in said.args[:_MAX_LIST]) and len(said.args) <= _MAX_LIST
+    return _same_shape(_expanded(reference, compare), _expanded(said, compare), compare)
 
 
-def _expanded(node: Node) -> Node:
+def _expanded(node: Node, compare: CompareScalars) -> Node:
     """± as its two values; a set or list of one as that one."""
     if node.op == "pm":
         left, right = node.args
         return Node("list", (Node("add", (left, right)), Node("add", (left, Node("neg", (right,))))))
     if node.op == "set" and len(node.args) == 1:
-        return settled(node.args[0])
+        return settled(node.args[0], compare=compare)
     if node.op == "rel":
         return _interval(node) or node
     if node == Node("sym", name="mathbb R"):
@@ -258,7 +349,7 @@ def _expanded(node: Node) -> Node:
     if node.op in ("list", "set"):
         items: list[Node] = []
         for arg in node.args:
-            inner = _expanded(settled(arg))
+            inner = _expanded(settled(arg, compare=compare), compare)
             items += inner.args if inner.op == "list" else (inner,)
         return Node("list", tuple(items))
     return node
@@ -342,7 +433,7 @@ def _matched(left: tuple[Node, ...], right: tuple[Node, ...], compare: CompareSc
 
 
 def _same_ratio(reference: Node, said: Node, compare: CompareScalars) -> bool:
-    left, right = [_exact_or_none(arg) for arg in reference.args], [_exact_or_none(arg) for arg in said.args]
+    left, right = [exact_or_none(arg) for arg in reference.args], [exact_or_none(arg) for arg in said.args]
     if len(left) != len(right):
         return False
     if None in left or None in right or not left[0] or not right[0]:
@@ -368,7 +459,7 @@ def _same_scalar(reference: Node, said: Node, compare: CompareScalars) -> bool:
         plain_said = _without_unit_letters(plain_said)
     if "percent" in (marked, said_mark) and marked != said_mark:
         percent, number = (plain_reference, plain_said) if marked == "percent" else (plain_said, plain_reference)
-        number_value = _exact_or_none(number)
+        number_value = exact_or_none(number)
         if number_value is not None and abs(number_value) > 1 and compare(percent, number):
             return True
         return compare(Node("percent", (percent,)), number)
@@ -417,7 +508,7 @@ def _compare_exactly(left: Node, right: Node) -> bool:
             values.append(exact(node))
         except TooLargeError:
             other = right if node is left else left
-            if _exact_or_none(other) is not None:
+            if exact_or_none(other) is not None:
                 return False
             raise
     if values[0] is not None and values[1] is not None:

@@ -48,6 +48,12 @@ _OR_BEFORE = re.compile(r"([-+]?\d[\d,.]*)[\s$\\)\]*]*\bor\b[\s$\\(\[*]*\Z", re.
 _ALTERNATIVES = frozenset({"or", "either", "maybe", "perhaps", "alternatively", "possibly"})
 _ASCII_LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 _BARE_NUMBER_LINE = re.compile(r"[ \t]*\n[ \t$*(]*([-+]?\d[\d,.]{0,40})[ \t$*).]*(?=\n|\Z)")
+# `or 43` on a line below; the words may stand on a line of their own.
+_ALTERNATIVE_LINE = re.compile(
+    r"[ \t*]*\n[\s*]{0,20}(?:(?:or|and|also|alternatively|otherwise|maybe|perhaps|possibly|either|even|oder"
+    r"|\u6216\u8005?|\u548c)(?![A-Za-z])[\s,:*]{0,8}){1,4}([$\\(\[*\s]{0,8}[-+\u2212]?[\d\\][^\n]{0,200})",
+    re.IGNORECASE,
+)
 _MAX_BOXES = 20
 _MAX_MARKERS = 20_000
 _WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
@@ -55,7 +61,7 @@ _WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
 
 def final_statement(response: str) -> Statement | None:
     """What the response states last as final; None when it states nothing."""
-    text = without_end_tokens(response[-MAX_RESPONSE_CHARS:])
+    text = without_end_tokens(response.rstrip()[-MAX_RESPONSE_CHARS:])
     if "\r" in text[-_WINDOWS[0] :]:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     for window in _WINDOWS:
@@ -136,9 +142,11 @@ def _after(text: str, marker: re.Match[str]) -> Statement:
 
 
 def _values_below(text: str, stop: int) -> list[str]:
-    """Bare numbers on the lines right below the answer: more answers, in the hope that one fits."""
+    """Bare numbers, or `or` with a value, on the lines right below: more answers, in the hope that one fits."""
     values: list[str] = []
-    while len(values) < _MAX_BOXES and (line := _BARE_NUMBER_LINE.match(text, stop)):
+    while len(values) < _MAX_BOXES and (
+        line := _BARE_NUMBER_LINE.match(text, stop) or _ALTERNATIVE_LINE.match(text, stop)
+    ):
         values.append(line[1])
         stop = line.end()
     return values

@@ -1,6 +1,6 @@
-"""Values that are not rational, compared to 60 digits; runs in a worker only, where it can be killed.
+"""Values that are not rational, compared to 100 digits; runs in a worker only, where it can be killed.
 
-Expressions with free symbols are compared at several points: two formulas that agree to 40 digits at five unrelated
+Expressions with free symbols are compared at several points: two formulas that agree to 100 digits at five unrelated
 points are the same function. What our notation cannot read is given to math-verify.
 """
 
@@ -16,8 +16,8 @@ from dapo.rewards.equivalence import TooLargeError, UndecidedError, exact, free_
 from dapo.rewards.notation import Node
 from dapo.rewards.vocabulary import word_set
 
-_DIGITS = 60
-_TOLERANCE = mpmath.mpf(10) ** -40
+_DIGITS = 140
+_TOLERANCE = mpmath.mpf(10) ** -100
 _POINTS = 5
 _MAX_EXPONENT = 10**5
 

@@ -31,6 +31,8 @@ class Finding:
     message: str = ""
 
 
+# math-verify would take one side of an equation; only where the other is a name, `x = ...`, is that the value.
+_NAMED = re.compile(r"[\s$\\(\[]*[A-Za-z](?:_(?:\w|\{\w+\}))?\s*=[^=]*")
 _INTEGER = re.compile(r"\s*-?\d{1,300}\s*", re.ASCII)
 # `\\textbf{(C)}\\ 42`: an option's letter before its value.
 _OPTION = re.compile(
@@ -47,7 +49,7 @@ def read_reference(answer: str) -> Reading:
     if len(answer) > MAX_REFERENCE_CHARS:
         raise NotationError(f"it has more than {MAX_REFERENCE_CHARS} characters")
     reading = read(answer.strip(), letters="symbols")
-    if equivalence.settled(reading.node).op == "contradiction":
+    if equivalence.settled(reading.node, compare=equivalence.trusting).op == "contradiction":
         raise NotationError("its sides differ")
     if reading.is_titled:  # `October 30`: the words are part of the answer
         return Reading(Node("text", name=" ".join(reading.spelled).casefold()), spelled=reading.spelled)
@@ -73,10 +75,11 @@ def decide_fully(response: str, answer: str) -> Finding:
     assert statement is not None, "decide found none"
     finding = _judge(statement, answer, numerics.compare)
     if finding is None:
-        is_same = symbolic.same(answer, statement.text) and all(
-            symbolic.same(answer, rival) for rival in statement.rivals
+        is_same = all(
+            ("=" not in text or "=" in answer or _NAMED.fullmatch(text)) and symbolic.same(answer, text)
+            for text in (statement.text, *statement.rivals)
         )
-        finding = _finding(is_same, statement)
+        finding = _finding(is_same, statement, "" if is_same else _reason(answer, statement.text, numerics.compare))
     return finding
 
 
@@ -88,7 +91,8 @@ def _judge(statement: Statement, answer: str, compare: CompareScalars | None) ->
     for text in answers:
         is_same = _same(answer, text, compare)
         if is_same is False:
-            message = "" if text is statement.text else f"also offered: {text[:80]}"
+            offered = "" if text is statement.text else f"also offered: {text[:80]}"
+            message = offered or _reason(answer, text, compare)
             return _finding(False, statement, message)
         undecided |= is_same is None
     return None if undecided else _finding(True, statement)
@@ -96,6 +100,25 @@ def _judge(statement: Statement, answer: str, compare: CompareScalars | None) ->
 
 def _finding(is_same: bool, statement: Statement, message: str = "") -> Finding:
     return Finding(Verdict.CORRECT if is_same else Verdict.WRONG, statement.text.strip()[:200], message)
+
+
+def _reason(answer: str, text: str, compare: CompareScalars | None) -> str:
+    """Why a final answer was refused, where it is more than another value."""
+    if (unreadable := reference_error(answer)) is not None:
+        return f"the reference cannot be judged against: {unreadable}"
+    try:
+        reading = read(text, letters="words" if _INTEGER.fullmatch(answer) else "symbols")
+        if reading.is_hedged:
+            return "an estimate"
+        if equivalence.settled(reading.node, compare=compare or equivalence.trusting).op == "contradiction":
+            return "the sides of the equation differ"
+    except NotationError as error:
+        return str(error)
+    except (UndecidedError, TooLargeError):
+        return ""
+    if reading.node.op == "list" and _INTEGER.fullmatch(answer):
+        return "several values"
+    return ""
 
 
 def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None:
@@ -135,7 +158,7 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
 
     And whether math-verify should be asked: an unknown macro, beside a reference that is not a plain number.
     """
-    node = equivalence.settled(reference.node)
+    node = equivalence.settled(reference.node, compare=equivalence.trusting)
     letters = "words" if not equivalence.free_symbols(node) else "symbols"
     readings: list[Reading] = []
     is_unknown = False
@@ -153,7 +176,7 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
     if bare_text.endswith("!") and bare_text[-2:-1] not in ("!", "$", ")", "}"):
         try:
             calm = read(bare_text[:-1], letters=letters)
-            value = calm.node.value
+            value = equivalence.exact_or_none(equivalence.settled(calm.node, compare=equivalence.trusting))
             if value is None or abs(value) > _SMALLEST_EXCLAIMED:
                 readings.append(calm)
         except NotationError:

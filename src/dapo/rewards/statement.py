@@ -7,6 +7,7 @@ hedge, compare, count or calculate are not harmless, and two different values ar
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -15,7 +16,20 @@ from dapo.rewards.limits import MAX_STATEMENT_CHARS
 from dapo.rewards.notation import Node, parse
 from dapo.rewards.tokens import NotationError, Token, closing_brace, tokens
 from dapo.rewards.typography import BIDIRECTIONAL, plain, trimmed
-from dapo.rewards.vocabulary import COPULAS, HEDGES, SCALES, UNITS, UNSAFE, UNSAFE_CHINESE, number_in_words
+from dapo.rewards.vocabulary import (
+    COPULAS,
+    HEDGES,
+    LEADING,
+    LEADING_CHINESE,
+    MIXED_SCRIPT,
+    ORDINALS,
+    SCALES,
+    TRAILING,
+    UNITS,
+    UNSAFE,
+    UNSAFE_CHINESE,
+    number_in_words,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +43,7 @@ class Reading:
     is_titled: bool = False  # a word stands before the value
 
 
-_DECORATION = re.compile("[\u2713\u2714\u2705\U0001f389\u25a0\u25a1\u220e\u2705\ufe0f]")
+_DECORATION = re.compile("[\u2234\U0001f449\u27a1\u2713\u2714\u2705\U0001f389\u25a0\u25a1\u220e\u2705\ufe0f]")
 _ELLIPSIS = re.compile(r"[\d,;]\s*(?:\.\.|\u2026|\\l?dots)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+(?=[^\s{])")
@@ -85,6 +99,8 @@ def _boxed(text: str, *, commas: str, letters: str) -> Reading:
         return _read_plain(_unboxed(whole), commas=commas, letters=letters)
     except NotationError:
         _check_surroundings(" ".join(outside))
+        for lead in outside[:-1]:
+            _check_lead([token.text.lower() for token in tokens(lead, letters="words") if token.kind != "BREAK"])
     if not contents:
         raise NotationError("a box that holds nothing")
     readings = [_read_plain(_unboxed(content), commas=commas, letters=letters) for content in contents]
@@ -129,7 +145,7 @@ def _arithmetic_words(stream: list[Token]) -> list[Token]:
                 changed.append(Token("SEP", ","))
         elif word in ("percent", "percentage") and before is not None and before.kind == "NUM":
             changed.append(Token("OP", "%"))
-        elif word in ("negative", "minus") and after is not None and after.kind == "NUM":
+        elif word in ("negative", "minus", "负") and after is not None and after.kind == "NUM":
             changed.append(Token("OP", "-"))
         elif word in SCALES and before is not None and before.kind == "NUM":
             changed += [Token("OP", "*"), Token("NUM", word, value=Fraction(SCALES[word]))]
@@ -164,14 +180,16 @@ def _sentence(stream: list[Token]) -> Reading:
             pass
     if any(token.text == ";" for token in stream):
         raise NotationError("several statements")
+    stream, spelled = _without_spelled_numbers(stream)
+    hedged = _check_words([token.text for token in stream if token.kind == "WORD"])
     stream, asides = _without_asides(stream)
-    hedged = _check_words(words)
+    _check_neighbours(stream)
     values, units = [], set()
     for run, run_words in _runs(stream):
         units |= {UNITS[word.lower()] for word in run_words if word.lower() in UNITS}
         if any(token.kind in ("NUM", "FUNC", "CMD") or token.text in ("pi", "infty") for token in run):
             values.append(parse(run))
-    values += [aside.node for aside in asides]
+    values += [*(aside.node for aside in asides), *spelled]
     if not values:
         raise NotationError("no value in it")
     if values[0].op == "approx":
@@ -183,9 +201,7 @@ def _sentence(stream: list[Token]) -> Reading:
 
 def _text(stream: list[Token], words: list[str]) -> Reading:
     """An answer in words: `even`, `Sunday`, `two lines`; or a number in words."""
-    if any(token.kind in ("REL", "CMD", "FUNC", "OP") for token in stream) and not all(
-        token.text in "-'+" for token in stream if token.kind == "OP"
-    ):
+    if any(token.kind == "CMD" or (token.kind == "OP" and token.text not in "-'+") for token in stream):
         raise NotationError("words among signs")
     if len(words) > MAX_PROSE_WORDS:
         raise NotationError("prose without a value")
@@ -202,6 +218,24 @@ def _text(stream: list[Token], words: list[str]) -> Reading:
     if separated and len([item for item in items if item]) > 1:
         return Reading(Node("list", tuple(Node("text", name=item) for item in items if item)))
     return Reading(Node("text", name=" ".join(significant)))
+
+
+def _without_spelled_numbers(stream: list[Token]) -> tuple[list[Token], list[Node]]:
+    """Take out brackets that repeat the value in words: `42 (forty-two)`."""
+    kept: list[Token] = []
+    numbers: list[Node] = []
+    index = 0
+    while index < len(stream):
+        token = stream[index]
+        stop = _closing(stream, index) if token.kind == "OPEN" and token.text == "(" else index
+        inner = stream[index + 1 : stop]
+        number = number_in_words([part for word in inner for part in word.text.lower().split("-")])
+        if number is not None and all(word.kind == "WORD" for word in inner):
+            numbers.append(Node("num", value=Fraction(number)))
+            token, index = Token("BREAK", "("), stop
+        kept.append(token)
+        index += 1
+    return kept, numbers
 
 
 def _without_asides(stream: list[Token]) -> tuple[list[Token], list[Reading]]:
@@ -239,15 +273,44 @@ def _check_words(words: list[str]) -> bool:
     """Refuse a word that could change the value; say whether one makes it an estimate."""
     if len(words) > MAX_PROSE_WORDS:
         raise NotationError("prose instead of a value")
-    lowered = [word.lower() for word in words]
+    lowered = [unicodedata.normalize("NFKC", word).lower() for word in words]
     for word in lowered:
         if word in HEDGES:
             continue
+        if MIXED_SCRIPT.search(word):
+            raise NotationError(f"{word!r} mixes scripts")
         if word in UNSAFE or any(part in UNSAFE for part in word.split("-")) or UNSAFE_CHINESE.search(word):
             raise NotationError(f"{word!r} may change the value")
-        if number_in_words(word.split("-")) is not None:
+        if number_in_words(word.split("-")) is not None or word in SCALES:
             raise NotationError(f"{word!r} is a second value")
     return any(word in HEDGES for word in lowered)
+
+
+def _check_neighbours(stream: list[Token]) -> None:
+    """Refuse a number that is part of a phrase with another value: `a factor of 42`, `the 42nd`, `42 lakh`."""
+    before: list[str] = []
+    for index, token in enumerate(stream):
+        if token.kind == "WORD":
+            before.append(token.text.lower())
+            continue
+        if token.kind in ("NUM", "FUNC", "CMD") or token.text == "pi":
+            _check_lead(before)
+            after = _neighbour(stream, index, +1)
+            if token.kind == "NUM" and after is not None and after.kind == "WORD":
+                word = after.text.lower()
+                if word in TRAILING or word.startswith("的") or word in ORDINALS:
+                    raise NotationError(f"{word!r} after a number changes it")
+        if token.kind not in ("BREAK", "OPEN") and token.text not in ("+", "-"):
+            before = []
+
+
+def _check_lead(before: list[str]) -> None:
+    """The words right before a value."""
+    if not before:
+        return
+    word = before[-1]
+    if (word in LEADING and not (len(before) > 1 and before[-2] in LEADING[word])) or LEADING_CHINESE.search(word):
+        raise NotationError(f"{word!r} before a value makes it part of another")
 
 
 def _runs(stream: list[Token]) -> list[tuple[list[Token], list[str]]]:

@@ -237,7 +237,8 @@ def _command(name: str, add: Add) -> None:
 def _letters(run: str, follows: str, add: Add, *, letters: str, in_text: bool) -> None:
     """A word, a function's name, or a product of one-letter symbols."""
     lower = run.lower()
-    if run in FUNCTIONS and len(run) > 1 and not (run in ("min", "max") and not follows.startswith("(")):
+    is_word = run in ("min", "max") or (run == "sec" and letters == "words")  # 42 sec
+    if run in FUNCTIONS and len(run) > 1 and not (is_word and not follows.startswith("(")):
         add("FUNC", run)
     elif run in ("pi", "Pi", "PI"):
         add("SYM", "pi")

@@ -14,7 +14,6 @@ BREAK = "\x1f"  # where a math delimiter or a currency sign stood: never joins w
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _LOOKALIKES = {
     **dict.fromkeys(map(ord, "\u2212\u2010\u2011\u2012\u2013\u2014\ufe63"), "-"),
-    **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e"), None),
     **dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u3000\t"), " "),
     **dict.fromkeys(map(ord, "\u2009\u202f\u2005\u2006\u2004"), "\u2009"),
     **dict.fromkeys(map(ord, "\u201c\u201d\u2033"), '"'),
@@ -48,6 +47,7 @@ _LOOKALIKES = {
     ord("\u3002"): ".",
     ord("\u3001"): ",",
 }
+_INVISIBLE = re.compile("[\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e]+")
 _SUPERSCRIPTS = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
 _SUPERSCRIPT_RUN = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _VULGAR = {"\u00bd": "1/2", "\u2153": "1/3", "\u2154": "2/3", "\u00bc": "1/4", "\u00be": "3/4", "\u2155": "1/5"}
@@ -65,7 +65,7 @@ END_TOKENS = re.compile(
 _EMPHASIS = re.compile(
     r"(?<![\w)}\]*])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^*_`\n]{1,400}?)(?<=[^\s*_`])\1(?![\w({\\*])"
 )
-_HTML = re.compile(r"</?(?:b|i|u|em|strong|p|br|code|span|center)\s*/?>", re.IGNORECASE)
+_HTML = re.compile(r"</?(?:b|i|u|em|strong|p|br|code|span|center|answer)\s*/?>", re.IGNORECASE)
 _DELIMITERS = re.compile(r"\$+|\\\(|\\\)|\\\[|\\\]|[€£¥₹¢]")
 _CURRENCY = re.compile(r"\\\$|\\(?:pounds|euro|texteuro|textdollar)(?![A-Za-z])")
 _SPACING = re.compile(
@@ -80,6 +80,7 @@ _ABBREVIATIONS = re.compile(r"(?<![A-Za-z])(?:i\.\s?e\.|e\.\s?g\.|viz\.),?")
 _TEMPERATURE = re.compile(r"(\^\s*(?:\\circ|\{\s*\\circ\s*\}))\s*[CFK](?![A-Za-z])")
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _TILDE = re.compile(r"(?<![\w}\\])~(?=\s*[\d.$\x1f])")
+_EXTREMUM = re.compile(r"(?<![A-Za-z])([A-Za-z])_\{\s*(?:\\(?:text|mathrm|rm)\b\s*\{?|\\)?\s*(max|min)\s*\}{1,2}")
 _SPACE_ENTITY = re.compile(r"&nbsp;|&thinsp;")
 
 
@@ -99,10 +100,11 @@ def plain(text: str) -> str:
     """One spelling for each sign: ASCII digits and signs, no Markdown, no sizing, BREAK for every math delimiter."""
     if text.isascii() and text.isalnum():
         return text
-    text = text.translate(_FULL_WIDTH).translate(_LOOKALIKES)
+    text = _INVISIBLE.sub(_seen, text.translate(_FULL_WIDTH)).translate(_LOOKALIKES)
     text = _VULGAR_FRACTION.sub(lambda m: f"{m[1]} {_VULGAR[m[2]]}" if m[1] else f" {_VULGAR[m[2]]} ", text)
     text = _SUPERSCRIPT_RUN.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
     text = _TEMPERATURE.sub(r"\1 ", text)
+    text = _EXTREMUM.sub(lambda m: f"{m[1]}_{{{'M' if m[2] == 'max' else 'm'}}}", text)
     text = _TIMES_TEN.sub(" * ", text)
     text = _REPEATING.sub(_as_fraction, text)
     text = _ABBREVIATIONS.sub(BREAK, text)
@@ -122,6 +124,12 @@ def plain(text: str) -> str:
     text = _SIZING.sub("", text)
     text = text.replace("\\!", "").replace("{,}", "\\,")
     return text
+
+
+def _seen(match: re.Match[str]) -> str:
+    """Nothing for an invisible sign; between two digits it stays, and no number is read across it."""
+    text, (start, stop) = match.string, match.span()
+    return match[0] if text[max(0, start - 1) : start].isdigit() and text[stop : stop + 1].isdigit() else ""
 
 
 def _as_fraction(match: re.Match[str]) -> str:

@@ -41,7 +41,7 @@ SHORT_WORDS = word_set("""
     odd red
     """)
 
-COPULAS = word_set("is are equals equal be was were becomes gives yields")
+COPULAS = word_set("is are equals equal be was were becomes gives yields 等于")
 HEDGES = word_set("approximately about around roughly nearly almost approx circa ca estimated")
 # A line with one of these and a number may mean another number, several, or none.
 UNSAFE = HEDGES | word_set("""
@@ -55,9 +55,36 @@ UNSAFE = HEDGES | word_set("""
     would should can guess unsure uncertain unknown unclear likely think wrong incorrect false untrue invalid
     impossible undefined infinite nan reject rejected if depending whichever whatever but however although instead
     rather alternatively alternative and or xor et oder plusminus give take etc ish
+    nicht kein keine nein ohne pas moins sans presque menos casi nao não quase niet geen ikke inte nie не нет минус
     import eval exec print echo lambda def return system drop select true
     """)
-UNSAFE_CHINESE = re.compile("[或和与约不非没无未超多少大小于至到间倍半万亿千百几余除乘加减另若]")
+UNSAFE_CHINESE = re.compile("[或和与约不非没无未超多少大小至到间倍半万亿千百几余除乘加减另若负]|[高低介]于|近")
+# Right before a value these make it part of another one, `a multiple of 42`, except after the words given.
+LEADING = {
+    "of": word_set("""
+        total sum value values maximum minimum max min probability area volume perimeter circumference length width
+        height radius diameter distance speed rate cost price amount age score answer result count average mean
+        median difference remainder quantity weight mass temperature time profit angle measure
+        """),
+    "by": word_set("given denoted represented obtained"),
+    **dict.fromkeys(
+        word_set("""
+            before after like preceding succeeding following divides dividing divide past per near nearing approaching
+            exceeding containing
+            """),
+        frozenset[str](),
+    ),
+}
+LEADING_CHINESE = re.compile("[第前后]$")
+# Right after a number these multiply it, or make it a position.
+TRAILING = word_set("""
+    lakh lakhs crore crores bn mn mil mio gross score tens hundreds thousands millions billions trillions dozens
+    """)
+ORDINALS = word_set("st nd rd th")
+MIXED_SCRIPT = re.compile(
+    "[A-Za-z][^ ]*[\u0370-\u03ff\u0400-\u058f\u10a0-\u10ff\u13a0-\u13ff]"
+    "|[\u0370-\u03ff\u0400-\u058f\u10a0-\u10ff\u13a0-\u13ff][^ ]*[A-Za-z]"
+)
 UNITS = {
     name: canonical
     for canonical, names in {
