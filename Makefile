@@ -18,7 +18,7 @@ help:
 # Installs once; again only when the dependencies change.
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "dapo needs Python 3.11 or newer; none was found. Set PYTHON=/path/to/python3.11"; exit 2; }
-	@echo "Installing into $(VENV) (once; about 2 minutes and 1.7 GB with the CPU build of torch) ..."
+	@echo "Installing into $(VENV) (once; about 2 minutes and 1.6 GB with the CPU build of torch) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
