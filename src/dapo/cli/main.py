@@ -54,7 +54,7 @@ def build_app(wanted: str | None) -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
         help="Reinforcement learning for language models with DAPO; GRPO, PPO and VAPO are presets of the same parts.",
-        epilog="First result on this machine: dapo selfcheck. What a run would do: dapo explain quickstart.",
+        epilog="First result on this machine: dapo quickstart. What a run would do: dapo explain quickstart.",
     )
     app.callback()(options)
     for verb, summary in VERBS.items():

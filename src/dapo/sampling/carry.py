@@ -77,7 +77,6 @@ class _CarryFilling:
         self.stale: list[Group] = []
         self.resolved: list[Group] = []
         self.start_tick = collector.engine.tick
-        self.start_aborted = collector.aborted_tokens
         self.is_exhausted = False
         self.ready: list[Group] = []  # informative, complete and young enough
         for group in (*state.held, *state.carried):
