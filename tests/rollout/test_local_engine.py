@@ -1,394 +1,159 @@
-"""The local engine writes what the model says: tokens, log-probs, stop reasons, whatever else is in the batch."""
-
-import copy
-import dataclasses
-import json
-from collections.abc import Sequence
+"""What only the paged engine does: pages that run out, prompts that are shared, several tokens a tick, Triton."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 from dapo.errors import EngineError
-from dapo.models.packing import pack
-from dapo.models.policy import Policy, add_lora
-from dapo.rollout.engine import Engine, EngineState, Finished, NoiseKey, Request, SamplingParams
+from dapo.models.load import save_policy
+from dapo.models.policy import Policy
+from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
-from dapo.types import Completion, StopReason
-from tiny_models import EOS, FAMILIES, VOCABULARY, tiny_policy
+from dapo.rollout.local.weights import side_by_side
+from dapo.rollout.plain.engine import PlainEngine
+from dapo.types import Completion
+from tiny_models import VOCABULARY, tiny_policy
 
 MAX_TOKENS = 64
 
 
-def prompt(i: int) -> tuple[int, ...]:
-    rng = np.random.default_rng(i)
-    return tuple(rng.integers(3, VOCABULARY, 1 + i % 9).tolist())
+def request(i: int, problem: int, n_prompt: int, max_new_tokens: int = 30) -> Request:
+    tokens = np.random.default_rng(problem).integers(3, VOCABULARY, n_prompt)
+    return Request(i, tuple(tokens.tolist()), NoiseKey(0, "train", str(problem), 0, i), max_new_tokens, group=problem)
 
 
-def request(i: int, max_new_tokens: int = 24, problem: int | None = None, **key: object) -> Request:
-    problem = i if problem is None else problem
-    noise = NoiseKey(**{"seed": 0, "stream": "train", "problem": str(problem), "visit": 0, "response_index": i, **key})
-    return Request(i, prompt(problem), noise, max_new_tokens, group=problem)
+def requests(n_groups: int = 6, per_group: int = 4) -> list[Request]:
+    """Prompts below, at and above the ends of pages."""
+    lengths = [1, 4, 5, 9, 16, 23]
+    return [request(g * per_group + i, g, lengths[g % 6]) for g in range(n_groups) for i in range(per_group)]
 
 
-def engine(policy: Policy, *, rows: int = 8, greedy: bool = False, **sampling: float) -> LocalEngine:
-    params = SamplingParams(**({"temperature": 0.0} if greedy else sampling))
-    return LocalEngine(policy, sampling=params, max_concurrent=rows, max_tokens=MAX_TOKENS)
+def local(policy: Policy, *, rows: int = 8, **changes: object) -> LocalEngine:
+    settings = {"sampling": SamplingParams(), "max_concurrent": rows, "max_tokens": MAX_TOKENS, "page_tokens": 4}
+    return LocalEngine(policy, **{**settings, **changes})
 
 
-def drain(engine: Engine, ticks: int = 1_000) -> list[Finished]:
+def drain(engine: LocalEngine | PlainEngine) -> dict[int, Completion]:
     finished: list[Finished] = []
-    for _ in range(ticks):
+    for _ in range(3_000):
         if not engine.n_in_flight and not engine.n_waiting:
-            return finished
+            return {request.id: completion for request, completion in finished}
         finished += engine.advance()
     raise AssertionError("the engine never drained")
 
 
-def by_id(finished: Sequence[Finished]) -> dict[int, Completion]:
-    assert len({request.id for request, _ in finished}) == len(finished), "a response came back twice"
-    return {request.id: completion for request, completion in finished}
+def expected(policy: Policy, wanted: list[Request]) -> dict[int, Completion]:
+    plain = PlainEngine(policy, sampling=SamplingParams(), max_concurrent=8, max_tokens=MAX_TOKENS)
+    plain.submit(wanted)
+    return drain(plain)
 
 
-def logp_by_training_forward(policy: Policy, item: Finished, temperature: float = 1.0) -> np.ndarray:
-    with torch.no_grad():
-        packed = pack([item[0].prompt], [item[1].tokens], policy.device)
-        return policy(packed, temperature=temperature)[0].numpy()
+def assert_same(got: dict[int, Completion], wanted: dict[int, Completion], atol: float = 1e-10) -> None:
+    assert got.keys() == wanted.keys()
+    for i, completion in got.items():
+        assert completion.tokens.tolist() == wanted[i].tokens.tolist(), i
+        assert completion.stop_reason is wanted[i].stop_reason
+        np.testing.assert_allclose(completion.logp, wanted[i].logp, atol=atol)
 
 
-def same(a: Completion, b: Completion) -> bool:
-    return np.array_equal(a.tokens, b.tokens) and a.stop_reason is b.stop_reason and a.text == b.text
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_hugging_face_generate(family: str):
+@pytest.mark.parametrize("family", ["llama", "qwen2-window", "qwen3-tied", "llama-bias"])
+@pytest.mark.parametrize("page_tokens", [4, 16])
+@pytest.mark.parametrize("tokens_per_tick", [1, 3, 8])
+def test_writes_what_the_plain_engine_writes(family: str, page_tokens: int, tokens_per_tick: int):
     policy = tiny_policy(family)
-    local = engine(policy, rows=4, greedy=True)
-    local.submit([request(i) for i in range(10)])
-    for i, completion in by_id(drain(local)).items():
-        ids = torch.tensor([prompt(i)])
-        theirs = policy.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=EOS
-        )
-        assert completion.tokens.tolist() == theirs[0, ids.shape[1] :].tolist()
+    engine = local(policy, page_tokens=page_tokens, tokens_per_tick=tokens_per_tick)
+    engine.submit(requests())
+    assert_same(drain(engine), expected(policy, requests()))
+    assert engine._pool.n_free == engine._pool.n_pages, "pages were lost"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_equal_the_training_forward(family: str):
-    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-        policy = tiny_policy(family, dtype)
-        local = engine(policy, rows=5, temperature=0.8)
-        local.submit([request(i) for i in range(12)])
-        gaps = [np.abs(item[1].logp - logp_by_training_forward(policy, item, 0.8)) for item in drain(local)]
-        assert np.concatenate(gaps).mean() < tolerance
-
-
-def test_log_probs_under_top_p_are_still_of_the_full_distribution():
+@given(
+    kv_tokens=st.integers(68, 400), rows=st.integers(1, 12), tokens_per_tick=st.integers(1, 5), page=st.integers(2, 9)
+)
+@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
+def test_out_of_pages_the_same_tokens_a_little_later(kv_tokens: int, rows: int, tokens_per_tick: int, page: int):
     policy = tiny_policy()
-    local = engine(policy, temperature=0.9, top_p=0.6)
-    local.submit([request(i) for i in range(6)])
-    for item in drain(local):
-        np.testing.assert_allclose(item[1].logp, logp_by_training_forward(policy, item, 0.9), atol=1e-10)
+    engine = local(policy, rows=rows, kv_tokens=kv_tokens, tokens_per_tick=tokens_per_tick, page_tokens=page)
+    engine.submit(requests())
+    got = drain(engine)
+    assert_same(got, expected(policy, requests()))
+    assert engine._pool.n_free == engine._pool.n_pages
 
 
-def test_first_tokens_of_many_responses_are_distributed_as_the_model_says():
-    policy = tiny_policy(initializer_range=0.1)
-    n = 4_000
-    local = engine(policy, rows=512)
-    local.submit([request(i, max_new_tokens=1, problem=5) for i in range(n)])
-    count = np.bincount([c.tokens[0] for _, c in drain(local)], minlength=VOCABULARY)
+def test_a_response_put_aside_comes_back_bit_for_bit():
+    policy = tiny_policy("qwen2", torch.float32)
+    roomy, tight = local(policy), local(policy, kv_tokens=120)
+    put_aside = []
+    original = tight._make_way
+    tight._make_way = lambda row: (put_aside.append(row), original(row))[1]  # type: ignore[method-assign, assignment]
+    results = []
+    for engine in (roomy, tight):
+        engine.submit(requests())
+        results.append(drain(engine))
+    assert len(put_aside) > 3
+    for i, completion in results[0].items():
+        assert completion.tokens.tobytes() == results[1][i].tokens.tobytes()
+        assert completion.logp.tobytes() == results[1][i].logp.tobytes()
+
+
+def test_weights_that_change_while_responses_are_put_aside():
+    policy = tiny_policy()
+    engine, roomy = local(policy, kv_tokens=120), local(policy)
+    for other in (engine, roomy):
+        other.submit(requests())
+    finished: list[dict[int, Completion]] = []
+    for other in (engine, roomy):
+        done = []
+        for version in (1, 2):
+            for _ in range(6):
+                done += other.advance()
+            other.load_weights(policy, version)
+        finished.append({request.id: completion for request, completion in done} | drain(other))
+    assert_same(finished[0], finished[1])
+
+
+def test_a_prompt_is_prefilled_once_and_its_pages_are_shared():
+    policy = tiny_policy()
+    engine = local(policy, rows=16)
+    computed: list[int] = []
+    prefill = engine._decoder.prefill
+    engine._decoder.prefill = lambda ids, slots: (computed.append(int((slots > 0).sum())), prefill(ids, slots))[1]  # type: ignore[method-assign, assignment]
+    engine.submit([request(i, 7, n_prompt=23) for i in range(16)])
+    engine.advance()
+    assert sum(computed) == 22  # all but the last token, once for sixteen responses
+    # 5 full pages are shared; 2 tokens in a page of their own; each response has its copy of that page.
+    assert engine._pool.n_pages - engine._pool.n_free == 5 + 1 + 16
+
+
+def test_a_request_larger_than_the_cache_is_refused_by_name():
+    engine = local(tiny_policy(), kv_tokens=1, max_tokens=40)
+    assert engine._pool.n_pages == 11  # room for one response at its full length, always
+    engine.submit([request(0, 1, n_prompt=10, max_new_tokens=30)])
+    with pytest.raises(EngineError, match=r"request 1 .*51 tokens|request 1 .*do not fit"):
+        engine.submit([request(1, 1, n_prompt=20, max_new_tokens=31)])
+
+
+def test_joined_weights_are_the_same_parameters_and_can_be_saved(tmp_path):
+    policy = tiny_policy("qwen2", torch.float32)
+    before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    local(policy)
+    local(policy)  # a second engine finds them joined
+    layer = policy.backbone.layers[0]
+    q, k, v = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight
+    assert q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+    whole = side_by_side([q, k, v])
     with torch.no_grad():
-        expected = n * policy.model(torch.tensor([prompt(5)])).logits[0, -1].softmax(-1).numpy()
-    assert expected.min() > 5
-    chi2 = ((count - expected) ** 2 / expected).sum()
-    assert chi2 < (VOCABULARY - 1) + 3.3 * np.sqrt(2 * (VOCABULARY - 1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral-window"])
-def test_a_response_does_not_depend_on_its_neighbours(family: str, dtype: torch.dtype):
-    policy = tiny_policy(family, dtype)
-    wanted = [3, 17, 40]
-    alone = {}
-    for i in wanted:
-        local = engine(policy, rows=1)
-        local.submit([request(i)])
-        alone |= by_id(drain(local))
-    order = np.random.default_rng(0).permutation(64)
-    for rows, ids in ((64, range(64)), (64, order.tolist()), (7, order.tolist())):
-        local = engine(policy, rows=rows)
-        local.submit([request(i) for i in ids])
-        among = by_id(drain(local))
-        assert len(among) == 64
-        for i in wanted:
-            assert same(alone[i], among[i]), (rows, i)
-
-
-def test_a_second_visit_explores_anew_and_a_first_one_repeats():
-    policy = tiny_policy()
-    drawn = []
-    for visit in (0, 1, 0):
-        local = engine(policy)
-        local.submit([request(i, visit=visit) for i in range(4)])
-        drawn.append(by_id(drain(local)))
-    assert all(same(drawn[0][i], drawn[2][i]) for i in range(4))
-    assert not any(same(drawn[0][i], drawn[1][i]) for i in range(4))
-
-
-@given(st.data())
-@settings(max_examples=12, deadline=None)
-def test_aborts_pauses_and_snapshots_of_others_change_nothing(data: st.DataObject):
-    """Any mixture of disturbances: the responses that are left to end are those of an undisturbed engine."""
-    policy = tiny_policy()
-    calm = engine(policy, rows=5)
-    calm.submit([request(i) for i in range(16)])
-    expected = by_id(drain(calm))
-
-    local = engine(policy, rows=data.draw(st.sampled_from([1, 3, 5, 20])))
-    ids = data.draw(st.permutations(range(16)))
-    local.submit([request(i) for i in ids])
-    finished, aborted = [], []
-    for _ in range(data.draw(st.integers(0, 6))):
-        for _ in range(data.draw(st.integers(0, 8))):
-            finished += local.advance()
-        what = data.draw(st.sampled_from(["abort", "pause", "snapshot", "restore", "reload"]))
-        if what == "abort":
-            aborted += local.abort(data.draw(st.sets(st.integers(0, 15), max_size=4)))
-        elif what == "pause":
-            local.pause()
-            tick = local.tick
-            assert local.advance() == []
-            assert local.tick == tick
-            local.resume()
-        elif what == "snapshot":
-            local.snapshot()
-        elif what == "restore":
-            state = local.snapshot()
-            local = engine(policy, rows=max(5, state.meta["n_running"]))
-            local.restore(state)
-        else:
-            local.load_weights(policy, version=0)
-    finished += drain(local)
-    assert sorted([*by_id(finished), *by_id(aborted)]) == list(range(16))
-    assert all(same(completion, expected[i]) for i, completion in by_id(finished).items())
-    for i, completion in by_id(aborted).items():
-        assert completion.stop_reason is StopReason.ABORTED
-        n = len(completion.tokens)
-        assert n == len(completion.logp) == len(completion.version)
-        assert completion.tokens.tolist() == expected[i].tokens[:n].tolist()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_going_on_and_being_restored_are_the_same_bits(dtype: torch.dtype):
-    policy = tiny_policy("qwen2", dtype)
-    local = engine(policy, rows=5)
-    local.submit([request(i) for i in range(14)])
-    early = [item for _ in range(7) for item in local.advance()]
-    local.abort([next(iter(set(range(5)) - set(by_id(early))))])  # leave a gap
-    state = local.snapshot()
-    stored = EngineState(json.loads(json.dumps(state.meta)), {k: v.copy() for k, v in state.arrays.items()})
-    went_on = drain(local)
-
-    other = engine(policy, rows=5)
-    other.restore(stored)
-    restored = drain(other)
-    assert [request for request, _ in went_on] == [request for request, _ in restored]
-    for (_, a), (_, b) in zip(went_on, restored, strict=True):
-        assert same(a, b)
-        assert a.logp.tobytes() == b.logp.tobytes()
-        assert a.version.tolist() == b.version.tolist()
-    assert local.tick == other.tick
-
-
-def test_partial_rollouts_every_token_is_drawn_by_the_weights_of_its_version():
-    policy = tiny_policy("qwen3")
-    weights = {0: copy.deepcopy(policy)}
-    local = engine(policy, rows=4)
-    local.submit([request(i, max_new_tokens=30) for i in range(6)])
-    finished = []
-    for version in (1, 2, 3):
-        for _ in range(5):
-            finished += local.advance()
-        with torch.no_grad():
-            for parameter in policy.parameters():  # in place, as the optimizer does
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        local.load_weights(policy, version)
-        weights[version] = copy.deepcopy(policy)
-    finished += drain(local)
-    assert max(len(set(completion.version.tolist())) for _, completion in finished) >= 3
-    for item in finished:
-        version = item[1].version
-        assert (np.diff(version) >= 0).all()
-        by_version = {v: logp_by_training_forward(weights[v], item) for v in set(version.tolist())}
-        expected = [by_version[v][t] for t, v in enumerate(version.tolist())]
-        np.testing.assert_allclose(item[1].logp, expected, atol=1e-10)
-
-
-def test_load_weights_takes_another_policy_too():
-    old, new = tiny_policy(seed=0), tiny_policy(seed=1)
-    local = engine(old)
-    local.submit([request(i) for i in range(3)])
-    for _ in range(2):
-        local.advance()
-    local.load_weights(new, version=5)
-    for item in drain(local):
-        late = item[1].version == 5
-        np.testing.assert_allclose(item[1].logp[late], logp_by_training_forward(new, item)[late], atol=1e-10)
-
-
-def test_stop_reasons():
-    policy = tiny_policy()
-    long = engine(policy, rows=32)
-    long.submit([request(i, max_new_tokens=50) for i in range(32)])
-    full = by_id(drain(long))
-    ended = {i: c for i, c in full.items() if c.stop_reason is StopReason.EOS}
-    assert ended
-    assert len(ended) < len(full)
-    for i, completion in full.items():
-        tokens = completion.tokens.tolist()
-        assert EOS not in tokens[:-1]
-        assert (tokens[-1] == EOS) == (i in ended)
-        assert completion.is_truncated == (i not in ended)
-        assert len(tokens) == 50 or i in ended
-        assert completion.text == policy.tokenizer.decode([t for t in tokens if t > EOS])
-        assert completion.tokens.dtype == completion.version.dtype == np.int32
-
-    # The end token exactly at the limit is an end; one token less is a truncation.
-    i, completion = max(ended.items(), key=lambda pair: len(pair[1].tokens))
-    n = len(completion.tokens)
-    for limit, reason in ((n, StopReason.EOS), (n - 1, StopReason.LENGTH)):
-        local = engine(policy)
-        local.submit([request(i, max_new_tokens=limit)])
-        [(_, cut)] = drain(local)
-        assert cut.stop_reason is reason
-        assert cut.tokens.tolist() == completion.tokens[:limit].tolist()
-
-
-def test_a_slot_is_refilled_on_the_next_tick():
-    local = engine(tiny_policy(), rows=6)
-    local.submit([request(i, max_new_tokens=1 + i % 11) for i in range(40)])
-    n_tokens = {}
-    finished = []
-    while local.n_in_flight or local.n_waiting:
-        left = local.n_in_flight + local.n_waiting
-        done = local.advance()
-        n_tokens[local.tick] = len(done) + local.n_in_flight
-        assert n_tokens[local.tick] == min(6, left), "a row stood idle while a request waited"
-        finished += done
-    assert sum(n_tokens.values()) == sum(len(completion.tokens) for _, completion in finished)
-
-
-def test_bookkeeping():
-    local = engine(tiny_policy(), rows=4)
-    assert (local.capacity(), local.n_in_flight, local.n_waiting, local.tick) == (4, 0, 0, 0)
-    local.submit([request(i, max_new_tokens=40) for i in range(3)])
-    assert (local.capacity(), local.n_in_flight, local.n_waiting) == (1, 0, 3)
-    local.advance()
-    assert (local.capacity(), local.n_in_flight, local.n_waiting, local.tick) == (1, 3, 0, 1)
-    local.submit([request(i, max_new_tokens=40) for i in range(3, 6)])
-    assert (local.capacity(), local.n_in_flight, local.n_waiting) == (0, 3, 3)
-    assert [r.id for r, _ in local.abort([5, 1, 99])] == [1, 5]
-    assert local.abort([1]) == []
-    assert (local.n_in_flight, local.n_waiting) == (2, 2)
-    drain(local)
-    tick = local.tick
-    assert local.advance() == []
-    assert local.tick == tick + 1
-
-
-def test_results_come_in_order_of_submission():
-    local = engine(tiny_policy(), rows=8)
-    local.submit([request(i, max_new_tokens=1) for i in (5, 2, 7, 1)])
-    assert [r.id for r, _ in local.advance()] == [5, 2, 7, 1]
-
-
-def test_non_finite_logits_abort_that_response_and_no_other():
-    poison = 39
-    policy = tiny_policy()
-    clean = engine(policy)
-    clean.submit([request(i) for i in range(12)])
-    expected = by_id(drain(clean))
-
+        k.add_(1.0)
+    assert torch.equal(whole[len(q) : len(q) + len(k)], k)
     with torch.no_grad():
-        policy.backbone.embed_tokens.weight[poison] = float("nan")
-    local = engine(policy, rows=3)  # rows are reused after the fault
-    bad = dataclasses.replace(request(100), prompt=(5, poison, 6, 7, 8, 9, 10, 11, 12))
-    local.submit([bad, *(request(i) for i in range(12))])
-    finished = by_id(drain(local))
-    assert finished[100].stop_reason is StopReason.ABORTED
-    assert len(finished[100].tokens) == 0
-    assert bad in [fault.request for fault in local.faults]
-    assert local.faults[0].reason == "logits are not finite"
-    n_untouched = 0
-    for i in range(12):
-        if poison in prompt(i):
-            continue
-        if poison in expected[i].tokens[:-1].tolist():  # it walks into the poison later, by itself
-            assert finished[i].stop_reason is StopReason.ABORTED
-        else:
-            assert same(finished[i], expected[i])
-            n_untouched += 1
-    assert n_untouched >= 3
-
-
-def test_requests_that_cannot_fit_are_refused_by_name_and_nothing_is_queued():
-    local = engine(tiny_policy())
-    too_long = dataclasses.replace(request(8), prompt=(5,) * MAX_TOKENS)
-    for bad, words in (
-        (too_long, "request 8 .*'8'.*64 tokens"),
-        (dataclasses.replace(request(8), prompt=()), "empty"),
-        (dataclasses.replace(request(8), max_new_tokens=0), "max_new_tokens = 0"),
-        (request(1), "in flight already"),
-    ):
-        with pytest.raises(EngineError, match=words):
-            local.submit([request(1), bad])
-        assert local.n_waiting == 0
-
-
-def test_unknown_architecture_and_moving_ropes_are_refused_with_a_way_out():
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2))
-    with pytest.raises(EngineError, match=r"llama, qwen2, qwen3, mistral, not 'gpt2'\.\n.*vllm"):
-        engine(Policy(gpt2, None))
-    dynamic = tiny_policy(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
-    with pytest.raises(EngineError, match="dynamic"):
-        engine(dynamic)
-
-
-def test_the_engine_holds_no_copy_of_the_weights():
-    policy = tiny_policy()
-    local = engine(policy, greedy=True)
-    local.submit([request(0)])
-    before = drain(local)
-    with torch.no_grad():
-        policy.head.weight.neg_()
-    local.load_weights(policy, 1)
-    local.submit([request(0)])
-    after = drain(local)
-    assert not same(before[0][1], after[0][1])
-    np.testing.assert_allclose(after[0][1].logp, logp_by_training_forward(policy, after[0]), atol=1e-10)
-
-
-def test_training_mode_and_gradients_are_left_alone():
-    policy = tiny_policy().train()
-    local = engine(policy)
-    local.submit([request(0)])
-    drain(local)
-    assert policy.training
-    policy(pack([[3, 4]], [[5, 6]], "cpu"), temperature=1.0)[0].sum().backward()
-    assert all(parameter.grad is not None for parameter in policy.parameters())
-
-
-def test_an_adapter_is_part_of_what_the_engine_decodes():
-    pytest.importorskip("peft")
-    policy = add_lora(tiny_policy("qwen2"), rank=2, alpha=4.0)
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.3)
-    local = engine(policy)
-    local.submit([request(i) for i in range(4)])
-    for item in drain(local):
-        np.testing.assert_allclose(item[1].logp, logp_by_training_forward(policy, item), atol=1e-10)
+        k.sub_(1.0)
+    save_policy(policy, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert loaded.keys() == before.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(loaded[name], tensor, atol=1e-6, rtol=0)
+    shape = (len(q), len(k))
+    assert shape == (32, 16)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a token is drawn: temperature divides the logits, then the `top_k` likeliest, then the `top_p` nucleus.
+    """How a token is drawn: temperature divides the logits, then the `top_k` likeliest, then the `top_p` nucleus, then
+    what has at least `min_p` of the likeliest token's probability.
 
     Temperature 0 takes the likeliest token; its log-prob is that at temperature 1. top_k = 0 takes all tokens.
     """
@@ -18,11 +19,13 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         assert self.temperature >= 0, f"temperature {self.temperature} is negative"
         assert 0 < self.top_p <= 1, f"top_p {self.top_p} is not in (0, 1]"
         assert self.top_k >= 0, f"top_k {self.top_k} is negative"
+        assert 0 <= self.min_p <= 1, f"min_p {self.min_p} is not in [0, 1]"
 
 
 def sample(logits: Tensor, noise: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -39,6 +42,8 @@ def sample(logits: Tensor, noise: Tensor, params: SamplingParams) -> tuple[Tenso
         weight = logp.exp()
         if params.top_k or params.top_p < 1:
             weight = _nucleus(weight, params)
+        if params.min_p:
+            weight = weight.where(weight >= params.min_p * weight.amax(-1, keepdim=True), 0)
         cdf = weight.cumsum(-1, dtype=torch.float64)
         total = cdf[:, -1]
         # Below the total, so that the first cdf above it exists and belongs to a token of positive probability.

@@ -1,1 +1,1 @@
-"""The engine that runs in the trainer's process, on the trainer's own weights."""
+"""The fast engine in the trainer's process: paged KV, one CUDA graph a decode step, sampling on the device."""

@@ -1,193 +1,155 @@
-"""Our own decode forward for the families we know, on the trainer's own modules: no copy of any weight.
+"""The decode step over paged keys and values, a few tokens a call: on CUDA one graph replay per token.
 
-Linear layers, norms and rotary frequencies are the Hugging Face modules themselves, so that biases, adapters and every
-rope scaling are right by construction; what is ours is the attention over the KV cache.
+A graph is captured the first time a batch size of the ladder is needed. It reads the rows' state from fixed places on
+the device, so that the host only says "again" until the tick is over.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dapo.errors import EngineError
 from dapo.models.logprobs import head_logits
 from dapo.models.policy import Policy
-from dapo.rollout.local.kv_cache import KVCache
+from dapo.rollout.families import Transformer, rounded_up
+from dapo.rollout.local.cache import PagedCache
+from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
+from dapo.rollout.local.seats import DeviceRows
+from dapo.rollout.local.weights import layer_weights
+from dapo.rollout.sampler import SamplingParams
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
-# Their frequencies depend on the length of the sequence so far, so that cached keys would have to be turned again.
-MOVING_ROPES = ("dynamic", "longrope")
-# Rows and lengths are rounded up to multiples of this. Matrix products and attention then add in the same order
-# however many rows there are (measured: float32 on CPU, one thread, bit for bit), so that a response does not depend
-# on its neighbours even in its last digits; and shapes change rarely.
-STEP = 16
-
-
-def rounded_up(n: int) -> int:
-    return -(-n // STEP) * STEP
+OpsKind = Literal["auto", "plain", "triton"]
 
 
-@dataclass(frozen=True)
-class Layer:
-    """The parts of a decoder layer."""
+class PagedDecoder(Transformer):
+    """Prefixes into pages; then, tick by tick, a few tokens of every row."""
 
-    attention: Any
-    mlp: Any
-    input_norm: Any
-    post_norm: Any
-    query_norm: Any | None  # Qwen3 normalises queries and keys per head
-    key_norm: Any | None
-    window: int | None  # keys a query may look back on, itself included
-
-
-class Decoder:
-    """Forward passes over a KV cache: whole prefixes, or one token of every running sequence."""
-
-    def __init__(self, policy: Policy, *, rows: int, max_tokens: int) -> None:
-        self.policy = policy
-        config = policy.config
-        check_family(policy)
-        self.n_query_heads: int = config.num_attention_heads
-        self.n_heads: int = config.num_key_value_heads
-        self.max_tokens = rounded_up(max_tokens)
-        self.layers = [_layer(layer, config) for layer in policy.backbone.layers]
-        attention = self.layers[0].attention
-        self.head_dim: int = attention.head_dim
-        self.scaling: float = attention.scaling
-        self.cache = KVCache(
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        n_rows: int,
+        max_tokens: int,
+        n_pages: int,
+        page_tokens: int,
+        tokens_per_tick: int,
+        ops: OpsKind = "auto",
+    ) -> None:
+        super().__init__(policy, max_tokens=max_tokens)
+        device, dtype = policy.device, policy.dtype
+        self.n_rows = n_rows
+        self.cache = PagedCache(
             n_layers=len(self.layers),
-            rows=rounded_up(rows),
+            n_pages=n_pages,
+            page_tokens=page_tokens,
             n_heads=self.n_heads,
-            max_tokens=self.max_tokens,
             head_dim=self.head_dim,
-            dtype=policy.dtype,
-            device=policy.device,
+            dtype=dtype,
+            device=device,
         )
-        self.cos, self.sin = self._rotary_table()
-        self.place = torch.arange(self.max_tokens, device=policy.device)
+        logp_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        table_pages = -(-self.max_tokens // page_tokens)
+        self.rows = DeviceRows(n_rows, table_pages, tokens_per_tick, logp_dtype, device)
+        self.weights = [layer_weights(layer) for layer in self.layers]
+        head = policy.head
+        self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
+        self.is_end[list(policy.eos_ids)] = True
+        is_half_on_cuda = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+        self.has_graphs = is_half_on_cuda and ops != "plain"
+        shared = (self.cache, self.cos, self.sin, self.scaling, self.n_query_heads)
+        self.ops: Ops = (
+            TritonOps(*shared, n_rows=n_rows, n_tokens=len(head.weight))
+            if ops == "triton" or self.has_graphs
+            else PlainOps(*shared)
+        )
+        self.graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
 
-    def prefill(self, ids: Tensor, rows: Tensor, prefix: Tensor) -> None:
-        """Fill the cache with prefixes: row rows[i] gets the keys and values of ids[prefix[i]].
+    def prefill(self, ids: Tensor, slots: Tensor) -> None:
+        """Keys and values of prefixes ids [m, L] into the cells slots [m, L]; padding has its slot on page 0."""
+        for i, keys, values in self.prefixes(ids):
+            self.cache.store(i, keys, values, slots)
 
-        ids [m, L] is padded at the end, L to a multiple of STEP; what padding writes lies behind every mask until it is
-        overwritten. There is no result: the token after a prefix goes through `step`, like every later one.
+    def tick(
+        self, state: NDArray[np.int32], table: NDArray[np.int32], sampling: SamplingParams, *, n_steps: int, longest: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
+        """Send the rows, write n_steps tokens of each, fetch: length [n], stop [n], tokens and log-probs [n_steps, n].
+
+        state [9, n] and table [n, pages] describe the first rows; `longest` is the largest length among them.
         """
-        m, length = ids.shape
-        cos, sin = self.cos[:length, None], self.sin[:length, None]  # [L, 1, D]
-        x = self.policy.backbone.embed_tokens(ids)  # [m, L, H]
-        behind = self.place[:length, None] - self.place[None, :length]
-        for i, layer in enumerate(self.layers):
-            q, k, v = (
-                part.transpose(1, 2) for part in self._heads(layer, layer.input_norm(x), cos, sin)
-            )  # [m, h, L, D]
-            self.cache.keys[i][rows, :, :length] = k[prefix]
-            self.cache.values[i][rows, :, :length] = v[prefix]
-            if i == len(self.layers) - 1:
-                break  # nobody reads the last layer's output
-            window = layer.window if layer.window is not None and layer.window < length else None
-            out = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=None if window is None else (behind >= 0) & (behind < window),
-                is_causal=window is None,
-                scale=self.scaling,
-                enable_gqa=self.n_heads != self.n_query_heads,
-            )
-            x = x + layer.attention.o_proj(out.transpose(1, 2).reshape(m, length, -1))
-            x = x + layer.mlp(layer.post_norm(x))
+        n, rows = state.shape[1], self.rows
+        size = self.batch_size(n)
+        rows.state[:, :n].copy_(torch.from_numpy(state))
+        rows.stop[n:size] = 1  # dead
+        rows.length[n:size] = 1
+        rows.table[:n, : table.shape[1]].copy_(torch.from_numpy(table))
+        rows.clock.zero_()
+        if self.has_graphs:
+            graph = self._graph(size, sampling, state, longest)
+            for _ in range(n_steps):
+                graph.replay()
+        else:
+            for i in range(n_steps):
+                self.step(size, sampling, longest + i)
+        result = [rows.length[:n], rows.stop[:n], rows.out_token[:n_steps, :n], rows.out_logp[:n_steps, :n]]
+        length, stop, token, logp = (part.cpu().numpy() for part in result)
+        return length, stop, token, logp
 
-    def step(self, token: Tensor, position: Tensor, longest: int) -> Tensor:
-        """Logits [n, V] after token [n] at position [n] of rows 0..n−1; `longest` is the largest position + 1.
-
-        Independent of the other rows to the last bit where n is a multiple of STEP.
-        """
-        n = len(token)
-        length = rounded_up(longest)
-        rows = torch.arange(n, device=token.device)
-        cos, sin = self.cos[position, None], self.sin[position, None]  # [n, 1, D]
-        x = self.policy.backbone.embed_tokens(token)  # [n, H]
-        masks: dict[int | None, Tensor] = {}
-        for i, layer in enumerate(self.layers):
-            if layer.window not in masks:
-                masks[layer.window] = self._mask(position, length, layer.window, x.dtype)
-            q, k, v = self._heads(layer, layer.input_norm(x), cos, sin)  # [n, h, D]
-            self.cache.keys[i][rows, :, position] = k
-            self.cache.values[i][rows, :, position] = v
-            # The queries that share a key head stand as if they were several queries of one head.
-            out = F.scaled_dot_product_attention(
-                q.view(n, self.n_heads, -1, self.head_dim),
-                self.cache.keys[i][:n, :, :length],
-                self.cache.values[i][:n, :, :length],
-                attn_mask=masks[layer.window],
-                scale=self.scaling,
-            )
-            x = x + layer.attention.o_proj(out.reshape(n, -1))
-            x = x + layer.mlp(layer.post_norm(x))
+    def step(self, n: int, sampling: SamplingParams, longest: int) -> None:
+        """One token of rows 0..n−1: forward, draw, note."""
+        ops, rows = self.ops, self.rows
+        x = self.policy.backbone.embed_tokens(rows.token[:n])  # [n, H]
+        y: Tensor | None = None
+        for i, layer in enumerate(self.weights):
+            h = ops.add_norm(x, y, layer.input_norm, layer.eps)
+            q = ops.rotate_and_store(layer.qkv(h), i, layer.head_norms, layer.eps, rows)
+            y = layer.out(ops.attend(q, i, layer.window, rows, longest))
+            h = ops.add_norm(x, y, layer.post_norm, layer.eps)
+            y = layer.mlp(h) if layer.gate_up is None else layer.down(ops.gate(layer.gate_up(h)))
+        norm = self.policy.backbone.norm
+        h = ops.add_norm(x, y, norm.weight, norm.variance_epsilon)
         head = self.policy.head
-        return head_logits(self.policy.backbone.norm(x), head.weight, getattr(head, "bias", None))
+        logits = head_logits(h, head.weight, getattr(head, "bias", None))
+        ops.draw(logits, sampling, self.is_end, rows)
+        rows.clock += 1
 
-    def _heads(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [..., heads, D] of x [..., H], normalised where the family does, and rotated."""
-        attention = layer.attention
-        q = attention.q_proj(x).unflatten(-1, (-1, self.head_dim))
-        k = attention.k_proj(x).unflatten(-1, (-1, self.head_dim))
-        v = attention.v_proj(x).unflatten(-1, (-1, self.head_dim))
-        if layer.query_norm is not None and layer.key_norm is not None:
-            q, k = layer.query_norm(q), layer.key_norm(k)
-        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+    def batch_size(self, n: int) -> int:
+        """Rows computed for n rows: the next rung of the ladder on CUDA, else the next multiple of STEP."""
+        if not self.has_graphs:
+            return rounded_up(n)
+        return next((size for size in ladder() if size >= n), self.n_rows)
 
-    def _mask(self, position: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[n, 1, 1, L]: 0 where a row may look, −inf where it may not."""
-        behind = position[:, None] - self.place[None, :length]
-        hidden = behind < 0
-        if window is not None:
-            hidden |= behind >= window
-        mask = torch.zeros(behind.shape, dtype=dtype, device=position.device)
-        return mask.masked_fill_(hidden, float("-inf"))[:, None, None]
-
-    def _rotary_table(self) -> tuple[Tensor, Tensor]:
-        """cos and sin [max_tokens, D] from the model's own rotary embedding; the first half of sin is negated."""
-        place = torch.arange(self.max_tokens, device=self.policy.device)
-        like = torch.zeros(1, dtype=self.policy.dtype, device=self.policy.device)
-        cos, sin = (table[0].clone() for table in self.policy.backbone.rotary_emb(like, place[None]))
-        sin[:, : self.head_dim // 2] *= -1
-        return cos, sin
-
-
-def check_family(policy: Policy) -> None:
-    """Refuse an architecture or a rope whose decode forward we have not written."""
-    kind = policy.config.model_type
-    remedy = 'Set rollout.engine="vllm", which knows more of them.'
-    if kind not in FAMILIES:
-        raise EngineError(f"rollout.engine = local: it knows {', '.join(FAMILIES)}, not {kind!r}.", remedy=remedy)
-    rope = (getattr(policy.config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in MOVING_ROPES:
-        raise EngineError(
-            f"rollout.engine = local: rope type {rope!r} changes with the length, which a KV cache cannot follow.",
-            remedy=remedy,
-        )
+    def _graph(self, n: int, sampling: SamplingParams, state: NDArray[np.int32], longest: int) -> torch.cuda.CUDAGraph:
+        """The graph of one step of n rows. Capturing it runs a step, after which the rows are sent again."""
+        key = (n, sampling)
+        if key not in self.graphs:
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # compiles kernels and chooses matrix algorithms, outside of the capture
+                self.step(n, sampling, longest)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                self.step(n, sampling, longest)
+            self.graphs[key] = graph
+            self.rows.state[:, : state.shape[1]].copy_(torch.from_numpy(state))
+            self.rows.clock.zero_()
+        return self.graphs[key]
 
 
-def _layer(layer: Any, config: Any) -> Layer:
-    attention = layer.self_attn
-    window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
-    return Layer(
-        attention=attention,
-        mlp=layer.mlp,
-        input_norm=layer.input_layernorm,
-        post_norm=layer.post_attention_layernorm,
-        query_norm=getattr(attention, "q_norm", None),
-        key_norm=getattr(attention, "k_norm", None),
-        window=window,
-    )
+def ladder() -> Iterator[int]:
+    """Batch sizes that have a graph of their own: steps of about a fifth, from 64 on multiples of 32."""
+    yield from (1, 2, 4, 8, 16, 24, 32, 48)
+    size = 64
+    while True:
+        yield size
+        size += max(32, size // 4 // 32 * 32)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x cos + swap(x) sin, where swap exchanges the halves of the head dimension and `sin` carries the sign."""
-    half = x.shape[-1] // 2
-    return torch.addcmul(x * cos, torch.cat((x[..., half:], x[..., :half]), dim=-1), sin)

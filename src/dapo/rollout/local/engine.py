@@ -1,65 +1,127 @@
-"""The plain local engine: continuous batching over a dense KV cache, one token of every running response a tick.
+"""The local engine: continuous batching over a paged KV cache, on the trainer's own weights.
 
-Running responses sit on rows 0..n−1. Nothing loops over them but what happens once per response: beginning and end.
+Running responses sit on rows 0..n−1 and hold pages as they grow. When pages run out, the responses submitted last give
+theirs up: their keys and values wait on the host and come back as they were. Nothing loops over the running responses
+but what happens once per response: beginning, end, and being put aside.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams, concatenated
-from dapo.rollout.local.decoder import Decoder, rounded_up
-from dapo.rollout.local.rows import Rows, Written
-from dapo.rollout.noise import uniform
-from dapo.rollout.sampler import sample
-from dapo.types import Completion, StopReason
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
+from dapo.rollout.families import rounded_up
+from dapo.rollout.local.decoder import OpsKind, PagedDecoder
+from dapo.rollout.local.pages import PagePool, Pages, Prompt, pages_for
+from dapo.rollout.local.seats import BAD, ENDED, RUNNING, Seats
+from dapo.rollout.written import Written, check_request, completions, from_state, to_state
+from dapo.types import StopReason
 
 # Padded tokens of one prefill pass: bounds its memory.
 PREFILL_TOKENS = 16384
+# The cache takes at most this share of the memory that is free when the engine is made; the rest is the trainer's.
+MEMORY_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Tokens whose keys and values are wanted, and the cell for each."""
+
+    tokens: NDArray[np.int32]
+    slots: NDArray[np.int64]
 
 
 class LocalEngine:
     """Writes responses with the trainer's own weights, in the trainer's process. Implements `Engine`.
 
-    `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt. An update of the weights in
-    place must be announced by `load_weights` before the next tick.
+    `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt, in `kv_tokens` tokens of cache
+    (None: enough for all at their full length, as far as memory allows). A tick writes up to `tokens_per_tick` tokens
+    of each. An update of the weights in place must be announced by `load_weights` before the next tick.
     """
 
     def __init__(
-        self, policy: Policy, *, sampling: SamplingParams, max_concurrent: int, max_tokens: int, version: int = 0
+        self,
+        policy: Policy,
+        *,
+        sampling: SamplingParams,
+        max_concurrent: int,
+        max_tokens: int,
+        version: int = 0,
+        kv_tokens: int | None = None,
+        tokens_per_tick: int | None = None,
+        page_tokens: int | None = None,
+        ops: OpsKind = "auto",
     ) -> None:
+        is_cuda = policy.device.type == "cuda"
         self.sampling = sampling
         self.max_concurrent = max_concurrent
         self.max_tokens = max_tokens
         self.version = version
+        # On a GPU the host looks in every few tokens; on a CPU looking costs nothing.
+        self.tokens_per_tick = tokens_per_tick or (8 if is_cuda else 1)
+        self.page_tokens = page_tokens or (64 if is_cuda else 16)
         self.tick = 0
         self.faults: list[Fault] = []
-        self._waiting: deque[Written] = deque()
-        self._ids: set[int] = set()  # waiting or in flight
-        self._n_rows = 0  # rows in use, gaps included
-        self._gaps: list[int] = []  # rows below _n_rows whose response has ended
+        self._kv_tokens = kv_tokens
+        self._ops: OpsKind = ops
         self._n_submitted = 0
         self._is_paused = False
-        self._needs_prefill = False  # the KV of every row is void
+        self._is_stale = False  # the KV of every row is void
+        self._is_crowded = False  # a response was put aside; none begins until another ends
         self._bind(policy)
 
     def _bind(self, policy: Policy) -> None:
         self.policy = policy
-        self._decoder = Decoder(policy, rows=self.max_concurrent, max_tokens=self.max_tokens)
-        logp_dtype = torch.float64 if policy.dtype == torch.float64 else torch.float32
-        self._rows = Rows(rounded_up(self.max_concurrent), self.max_tokens, logp_dtype, policy.device)
-        self._is_end = torch.zeros(policy.head.weight.shape[0], dtype=torch.bool, device=policy.device)
-        self._is_end[list(policy.eos_ids)] = True
+        n_rows = rounded_up(self.max_concurrent)
+        n_pages = 1 + self._affordable_pages()
+        self._decoder = PagedDecoder(
+            policy,
+            n_rows=n_rows,
+            max_tokens=self.max_tokens,
+            n_pages=n_pages,
+            page_tokens=self.page_tokens,
+            tokens_per_tick=self.tokens_per_tick,
+            ops=self._ops,
+        )
+        self._logp_dtype = np.float64 if policy.dtype == torch.float64 else np.float32
+        self._clear()
+
+    def _clear(self) -> None:
+        """Nobody waits, nobody runs, all pages are free."""
+        decoder = self._decoder
+        self._pool = PagePool(decoder.cache.n_pages)
+        self._seats = Seats(decoder.n_rows, self.max_tokens, decoder.rows.table.shape[1], self._logp_dtype)
+        self._waiting: deque[Written] = deque()
+        self._ids: set[int] = set()  # waiting or in flight
+        self._prompts: dict[tuple[int, ...], Prompt] = {}
+        self._put_aside: dict[int, Tensor] = {}  # request id -> keys and values of its own pages, on the host
+        self._n_rows = 0  # rows in use, gaps included
+        self._gaps: list[int] = []  # rows below _n_rows whose response has ended
+
+    def _affordable_pages(self) -> int:
+        """Pages of the cache: what was asked for, or enough for everybody, as far as memory allows."""
+        if self._kv_tokens is not None:
+            return max(pages_for(self._kv_tokens, self.page_tokens), pages_for(self.max_tokens, self.page_tokens) + 1)
+        per_response = pages_for(self.max_tokens, self.page_tokens) + 1
+        enough = self.max_concurrent * per_response
+        if self.policy.device.type != "cuda":
+            return enough
+        config = self.policy.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.policy.dtype.itemsize
+        free, _ = torch.cuda.mem_get_info(self.policy.device)
+        affordable = int(MEMORY_SHARE * free / (per_token * self.page_tokens))
+        return max(min(enough, affordable), per_response)
 
     @property
     def n_in_flight(self) -> int:
@@ -78,7 +140,7 @@ class LocalEngine:
             self._check(request, seen)
             seen.add(request.id)
         for request in requests:
-            self._waiting.append(Written(request, self._n_submitted))
+            self._enqueue(Written(request, self._n_submitted))
             self._n_submitted += 1
         self._ids = seen
 
@@ -88,27 +150,19 @@ class LocalEngine:
             return []
         self.tick += 1
         self._seat()
-        n = self._n_rows
+        n, seats = self._n_rows, self._seats
         if n == 0:
             return []
-        rows = self._rows
-        # Rows beyond the last response are computed along at position 0, which the next tenant writes before reading.
-        rows.length[n : rounded_up(n)] = 1
-        token, position = rows.last_tokens(rounded_up(n))
-        logits = self._decoder.step(token, position, int(rows.length[:n].max()))[:n]
-        drawn, logp = sample(logits, uniform(rows.words[:n], rows.noise_index(n)), self.sampling)
-        rows.append(n, position[:n], drawn, logp, self.version)
-        is_end, is_bad = torch.stack([self._is_end[drawn], ~logp.isfinite()]).cpu().numpy()  # the tick's one look
-        rows.length[:n] += ~is_bad
-        is_full = rows.length[:n] >= rows.limit[:n]
-
-        reasons = {
-            int(row): StopReason.ABORTED if is_bad[row] else StopReason.EOS if is_end[row] else StopReason.LENGTH
-            for row in np.flatnonzero(is_end | is_full | is_bad)
-        }
-        if is_bad.any():
-            self._report(np.flatnonzero(is_bad).tolist())
-        return self._finish(reasons)
+        longest = int(seats.length[:n].max())
+        pages = seats.table[:n, : int(seats.n_pages[:n].max())]
+        length, stop, token, logp = self._decoder.tick(
+            seats.state(n), pages, self.sampling, n_steps=self.tokens_per_tick, longest=longest
+        )
+        seats.append(n, np.where(seats.is_taken[:n], length - seats.length[:n], 0), token, logp, self.version)
+        ended = np.flatnonzero(seats.is_taken[:n] & (stop != RUNNING)).tolist()
+        self._report([row for row in ended if stop[row] == BAD])
+        reasons = {ENDED: StopReason.EOS, BAD: StopReason.ABORTED}
+        return self._finish({row: reasons.get(int(stop[row]), StopReason.LENGTH) for row in ended})
 
     @torch.inference_mode()
     def abort(self, ids: Iterable[int]) -> list[Finished]:
@@ -116,12 +170,15 @@ class LocalEngine:
         dropped = [item for item in self._waiting if item.request.id in wanted]
         if dropped:
             self._waiting = deque(item for item in self._waiting if item.request.id not in wanted)
+        for item in dropped:
+            self._put_aside.pop(item.request.id, None)
+            self._leave(self._prompts[item.request.prompt[:-1]])
         rows = [
-            row for row, request in enumerate(self._rows.requests[: self._n_rows]) if request and request.id in wanted
+            row for row, request in enumerate(self._seats.requests[: self._n_rows]) if request and request.id in wanted
         ]
         running = self._finish(dict.fromkeys(rows, StopReason.ABORTED))
         self._ids -= wanted
-        return running + self._completions(dropped, [StopReason.ABORTED] * len(dropped))
+        return running + completions(dropped, [StopReason.ABORTED] * len(dropped), self.policy.tokenizer)
 
     def load_weights(self, policy: Policy, version: int) -> None:
         """Bump the version and void all KV. The weights are the trainer's own tensors, so nothing is transferred."""
@@ -130,7 +187,7 @@ class LocalEngine:
             self._bind(policy)
             self.restore(state)
         self.version = version
-        self._needs_prefill = True
+        self._is_stale = True
 
     def pause(self) -> None:
         self._is_paused = True
@@ -140,168 +197,259 @@ class LocalEngine:
 
     @torch.inference_mode()
     def snapshot(self) -> EngineState:
-        """Void the KV here too, so that going on and being restored are the same computation, bit for bit."""
-        self._close_gaps()
-        self._needs_prefill = True
-        items = self._rows.read(range(self._n_rows)) + list(self._waiting)
+        """Everybody stands up and queues again without KV, here too, so that going on and being restored are one."""
+        rows = np.flatnonzero(self._seats.is_taken[: self._n_rows])
+        n_running = len(rows)
+        standing = [self._stand_up(int(row)) for row in sorted(rows, key=lambda row: self._seats.order[row])]
+        self._waiting.extendleft(reversed(standing))
+        self._n_rows, self._gaps = 0, []
+        self._put_aside.clear()
+        self._is_stale = True
         meta = {
             "tick": self.tick,
             "version": self.version,
             "n_submitted": self._n_submitted,
-            "n_running": self._n_rows,
+            "n_running": n_running,
             "is_paused": self._is_paused,
-            "requests": [asdict(item.request) for item in items],
-            "order": [item.order for item in items],
-            "lengths": [len(item.tokens) for item in items],
+            "is_crowded": self._is_crowded,
         }
-        arrays = {
-            "tokens": concatenated([item.tokens for item in items], np.int32),
-            "logp": concatenated([item.logp for item in items], self._logp_dtype),
-            "token_version": concatenated([item.version for item in items], np.int32),
-        }
-        return EngineState(meta, arrays)
+        return to_state(list(self._waiting), self._logp_dtype, meta)
 
     @torch.inference_mode()
     def restore(self, state: EngineState) -> None:
         meta = state.meta
-        bounds = [0, *accumulate(meta["lengths"])]
-        parts = [slice(start, end) for start, end in pairwise(bounds)]
         if meta["n_running"] > self.max_concurrent:
             raise EngineError(
                 f"rollout.max_concurrent_responses = {self.max_concurrent}: the snapshot has {meta['n_running']} "
                 "responses in flight.",
                 remedy="Resume with at least as many.",
             )
-        items = [
-            Written(_request(raw), order, *(state.arrays[name][part] for name in ("tokens", "logp", "token_version")))
-            for raw, order, part in zip(meta["requests"], meta["order"], parts, strict=True)
-        ]
+        items = from_state(state)
         seen: set[int] = set()
         for item in items:
             self._check(item.request, seen)
             seen.add(item.request.id)
-        self._rows.free(range(len(self._rows.requests)))
-        self._n_rows, self._gaps = meta["n_running"], []
-        self._rows.put(range(self._n_rows), items[: self._n_rows])
-        self._waiting = deque(items[self._n_rows :])
+        self._clear()
+        for item in items:
+            self._enqueue(item)
         self._ids = seen
         self.tick, self.version, self._n_submitted = meta["tick"], meta["version"], meta["n_submitted"]
-        self._is_paused = meta["is_paused"]
-        self._needs_prefill = True
+        self._is_paused, self._is_crowded = meta["is_paused"], meta.get("is_crowded", False)
+        self._is_stale = True
 
-    @property
-    def _logp_dtype(self) -> type:
-        return np.float64 if self._rows.logp.dtype == torch.float64 else np.float32
+    # ------------------------------------------------------------------ who sits where
 
     def _check(self, request: Request, seen: set[int]) -> None:
-        name = f"request {request.id} (problem {request.key.problem!r})"
-        if request.id in seen:
-            raise EngineError(f"{name}: this id is in flight already.")
-        if not request.prompt:
-            raise EngineError(f"{name}: the prompt is empty; a response needs at least one token to follow.")
-        if request.max_new_tokens < 1:
-            raise EngineError(f"{name}: max_new_tokens = {request.max_new_tokens} leaves nothing to write.")
-        if len(request.prompt) + request.max_new_tokens > self.max_tokens:
+        check_request(request, seen, self.max_tokens)
+        need = pages_for(len(request.prompt) + request.max_new_tokens, self.page_tokens) + 1
+        if need > self._pool.n_pages:
             raise EngineError(
-                f"{name}: a prompt of {len(request.prompt)} tokens and a response of up to {request.max_new_tokens} do "
-                f"not fit the cache of {self.max_tokens} tokens a response.",
-                remedy="Lower limits.max_prompt_tokens, so that such problems are dropped and counted.",
+                f"request {request.id} (problem {request.key.problem!r}): alone it needs {need} pages of "
+                f"{self.page_tokens} tokens, and the KV cache has {self._pool.n_pages}.",
+                remedy="Raise rollout.kv_cache_gib, or lower limits.max_response_tokens.",
             )
 
+    def _enqueue(self, item: Written) -> None:
+        tokens = item.request.prompt[:-1]
+        self._prompts.setdefault(tokens, Prompt(tokens, self.page_tokens)).n_users += 1
+        self._waiting.append(item)
+
+    def _leave(self, prompt: Prompt) -> None:
+        """One request less wants this prompt."""
+        prompt.n_users -= 1
+        if prompt.n_users == 0:
+            self._forget(prompt)
+            del self._prompts[prompt.tokens]
+
+    def _forget(self, prompt: Prompt) -> None:
+        if prompt.is_suspect:
+            self._decoder.cache.clear(prompt.pages)
+        self._pool.give(prompt.pages)
+        prompt.pages, prompt.is_filled = prompt.pages[:0], False
+
     def _seat(self) -> None:
-        """Give free rows to waiting requests, close the gaps that remain, and prefill what has no KV."""
-        seats = self._gaps[: len(self._waiting)]  # the lowest: whatever gap is closed lies behind them
-        self._gaps = self._gaps[len(seats) :]
+        """Pages for the tokens of this tick; free rows to waiting requests; KV for what has none."""
+        prefixes: list[Prefix] = []
+        if self._is_stale:
+            for prompt in self._prompts.values():
+                prompt.is_filled = False
+            self._put_aside.clear()
+        self._grow()
+        if self._is_stale:
+            for row in np.flatnonzero(self._seats.is_taken[: self._n_rows]).tolist():
+                prefixes += self._prefixes_of(row)
+        self._is_stale = False
+        copies: list[tuple[Pages, Pages]] = []
+        returns: list[tuple[Pages, Tensor]] = []
+        while self._waiting and not self._is_crowded:
+            row = self._begin(self._waiting[0])
+            if row is None:
+                break
+            item = self._waiting.popleft()
+            aside = self._put_aside.pop(item.request.id, None)
+            prompt = self._seats.prompt(row)
+            if aside is not None and len(aside) > 0:
+                kept = aside.shape[2]
+                returns.append((self._seats.own_pages(row)[:kept], aside))
+                prefixes += self._prefix_of_prompt(prompt)
+            else:
+                prefixes += self._prefixes_of(row)
+                if len(item.tokens) == 0 and len(prompt.tail):
+                    copies.append((prompt.tail, self._seats.own_pages(row)[:1]))
         self._close_gaps()
-        n_new = min(len(self._waiting) - len(seats), self.max_concurrent - self._n_rows)
-        seats += range(self._n_rows, self._n_rows + n_new)
-        self._n_rows += n_new
-        self._rows.put(seats, [self._waiting.popleft() for _ in seats])
-        if self._needs_prefill:
-            seats = list(range(self._n_rows))
-            self._needs_prefill = False
-        self._prefill(seats)
+        self._prefill(prefixes)
+        if copies:
+            source, target = (np.concatenate(parts) for parts in zip(*copies, strict=True))
+            self._decoder.cache.copy(source, target)
+        for pages, content in returns:
+            self._decoder.cache.write(pages, content)
+
+    def _grow(self) -> None:
+        """Pages for the next tokens of all running responses; the youngest make room where there are none."""
+        seats = self._seats
+        while True:
+            rows = np.flatnonzero(seats.is_taken[: self._n_rows])
+            counts = np.maximum(self._pages_wanted(seats.length[rows], seats.limit[rows]) - seats.n_pages[rows], 0)
+            missing = int(counts.sum()) - self._pool.n_free
+            if missing <= 0:
+                break
+            if not self._evict_idle_prompt():
+                self._make_way(int(rows[np.argmax(seats.order[rows])]))
+        if counts.any():
+            seats.add_pages(rows, counts.astype(np.int64), self._pool.take(int(counts.sum())))
+
+    def _pages_wanted(self, length: NDArray[np.int32], limit: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Pages that hold the keys of all tokens which a tick reads. The last token before the limit is never read."""
+        return -(-np.minimum(length + self.tokens_per_tick - 1, limit - 1) // self.page_tokens)
+
+    def _begin(self, item: Written) -> int | None:
+        """Seat a waiting request if there is a row and pages for it; its row."""
+        if not self._gaps and self._n_rows == self.max_concurrent:
+            return None
+        request = item.request
+        prompt = self._prompts[request.prompt[:-1]]
+        length = np.array(len(request.prompt) + len(item.tokens), np.int32)
+        limit = np.array(len(request.prompt) + request.max_new_tokens, np.int32)
+        own = max(int(self._pages_wanted(length, limit)), prompt.n_pages) - prompt.n_shared
+        need = own + (0 if len(prompt.pages) else prompt.n_pages)
+        # Running responses keep what they will want over the next ticks, lest the newcomer be put aside at once.
+        reserve = pages_for(4 * self.n_in_flight * self.tokens_per_tick, self.page_tokens)
+        while self.n_in_flight and need + reserve > self._pool.n_free:
+            if not self._evict_idle_prompt(but=prompt):
+                return None
+        while need > self._pool.n_free:
+            if not self._evict_idle_prompt(but=prompt):
+                return None
+        if not len(prompt.pages):
+            prompt.pages = self._pool.take(prompt.n_pages)
+        if self._gaps:
+            row = self._gaps.pop(0)
+        else:
+            row, self._n_rows = self._n_rows, self._n_rows + 1
+        prompt.n_seated += 1
+        self._seats.put(row, item, prompt, np.concatenate([prompt.shared, self._pool.take(own)]))
+        return row
+
+    def _evict_idle_prompt(self, but: Prompt | None = None) -> bool:
+        """Free the pages of a prompt that nobody running uses; it is prefilled again when its turn comes."""
+        for prompt in self._prompts.values():
+            if len(prompt.pages) and not prompt.n_seated and prompt is not but:
+                self._forget(prompt)
+                return True
+        return False
+
+    def _make_way(self, row: int) -> None:
+        """Put a running response aside, its keys and values with it, to the front of the queue."""
+        request = self._seats.request(row)
+        assert self.n_in_flight > 1, "a response alone always fits: `submit` refuses others"
+        if not self._is_stale:
+            # Only what is filled: the newest token's page may be there already, empty.
+            filled = pages_for(int(self._seats.length[row]) - 1, self.page_tokens) - self._seats.prompt(row).n_shared
+            self._put_aside[request.id] = self._decoder.cache.read(self._seats.own_pages(row)[:filled])
+        self._waiting.appendleft(self._stand_up(row))
+        self._gaps = sorted([*self._gaps, row])
+        self._is_crowded = True
+
+    def _stand_up(self, row: int) -> Written:
+        """Free a row and its pages; what was written there."""
+        item, prompt = self._seats.read(row), self._seats.prompt(row)
+        self._pool.give(self._seats.own_pages(row))
+        prompt.n_seated -= 1
+        self._seats.free(row)
+        return item
 
     def _close_gaps(self) -> None:
         """Move the last responses into rows that ended, so that rows in use have no gap."""
         n = self.n_in_flight
         target = sorted(gap for gap in self._gaps if gap < n)
-        source = [row for row in range(n, self._n_rows) if self._rows.requests[row] is not None]
         if target:
-            self._decoder.cache.move(source, target, int(self._rows.length[source].max()))
-            self._rows.move(source, target)
+            source = (n + np.flatnonzero(self._seats.is_taken[n : self._n_rows])).tolist()
+            self._seats.move(source, target)
         self._n_rows, self._gaps = n, []
 
-    def _prefill(self, rows: Sequence[int]) -> None:
-        """Compute the KV of everything but the newest token of these rows; equal prefixes are computed once."""
-        if not rows:
-            return
-        width = int(self._rows.length[list(rows)].max())
-        tokens = self._rows.tokens[list(rows), :width].cpu().numpy()
-        members: dict[bytes, list[int]] = {}
-        prefixes: list[NDArray[np.int64]] = []
-        for i, row in enumerate(rows):
-            prefix = tokens[i, : self._rows.length[row] - 1]
-            if len(prefix) == 0:
-                continue
-            known = members.setdefault(prefix.tobytes(), [])
-            if not known:
-                prefixes.append(prefix)
-            known.append(row)
-        prefixes.sort(key=len, reverse=True)
+    # ------------------------------------------------------------------ keys and values of prefixes
+
+    def _prefixes_of(self, row: int) -> list[Prefix]:
+        """What has to be computed for a row without KV: its prompt, unless somebody had it computed; its response."""
+        seats, prompt = self._seats, self._seats.prompt(row)
+        wanted = self._prefix_of_prompt(prompt)
+        length = int(seats.length[row]) - 1
+        if length > len(prompt.tokens):
+            slots = self._slots(seats.table[row], length)
+            slots[: prompt.n_shared * self.page_tokens] = 0  # there already; page 0 takes it
+            wanted.append(Prefix(seats.tokens[row, :length].copy(), slots))
+        return wanted
+
+    def _prefix_of_prompt(self, prompt: Prompt) -> list[Prefix]:
+        if prompt.is_filled or not prompt.tokens:
+            return []
+        prompt.is_filled = True
+        return [Prefix(np.array(prompt.tokens, np.int32), self._slots(prompt.pages, len(prompt.tokens)))]
+
+    def _slots(self, pages: Pages, n_tokens: int) -> NDArray[np.int64]:
+        place = np.arange(n_tokens)
+        return pages[place // self.page_tokens].astype(np.int64) * self.page_tokens + place % self.page_tokens
+
+    def _prefill(self, prefixes: list[Prefix]) -> None:
+        """Compute prefixes in passes of bounded size, the longest first, so that little is padded."""
+        prefixes = sorted(prefixes, key=lambda prefix: len(prefix.tokens), reverse=True)
         device = self.policy.device
         while prefixes:
-            width = len(prefixes[0])
+            width = rounded_up(len(prefixes[0].tokens))
             chunk = prefixes[: max(1, PREFILL_TOKENS // width)]
             prefixes = prefixes[len(chunk) :]
-            ids = np.empty((len(chunk), rounded_up(width)), np.int64)
+            ids, slots = np.empty((len(chunk), width), np.int64), np.zeros((len(chunk), width), np.int64)
             for i, prefix in enumerate(chunk):
+                n = len(prefix.tokens)
                 # Padded with its own last token: another could bring a non-finite embedding into a healthy row.
-                ids[i, : len(prefix)], ids[i, len(prefix) :] = prefix, prefix[-1]
-            pairs = [(row, i) for i, prefix in enumerate(chunk) for row in members[prefix.tobytes()]]
-            target, source = torch.tensor(pairs, device=device).unbind(1)
-            self._decoder.prefill(torch.from_numpy(ids).to(device), target, source)
+                ids[i, :n], ids[i, n:] = prefix.tokens, prefix.tokens[-1]
+                slots[i, :n] = prefix.slots
+            self._decoder.prefill(torch.from_numpy(ids).to(device), torch.from_numpy(slots).to(device))
+
+    # ------------------------------------------------------------------ ends
 
     def _report(self, bad: Sequence[int]) -> None:
-        """Note responses whose logits were not finite, and clean their rows for the next tenant."""
+        """Note responses whose logits were not finite, and clean their pages for the next tenant."""
         for row in bad:
-            request = self._rows.requests[row]
-            assert request is not None, f"row {row} holds no response"
-            position = int(self._rows.length[row] - self._rows.start[row])
-            self.faults.append(Fault(self.tick, request, position, "logits are not finite"))
-        self._decoder.cache.clear(bad)
+            position = int(self._seats.length[row] - self._seats.start[row])
+            self.faults.append(Fault(self.tick, self._seats.request(row), position, "logits are not finite"))
+            self._decoder.cache.clear(np.append(self._seats.own_pages(row), 0).astype(np.int32))
+            self._seats.prompt(row).is_suspect = True
 
     def _finish(self, reasons: dict[int, StopReason]) -> list[Finished]:
         """Free these rows and return their completions in order of submission."""
         if not reasons:
             return []
-        rows = sorted(reasons, key=lambda row: self._rows.order[row])
-        items = self._rows.read(rows)
-        self._rows.free(rows)
+        rows = sorted(reasons, key=lambda row: self._seats.order[row])
+        items = []
+        for row in rows:
+            prompt = self._seats.prompt(row)
+            items.append(self._stand_up(row))
+            self._leave(prompt)
         self._gaps = sorted([*self._gaps, *rows])
         self._ids -= {item.request.id for item in items}
-        return self._completions(items, [reasons[row] for row in rows])
-
-    def _completions(self, items: Sequence[Written], reasons: Sequence[StopReason]) -> list[Finished]:
-        tokenizer = self.policy.tokenizer
-        return [
-            (
-                item.request,
-                Completion(
-                    tokens=item.tokens,
-                    logp=item.logp,
-                    version=item.version,
-                    stop_reason=reason,
-                    text="" if tokenizer is None else tokenizer.decode(item.tokens, skip_special_tokens=True),
-                ),
-            )
-            for item, reason in zip(items, reasons, strict=True)
-        ]
-
-
-def _request(raw: dict[str, Any]) -> Request:
-    """A request from its JSON."""
-    return Request(**{**raw, "prompt": tuple(raw["prompt"]), "key": NoiseKey(**raw["key"])})
+        self._is_crowded = False
+        return completions(items, [reasons[row] for row in rows], self.policy.tokenizer)
 
 
 if TYPE_CHECKING:

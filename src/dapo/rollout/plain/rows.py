@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.rollout.engine import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A request and what was written for it so far."""
-
-    request: Request
-    order: int  # of submission
-    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    logp: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.float32))
-    version: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+from dapo.rollout.written import Written
 
 
 class Rows:

@@ -1,0 +1,326 @@
+"""The decode step's Triton kernels; `ops.py` says in plain torch what each of them computes.
+
+None of them is compiled anew for another number of rows: a batch size is only a launch grid. Rows whose `stop` is not
+0 are dead: they write into page 0, which nobody reads, and attend to nothing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+PAGE_OF_THE_DEAD = tl.constexpr(0)
+
+
+@triton.jit
+def add_norm_kernel(x, y, weight, out, eps, H: tl.constexpr, HAS_Y: tl.constexpr, BLOCK: tl.constexpr):
+    """x += y; out = RMSNorm(x) · weight. One row a program; sums in float32, rounded where Hugging Face rounds."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    mask = i < H
+    value = tl.load(x + row * H + i, mask=mask, other=0.0)
+    if HAS_Y:
+        value += tl.load(y + row * H + i, mask=mask, other=0.0)
+        tl.store(x + row * H + i, value, mask=mask)
+    wide = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / H + eps)
+    normed = (wide * scale).to(value.dtype)
+    tl.store(out + row * H + i, normed * tl.load(weight + i, mask=mask, other=0.0), mask=mask)
+
+
+@triton.jit
+def gate_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+    """silu(gate) · up for gate_up [n, 2·width]."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < width
+    gate = tl.load(gate_up + row * 2 * width + i, mask=mask, other=0.0)
+    up = tl.load(gate_up + row * 2 * width + width + i, mask=mask, other=0.0)
+    wide = gate.to(tl.float32)
+    tl.store(out + row * width + i, (wide / (1.0 + tl.exp(-wide))).to(gate.dtype) * up, mask=mask)
+
+
+@triton.jit
+def rotate_and_store_kernel(
+    qkv, cos, sin, query_norm, key_norm, table, length, stop, q_out, keys, values,
+    eps, table_stride, page_stride, head_stride, token_stride,
+    NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Turn the newest token's queries and keys to its position; queries out, keys and values into their page."""
+    row = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    d = tl.arange(0, HALF)
+    half: tl.constexpr = D // 2
+    is_real = (h < NQ + 2 * NK)[:, None] & (d < half)[None, :]
+    source = qkv + row * (NQ + 2 * NK) * D + h[:, None] * D + d[None, :]
+    low, high = tl.load(source, mask=is_real, other=0.0), tl.load(source + half, mask=is_real, other=0.0)
+    is_query, is_value = (h < NQ)[:, None], (h >= NQ + NK)[:, None]
+    if HAS_NORM:
+        a, b = low.to(tl.float32), high.to(tl.float32)
+        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
+        inside = d < half
+        w_low = tl.where(
+            is_query,
+            tl.load(query_norm + d, mask=inside, other=0.0)[None, :],
+            tl.load(key_norm + d, mask=inside, other=0.0)[None, :],
+        )
+        w_high = tl.where(
+            is_query,
+            tl.load(query_norm + half + d, mask=inside, other=0.0)[None, :],
+            tl.load(key_norm + half + d, mask=inside, other=0.0)[None, :],
+        )
+        low = tl.where(is_value, low, (a * scale).to(low.dtype) * w_low)
+        high = tl.where(is_value, high, (b * scale).to(high.dtype) * w_high)
+
+    position = tl.maximum(tl.load(length + row) - 1, 0)
+    c = tl.load(cos + position.to(tl.int64) * D + d, mask=d < half, other=0.0)[None, :].to(tl.float32)
+    s = tl.load(sin + position.to(tl.int64) * D + half + d, mask=d < half, other=0.0)[None, :].to(tl.float32)
+    a, b = low.to(tl.float32), high.to(tl.float32)
+    low = tl.where(is_value, low, (a * c - b * s).to(low.dtype))
+    high = tl.where(is_value, high, (b * c + a * s).to(high.dtype))
+
+    target = q_out + row * NQ * D + h[:, None] * D + d[None, :]
+    tl.store(target, low, mask=is_real & is_query)
+    tl.store(target + half, high, mask=is_real & is_query)
+
+    is_alive = tl.load(stop + row) == 0
+    page = tl.load(table + row * table_stride + position // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD).to(tl.int64)
+    cell = page * page_stride + (position % PAGE) * token_stride
+    key_cell = keys + cell + (h - NQ)[:, None] * head_stride + d[None, :]
+    is_key = is_real & (h >= NQ)[:, None] & (h < NQ + NK)[:, None]
+    tl.store(key_cell, low, mask=is_key)
+    tl.store(key_cell + half, high, mask=is_key)
+    value_cell = values + cell + (h - NQ - NK)[:, None] * head_stride + d[None, :]
+    tl.store(value_cell, low, mask=is_real & is_value)
+    tl.store(value_cell + half, high, mask=is_real & is_value)
+
+
+@triton.jit
+def attend_kernel(
+    q, keys, values, table, length, stop, out, part, part_max, part_sum,
+    scale, table_stride, page_stride, head_stride, token_stride,
+    NQ: tl.constexpr, NK: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """The newest token's attention for one row and one key head, over this split's share of the row's keys.
+
+    The G queries of a key head stand together as the rows of one small matrix (padded to GROUP). Softmax is computed on
+    the way, with base-2 exponentials. With SPLITS = 1 the result goes out; otherwise it waits for `combine_kernel`.
+    """
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    n = tl.where(tl.load(stop + row) == 0, tl.load(length + row), 0)
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(n - WINDOW, 0)
+    first = oldest // BLOCK * BLOCK
+    share = tl.cdiv(tl.cdiv(n - first, BLOCK), SPLITS) * BLOCK
+    begin = first + split * share
+    end = tl.minimum(begin + share, n)
+
+    g, d, t = tl.arange(0, GROUP), tl.arange(0, DIM), tl.arange(0, BLOCK)
+    is_query = (g < G)[:, None] & (d < D)[None, :]
+    query = tl.load(q + row * NQ * D + (head * G + g)[:, None] * D + d[None, :], mask=is_query, other=0.0)
+    top = tl.full([GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP], tl.float32)
+    acc = tl.zeros([GROUP, DIM], tl.float32)
+    for start in range(begin, end, BLOCK):
+        at = start + t
+        is_seen = at < end
+        if WINDOW > 0:
+            is_seen = is_seen & (at >= oldest)
+        if PAGE >= BLOCK:
+            page = tl.load(table + row * table_stride + start // PAGE).to(tl.int64)
+            cell = page * page_stride + head * head_stride + (at % PAGE) * token_stride
+        else:
+            pages = tl.load(table + row * table_stride + at // PAGE, mask=is_seen, other=0).to(tl.int64)
+            cell = pages * page_stride + head * head_stride + (at % PAGE) * token_stride
+        is_cell = is_seen[:, None] & (d < D)[None, :]
+        key = tl.load(keys + cell[:, None] + d[None, :], mask=is_cell, other=0.0)
+        value = tl.load(values + cell[:, None] + d[None, :], mask=is_cell, other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
+        score = tl.where(is_seen[None, :], score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weight, 1)
+        acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+        top = new_top
+
+    place = (head * G + g)[:, None] * D + d[None, :]
+    if SPLITS == 1:
+        result = acc / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out + row * NQ * D + place, result.to(out.dtype.element_ty), mask=is_query)
+    else:
+        cell = row * SPLITS + split
+        tl.store(part + cell * NQ * D + place, acc, mask=is_query)
+        tl.store(part_max + cell * NQ + head * G + g, top, mask=g < G)
+        tl.store(part_sum + cell * NQ + head * G + g, total, mask=g < G)
+
+
+@triton.jit
+def combine_kernel(
+    part, part_max, part_sum, out, NQ: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr
+):
+    """One attention result from those of all splits of a row's keys."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    cell = (row * SPLITS + s) * NQ + head
+    top = tl.load(part_max + cell)
+    best = tl.max(top, 0)
+    weight = tl.where(top > float("-inf"), tl.exp2(top - best), 0.0)
+    total = tl.sum(weight * tl.load(part_sum + cell), 0)
+    acc = tl.load(part + cell[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+    result = tl.sum(acc * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + (row * NQ + head) * D + d, result.to(out.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def philox_uniform(w0, w1, w2, w3, position):
+    """The number in (0, 1) of `rollout.noise.uniform`: Philox-4x32-10, key (w0, w1), counter (position, 0, w2, w3)."""
+    x0, x1, x2, x3 = position.to(tl.uint32), tl.zeros_like(position).to(tl.uint32), w2, w3
+    a = tl.full([], 0xD2511F53, tl.uint32)
+    b = tl.full([], 0xCD9E8D57, tl.uint32)
+    k0, k1 = w0, w1
+    for _ in tl.static_range(10):
+        high_a, low_a = tl.umulhi(x0, a), x0 * a
+        high_b, low_b = tl.umulhi(x2, b), x2 * b
+        x0, x1, x2, x3 = high_b ^ x1 ^ k0, low_b, high_a ^ x3 ^ k1, low_a
+        k0 = k0 + tl.full([], 0x9E3779B9, tl.uint32)
+        k1 = k1 + tl.full([], 0xBB67AE85, tl.uint32)
+    bits = ((x0 >> 6).to(tl.int64) << 26) | (x1 >> 6).to(tl.int64)
+    return (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2^-52
+
+
+@triton.jit
+def cut_kernel(
+    logits, cut, V, inverse_temperature, top_k, top_p, min_p, logits_stride,
+    HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The smallest scaled logit that top-k, then top-p, then min-p leave in; found by bisection, one row a program.
+
+    After the search `low` keeps enough (k tokens, or the share p of what top-k left) and lies within 1e-7 of the
+    largest value that does. Tokens that tie with the last one kept are kept too.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    source = logits + row * logits_stride
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in range(0, V, BLOCK):
+        best = tl.maximum(best, tl.load(source + start + i, mask=start + i < V, other=float("-inf")))
+    top = tl.max(best, 0) * inverse_temperature
+    found = top - 88.0  # e^-88: what lies below has no weight in float32
+    if HAS_TOP_K:
+        low, high = found, top
+        for _ in range(32):
+            middle = 0.5 * (low + high)
+            count = tl.zeros([BLOCK], tl.int32)
+            for start in range(0, V, BLOCK):
+                z = tl.load(source + start + i, mask=start + i < V, other=float("-inf")) * inverse_temperature
+                count += (z >= middle).to(tl.int32)
+            is_enough = tl.sum(count, 0) >= top_k
+            low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle)
+        found = tl.maximum(found, low)
+    if HAS_TOP_P:
+        kept = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, V, BLOCK):
+            z = tl.load(source + start + i, mask=start + i < V, other=float("-inf")) * inverse_temperature
+            kept += tl.where(z >= found, tl.exp(z - top), 0.0)
+        wanted = top_p * tl.sum(kept, 0)
+        low, high = found, top
+        for _ in range(32):
+            middle = 0.5 * (low + high)
+            kept = tl.zeros([BLOCK], tl.float32)
+            for start in range(0, V, BLOCK):
+                z = tl.load(source + start + i, mask=start + i < V, other=float("-inf")) * inverse_temperature
+                kept += tl.where(z >= middle, tl.exp(z - top), 0.0)
+            is_enough = tl.sum(kept, 0) >= wanted
+            low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle)
+        found = tl.maximum(found, low)
+    if HAS_MIN_P:
+        found = tl.maximum(found, top + tl.log(min_p))
+    tl.store(cut + row, found)
+
+
+@triton.jit
+def weigh_kernel(
+    logits, cut, part_max, part_all, part_kept, V, inverse_temperature, logits_stride,
+    HAS_CUT: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Maximum and sum of exponentials of one block of a row's scaled logits: the only pass over all of them."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = chunk * BLOCK + tl.arange(0, BLOCK)
+    z = tl.load(logits + row * logits_stride + i, mask=i < V, other=float("-inf")) * inverse_temperature
+    top = tl.max(z, 0)
+    weight = tl.exp(z - tl.where(top == float("-inf"), 0.0, top))
+    cell = row * CHUNKS + chunk
+    tl.store(part_max + cell, top)
+    tl.store(part_all + cell, tl.sum(weight, 0))
+    if HAS_CUT:
+        tl.store(part_kept + cell, tl.sum(tl.where(z >= tl.load(cut + row), weight, 0.0), 0))
+
+
+@triton.jit
+def draw_kernel(
+    logits, cut, part_max, part_all, part_kept, state, is_end, out_token, out_logp, clock,
+    V, inverse_temperature, logits_stride, rows,
+    HAS_CUT: tl.constexpr, IS_GREEDY: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_UP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Draw one token a row, and note it: the token where the cumulated weight passes the noise, in vocabulary order.
+
+    First the block in which it passes, from the blocks' sums; then the token within, from that block alone. `state`
+    [9, rows] is as in `seats.py`: token, start, length, limit, stop, and the four words of the noise key.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, CHUNKS_UP)
+    is_chunk = c < CHUNKS
+    maxima = tl.load(part_max + row * CHUNKS + c, mask=is_chunk, other=float("-inf"))
+    top = tl.max(maxima, 0)
+    shrink = tl.where(maxima > float("-inf"), tl.exp(maxima - top), 0.0)
+    sums = tl.load(part_all + row * CHUNKS + c, mask=is_chunk, other=0.0)
+    total = tl.sum(tl.where(is_chunk, sums * shrink, 0.0), 0)
+    normaliser = top + tl.log(total)
+
+    start, length = tl.load(state + rows + row), tl.load(state + 2 * rows + row)
+    if IS_GREEDY:
+        chunk = tl.min(tl.where(is_chunk & (maxima == top), c, CHUNKS_UP), 0)
+        chunk = tl.minimum(chunk, CHUNKS - 1)
+        i = chunk * BLOCK + tl.arange(0, BLOCK)
+        z = tl.load(logits + row * logits_stride + i, mask=i < V, other=float("-inf")) * inverse_temperature
+        token = tl.min(tl.where(z == top, i, V - 1), 0)
+    else:
+        if HAS_CUT:
+            sums = tl.load(part_kept + row * CHUNKS + c, mask=is_chunk, other=0.0)
+        weight = tl.where(is_chunk, sums * shrink, 0.0).to(tl.float64)
+        below = tl.cumsum(weight, 0)
+        w0 = tl.load(state + 5 * rows + row).to(tl.uint32, bitcast=True)
+        w1 = tl.load(state + 6 * rows + row).to(tl.uint32, bitcast=True)
+        w2 = tl.load(state + 7 * rows + row).to(tl.uint32, bitcast=True)
+        w3 = tl.load(state + 8 * rows + row).to(tl.uint32, bitcast=True)
+        mark = philox_uniform(w0, w1, w2, w3, length - start) * tl.sum(weight, 0)
+        last_chunk = tl.max(tl.where(weight > 0, c, 0), 0)
+        chunk = tl.minimum(tl.sum((below <= mark).to(tl.int32), 0), last_chunk)
+        mark -= tl.sum(tl.where(c < chunk, weight, 0.0), 0)
+        i = chunk * BLOCK + tl.arange(0, BLOCK)
+        z = tl.load(logits + row * logits_stride + i, mask=i < V, other=float("-inf")) * inverse_temperature
+        p = tl.exp(z - top)
+        if HAS_CUT:
+            p = tl.where(z >= tl.load(cut + row), p, 0.0)
+        within = tl.cumsum(p.to(tl.float64), 0)
+        last = tl.max(tl.where(p > 0, i, 0), 0)
+        token = tl.minimum(chunk * BLOCK + tl.sum((within <= mark).to(tl.int32), 0), last)
+    logp = tl.load(logits + row * logits_stride + token) * inverse_temperature - normaliser
+
+    is_alive = tl.load(state + 4 * rows + row) == 0
+    is_good = (logp == logp) & (tl.abs(logp) < float("inf"))
+    tick = tl.load(clock)
+    tl.store(out_token + tick * rows + row, token)
+    tl.store(out_logp + tick * rows + row, logp)
+    is_written = is_alive & is_good
+    tl.store(state + row, token, mask=is_written)
+    tl.store(state + 2 * rows + row, length + 1, mask=is_written)
+    ends = tl.load(is_end + token) != 0
+    is_full = length + 1 >= tl.load(state + 3 * rows + row)
+    stop = tl.where(is_good, tl.where(ends, 1, tl.where(is_full, 2, 0)), 3)
+    tl.store(state + 4 * rows + row, stop, mask=is_alive)

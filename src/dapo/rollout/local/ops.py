@@ -1,0 +1,241 @@
+"""What a decode step consists of beside its matrix products: in plain torch, and as Triton kernels.
+
+The plain operations run on any device and type and are the kernels' reference. The kernels are for CUDA in half
+precision; under Triton's interpreter they run on a CPU too, which is how their logic is tested there.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dapo.rollout.families import rotate, rounded_up
+from dapo.rollout.local.cache import PagedCache
+from dapo.rollout.local.seats import BAD, DeviceRows
+from dapo.rollout.noise import MASK, uniform
+from dapo.rollout.sampler import SamplingParams, sample
+from dapo.types import StopReason
+
+STOP = {StopReason.EOS: 1, StopReason.LENGTH: 2}
+
+
+class Ops(Protocol):
+    """The parts of a decode step. n is the number of rows computed; NQ query heads share NK key heads of D numbers."""
+
+    def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """x += y in place, then RMSNorm(x) · weight; x and y [n, H]."""
+        ...
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) · up of [n, 2·I] -> [n, I]."""
+        ...
+
+    def rotate_and_store(
+        self, qkv: Tensor, layer: int, norms: tuple[Tensor, Tensor] | None, eps: float, rows: DeviceRows
+    ) -> Tensor:
+        """Queries [n, NQ·D] of the newest tokens, turned; their keys and values go into the cache."""
+        ...
+
+    def attend(self, q: Tensor, layer: int, window: int | None, rows: DeviceRows, longest: int) -> Tensor:
+        """Attention of q [n, NQ·D] over each row's keys -> [n, NQ·D]. `longest` bounds the rows' lengths."""
+        ...
+
+    def draw(self, logits: Tensor, sampling: SamplingParams, is_end: Tensor, rows: DeviceRows) -> None:
+        """One token for each row, noted in `rows`; a row that ends, or whose logits are not finite, stops."""
+        ...
+
+
+class PlainOps:
+    """As one reads it. Implements `Ops`."""
+
+    def __init__(self, cache: PagedCache, cos: Tensor, sin: Tensor, scaling: float, n_query_heads: int) -> None:
+        self.cache, self.cos, self.sin, self.scaling = cache, cos, sin, scaling
+        self.n_query_heads = n_query_heads
+        self.place = torch.arange(len(cos) + cache.page_tokens, device=cos.device)
+
+    def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        if y is not None:
+            x += y
+        wide = x.float()  # as Hugging Face does, for float64 weights too
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype)
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def rotate_and_store(
+        self, qkv: Tensor, layer: int, norms: tuple[Tensor, Tensor] | None, eps: float, rows: DeviceRows
+    ) -> Tensor:
+        n, cache = len(qkv), self.cache
+        position = rows.position(n)
+        sizes = [self.n_query_heads, cache.n_heads, cache.n_heads]
+        q, k, v = qkv.view(n, -1, cache.head_dim).split(sizes, dim=1)
+        if norms is not None:
+            q, k = self.add_norm(q.contiguous(), None, norms[0], eps), self.add_norm(k.contiguous(), None, norms[1], eps)
+        cos, sin = self.cos[position, None], self.sin[position, None]
+        page = rows.table[:n].gather(1, (position // cache.page_tokens)[:, None])[:, 0].long()
+        page = torch.where(rows.is_alive(n), page, 0)
+        cache.keys[layer][page, :, position % cache.page_tokens] = rotate(k, cos, sin)
+        cache.values[layer][page, :, position % cache.page_tokens] = v
+        return rotate(q, cos, sin).reshape(n, -1)
+
+    def attend(self, q: Tensor, layer: int, window: int | None, rows: DeviceRows, longest: int) -> Tensor:
+        n, cache = len(q), self.cache
+        n_pages = -(-rounded_up(longest) // cache.page_tokens)
+        table = rows.table[:n, :n_pages].long()
+        keys, values = cache.gathered(layer, table)  # [n, NK, L, D]
+        behind = rows.position(n)[:, None] - self.place[None, : keys.shape[2]]
+        hidden = behind < 0
+        if window is not None:
+            hidden |= behind >= window
+        mask = torch.zeros(behind.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf"))
+        # The queries that share a key head stand as if they were several queries of one head.
+        out = F.scaled_dot_product_attention(
+            q.view(n, cache.n_heads, -1, cache.head_dim), keys, values, attn_mask=mask[:, None, None], scale=self.scaling
+        )
+        return out.reshape(n, -1)
+
+    def draw(self, logits: Tensor, sampling: SamplingParams, is_end: Tensor, rows: DeviceRows) -> None:
+        n = len(logits)
+        token_row, start, length, limit, stop = (part[:n] for part in rows.state[:5])
+        words = rows.state[5:, :n].t().long() & MASK
+        token, logp = sample(logits, uniform(words, (length - start).long()), sampling)
+        is_alive = stop == 0
+        is_good = logp.isfinite()
+        is_written = is_alive & is_good
+        tick = int(rows.clock) if not rows.clock.is_cuda else rows.clock.long()
+        rows.out_token[tick, :n] = token.to(torch.int32)
+        rows.out_logp[tick, :n] = logp.to(rows.out_logp.dtype)
+        token_row.copy_(torch.where(is_written, token.to(torch.int32), token_row))
+        length += is_written.to(torch.int32)
+        ended = torch.where(is_end[token], STOP[StopReason.EOS], (length >= limit).int() * STOP[StopReason.LENGTH])
+        stop.copy_(torch.where(is_alive, torch.where(is_good, ended, BAD), stop).to(torch.int32))
+
+
+class TritonOps:
+    """One kernel each. Implements `Ops`."""
+
+    def __init__(
+        self, cache: PagedCache, cos: Tensor, sin: Tensor, scaling: float, n_query_heads: int, *, n_rows: int, n_tokens: int
+    ) -> None:
+        self.cache, self.cos, self.sin, self.scaling = cache, cos.contiguous(), sin.contiguous(), scaling
+        self.n_query_heads = n_query_heads
+        self.n_processors = (
+            torch.cuda.get_device_properties(cos.device).multi_processor_count if cos.is_cuda else MOST_SPLITS
+        )
+        cells = max(n * self.splits(n) for n in range(1, n_rows + 1)) if self.splits(1) > 1 else 1
+        device = cos.device
+        self.part = torch.empty(cells, n_query_heads, cache.head_dim, device=device)
+        self.part_max, self.part_sum = torch.empty(2, cells, n_query_heads, device=device)
+        self.chunks = -(-n_tokens // DRAW_BLOCK)
+        self.weights = torch.empty(3, n_rows * self.chunks, device=device)
+        self.cut = torch.empty(n_rows, device=device)
+
+    def splits(self, n: int) -> int:
+        """Parts into which each row's keys are cut, so that a small batch still fills the card; a power of 2."""
+        wanted = PROGRAMS_PER_PROCESSOR * self.n_processors / (n * self.cache.n_heads)
+        splits = 1
+        while splits < wanted and splits < MOST_SPLITS:
+            splits *= 2
+        return splits
+
+    def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        from dapo.rollout.local.kernels import add_norm_kernel
+
+        n, width = x.shape
+        out = torch.empty_like(x)
+        block = power_of_2(width)
+        warps = 4 if block <= 2048 else 8
+        add_norm_kernel[(n,)](
+            x, x if y is None else y, weight, out, eps, H=width, HAS_Y=y is not None, BLOCK=block, num_warps=warps
+        )
+        return out
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        from dapo.rollout.local.kernels import gate_kernel
+
+        n, width = len(gate_up), gate_up.shape[1] // 2
+        out = torch.empty(n, width, dtype=gate_up.dtype, device=gate_up.device)
+        gate_kernel[(n, -(-width // 1024))](gate_up, out, width, BLOCK=1024, num_warps=4)
+        return out
+
+    def rotate_and_store(
+        self, qkv: Tensor, layer: int, norms: tuple[Tensor, Tensor] | None, eps: float, rows: DeviceRows
+    ) -> Tensor:
+        from dapo.rollout.local.kernels import rotate_and_store_kernel
+
+        n, cache = len(qkv), self.cache
+        q = torch.empty(n, self.n_query_heads * cache.head_dim, dtype=qkv.dtype, device=qkv.device)
+        keys, values = cache.keys[layer], cache.values[layer]
+        query_norm, key_norm = norms if norms is not None else (qkv, qkv)
+        rotate_and_store_kernel[(n,)](
+            qkv, self.cos, self.sin, query_norm, key_norm, rows.table, rows.length, rows.stop, q, keys, values,
+            eps, rows.table.stride(0), *keys.stride()[:3],
+            NQ=self.n_query_heads, NK=cache.n_heads, D=cache.head_dim, PAGE=cache.page_tokens,
+            HAS_NORM=norms is not None, HEADS=power_of_2(self.n_query_heads + 2 * cache.n_heads),
+            HALF=power_of_2(cache.head_dim // 2), num_warps=4,
+        )  # fmt: skip
+        return q
+
+    def attend(self, q: Tensor, layer: int, window: int | None, rows: DeviceRows, longest: int) -> Tensor:
+        from dapo.rollout.local.kernels import attend_kernel, combine_kernel
+
+        n, cache = len(q), self.cache
+        out = torch.empty_like(q)
+        keys, values = cache.keys[layer], cache.values[layer]
+        splits, dim = self.splits(n), max(16, power_of_2(cache.head_dim))
+        group = self.n_query_heads // cache.n_heads
+        attend_kernel[(n, cache.n_heads, splits)](
+            q, keys, values, rows.table, rows.length, rows.stop, out, self.part, self.part_max, self.part_sum,
+            self.scaling, rows.table.stride(0), *keys.stride()[:3],
+            NQ=self.n_query_heads, NK=cache.n_heads, G=group, D=cache.head_dim, PAGE=cache.page_tokens,
+            WINDOW=window or 0, SPLITS=splits, BLOCK=ATTEND_BLOCK, GROUP=max(16, power_of_2(group)), DIM=dim,
+            num_warps=ATTEND_WARPS, num_stages=ATTEND_STAGES,
+        )  # fmt: skip
+        if splits > 1:
+            combine_kernel[(n, self.n_query_heads)](
+                self.part, self.part_max, self.part_sum, out, NQ=self.n_query_heads, D=cache.head_dim, SPLITS=splits,
+                DIM=dim, num_warps=1,
+            )  # fmt: skip
+        return out
+
+    def draw(self, logits: Tensor, sampling: SamplingParams, is_end: Tensor, rows: DeviceRows) -> None:
+        from dapo.rollout.local.kernels import cut_kernel, draw_kernel, weigh_kernel
+
+        n, vocabulary = logits.shape
+        inverse = 1.0 / (sampling.temperature or 1.0)
+        is_greedy = sampling.temperature == 0
+        has_cut = not is_greedy and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+        if has_cut:
+            cut_kernel[(n,)](
+                logits, self.cut, vocabulary, inverse, sampling.top_k, sampling.top_p, sampling.min_p, logits.stride(0),
+                HAS_TOP_K=sampling.top_k > 0, HAS_TOP_P=sampling.top_p < 1, HAS_MIN_P=sampling.min_p > 0,
+                BLOCK=DRAW_BLOCK, num_warps=8,
+            )  # fmt: skip
+        part_max, part_all, part_kept = self.weights
+        weigh_kernel[(n, self.chunks)](
+            logits, self.cut, part_max, part_all, part_kept, vocabulary, inverse, logits.stride(0),
+            HAS_CUT=has_cut, CHUNKS=self.chunks, BLOCK=DRAW_BLOCK, num_warps=8,
+        )  # fmt: skip
+        draw_kernel[(n,)](
+            logits, self.cut, part_max, part_all, part_kept, rows.state, is_end, rows.out_token, rows.out_logp,
+            rows.clock, vocabulary, inverse, logits.stride(0), rows.state.stride(0),
+            HAS_CUT=has_cut, IS_GREEDY=is_greedy, CHUNKS=self.chunks, CHUNKS_UP=power_of_2(self.chunks),
+            BLOCK=DRAW_BLOCK, num_warps=8,
+        )  # fmt: skip
+
+
+# Measured on an H200 (docs/log.md): keys a program reads at a time, and the pipeline that hides the memory's latency.
+ATTEND_BLOCK, ATTEND_WARPS, ATTEND_STAGES = 64, 4, 3
+PROGRAMS_PER_PROCESSOR = 8
+MOST_SPLITS = 32
+DRAW_BLOCK = 4096
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of 2 that is not below n."""
+    return 1 << (n - 1).bit_length()

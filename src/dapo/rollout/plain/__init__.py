@@ -1,0 +1,1 @@
+"""The reference: a dense cache and Hugging Face modules, nothing fused, nothing captured."""

@@ -1,0 +1,259 @@
+"""The reference engine: continuous batching over a dense KV cache, one token of every running response a tick.
+
+Running responses sit on rows 0..n−1. Nothing loops over them but what happens once per response: beginning and end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dapo.errors import EngineError
+from dapo.models.policy import Policy
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
+from dapo.rollout.families import rounded_up
+from dapo.rollout.noise import uniform
+from dapo.rollout.plain.decoder import Decoder
+from dapo.rollout.plain.rows import Rows
+from dapo.rollout.sampler import sample
+from dapo.rollout.written import Written, check_request, completions, from_state, to_state
+from dapo.types import StopReason
+
+# Padded tokens of one prefill pass: bounds its memory.
+PREFILL_TOKENS = 16384
+
+
+class PlainEngine:
+    """Writes responses with the trainer's own weights, in the trainer's process. Implements `Engine`.
+
+    `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt. An update of the weights in
+    place must be announced by `load_weights` before the next tick.
+    """
+
+    def __init__(
+        self, policy: Policy, *, sampling: SamplingParams, max_concurrent: int, max_tokens: int, version: int = 0
+    ) -> None:
+        self.sampling = sampling
+        self.max_concurrent = max_concurrent
+        self.max_tokens = max_tokens
+        self.version = version
+        self.tick = 0
+        self.faults: list[Fault] = []
+        self._waiting: deque[Written] = deque()
+        self._ids: set[int] = set()  # waiting or in flight
+        self._n_rows = 0  # rows in use, gaps included
+        self._gaps: list[int] = []  # rows below _n_rows whose response has ended
+        self._n_submitted = 0
+        self._is_paused = False
+        self._needs_prefill = False  # the KV of every row is void
+        self._bind(policy)
+
+    def _bind(self, policy: Policy) -> None:
+        self.policy = policy
+        self._decoder = Decoder(policy, rows=self.max_concurrent, max_tokens=self.max_tokens)
+        logp_dtype = torch.float64 if policy.dtype == torch.float64 else torch.float32
+        self._rows = Rows(rounded_up(self.max_concurrent), self.max_tokens, logp_dtype, policy.device)
+        self._is_end = torch.zeros(policy.head.weight.shape[0], dtype=torch.bool, device=policy.device)
+        self._is_end[list(policy.eos_ids)] = True
+
+    @property
+    def n_in_flight(self) -> int:
+        return self._n_rows - len(self._gaps)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def capacity(self) -> int:
+        return max(0, self.max_concurrent - self.n_in_flight - self.n_waiting)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        seen = set(self._ids)
+        for request in requests:
+            check_request(request, seen, self.max_tokens)
+            seen.add(request.id)
+        for request in requests:
+            self._waiting.append(Written(request, self._n_submitted))
+            self._n_submitted += 1
+        self._ids = seen
+
+    @torch.inference_mode()
+    def advance(self) -> list[Finished]:
+        if self._is_paused:
+            return []
+        self.tick += 1
+        self._seat()
+        n = self._n_rows
+        if n == 0:
+            return []
+        rows = self._rows
+        # Rows beyond the last response are computed along at position 0, which the next tenant writes before reading.
+        rows.length[n : rounded_up(n)] = 1
+        token, position = rows.last_tokens(rounded_up(n))
+        logits = self._decoder.step(token, position, int(rows.length[:n].max()))[:n]
+        drawn, logp = sample(logits, uniform(rows.words[:n], rows.noise_index(n)), self.sampling)
+        rows.append(n, position[:n], drawn, logp, self.version)
+        is_end, is_bad = torch.stack([self._is_end[drawn], ~logp.isfinite()]).cpu().numpy()  # the tick's one look
+        rows.length[:n] += ~is_bad
+        is_full = rows.length[:n] >= rows.limit[:n]
+
+        reasons = {
+            int(row): StopReason.ABORTED if is_bad[row] else StopReason.EOS if is_end[row] else StopReason.LENGTH
+            for row in np.flatnonzero(is_end | is_full | is_bad)
+        }
+        if is_bad.any():
+            self._report(np.flatnonzero(is_bad).tolist())
+        return self._finish(reasons)
+
+    @torch.inference_mode()
+    def abort(self, ids: Iterable[int]) -> list[Finished]:
+        wanted = set(ids) & self._ids
+        dropped = [item for item in self._waiting if item.request.id in wanted]
+        if dropped:
+            self._waiting = deque(item for item in self._waiting if item.request.id not in wanted)
+        rows = [
+            row for row, request in enumerate(self._rows.requests[: self._n_rows]) if request and request.id in wanted
+        ]
+        running = self._finish(dict.fromkeys(rows, StopReason.ABORTED))
+        self._ids -= wanted
+        return running + completions(dropped, [StopReason.ABORTED] * len(dropped), self.policy.tokenizer)
+
+    def load_weights(self, policy: Policy, version: int) -> None:
+        """Bump the version and void all KV. The weights are the trainer's own tensors, so nothing is transferred."""
+        if policy is not self.policy:
+            state = self.snapshot()
+            self._bind(policy)
+            self.restore(state)
+        self.version = version
+        self._needs_prefill = True
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    @torch.inference_mode()
+    def snapshot(self) -> EngineState:
+        """Void the KV here too, so that going on and being restored are the same computation, bit for bit."""
+        self._close_gaps()
+        self._needs_prefill = True
+        items = self._rows.read(range(self._n_rows)) + list(self._waiting)
+        meta = {
+            "tick": self.tick,
+            "version": self.version,
+            "n_submitted": self._n_submitted,
+            "n_running": self._n_rows,
+            "is_paused": self._is_paused,
+        }
+        return to_state(items, self._logp_dtype, meta)
+
+    @torch.inference_mode()
+    def restore(self, state: EngineState) -> None:
+        meta = state.meta
+        if meta["n_running"] > self.max_concurrent:
+            raise EngineError(
+                f"rollout.max_concurrent_responses = {self.max_concurrent}: the snapshot has {meta['n_running']} "
+                "responses in flight.",
+                remedy="Resume with at least as many.",
+            )
+        items = from_state(state)
+        seen: set[int] = set()
+        for item in items:
+            check_request(item.request, seen, self.max_tokens)
+            seen.add(item.request.id)
+        self._rows.free(range(len(self._rows.requests)))
+        self._n_rows, self._gaps = meta["n_running"], []
+        self._rows.put(range(self._n_rows), items[: self._n_rows])
+        self._waiting = deque(items[self._n_rows :])
+        self._ids = seen
+        self.tick, self.version, self._n_submitted = meta["tick"], meta["version"], meta["n_submitted"]
+        self._is_paused = meta["is_paused"]
+        self._needs_prefill = True
+
+    @property
+    def _logp_dtype(self) -> type:
+        return np.float64 if self._rows.logp.dtype == torch.float64 else np.float32
+
+    def _seat(self) -> None:
+        """Give free rows to waiting requests, close the gaps that remain, and prefill what has no KV."""
+        seats = self._gaps[: len(self._waiting)]  # the lowest: whatever gap is closed lies behind them
+        self._gaps = self._gaps[len(seats) :]
+        self._close_gaps()
+        n_new = min(len(self._waiting) - len(seats), self.max_concurrent - self._n_rows)
+        seats += range(self._n_rows, self._n_rows + n_new)
+        self._n_rows += n_new
+        self._rows.put(seats, [self._waiting.popleft() for _ in seats])
+        if self._needs_prefill:
+            seats = list(range(self._n_rows))
+            self._needs_prefill = False
+        self._prefill(seats)
+
+    def _close_gaps(self) -> None:
+        """Move the last responses into rows that ended, so that rows in use have no gap."""
+        n = self.n_in_flight
+        target = sorted(gap for gap in self._gaps if gap < n)
+        source = [row for row in range(n, self._n_rows) if self._rows.requests[row] is not None]
+        if target:
+            self._decoder.cache.move(source, target, int(self._rows.length[source].max()))
+            self._rows.move(source, target)
+        self._n_rows, self._gaps = n, []
+
+    def _prefill(self, rows: Sequence[int]) -> None:
+        """Compute the KV of everything but the newest token of these rows; equal prefixes are computed once."""
+        if not rows:
+            return
+        width = int(self._rows.length[list(rows)].max())
+        tokens = self._rows.tokens[list(rows), :width].cpu().numpy()
+        members: dict[bytes, list[int]] = {}
+        prefixes: list[NDArray[np.int64]] = []
+        for i, row in enumerate(rows):
+            prefix = tokens[i, : self._rows.length[row] - 1]
+            if len(prefix) == 0:
+                continue
+            known = members.setdefault(prefix.tobytes(), [])
+            if not known:
+                prefixes.append(prefix)
+            known.append(row)
+        prefixes.sort(key=len, reverse=True)
+        device = self.policy.device
+        while prefixes:
+            width = len(prefixes[0])
+            chunk = prefixes[: max(1, PREFILL_TOKENS // width)]
+            prefixes = prefixes[len(chunk) :]
+            ids = np.empty((len(chunk), rounded_up(width)), np.int64)
+            for i, prefix in enumerate(chunk):
+                # Padded with its own last token: another could bring a non-finite embedding into a healthy row.
+                ids[i, : len(prefix)], ids[i, len(prefix) :] = prefix, prefix[-1]
+            pairs = [(row, i) for i, prefix in enumerate(chunk) for row in members[prefix.tobytes()]]
+            target, source = torch.tensor(pairs, device=device).unbind(1)
+            self._decoder.prefill(torch.from_numpy(ids).to(device), target, source)
+
+    def _report(self, bad: Sequence[int]) -> None:
+        """Note responses whose logits were not finite, and clean their rows for the next tenant."""
+        for row in bad:
+            request = self._rows.requests[row]
+            assert request is not None, f"row {row} holds no response"
+            position = int(self._rows.length[row] - self._rows.start[row])
+            self.faults.append(Fault(self.tick, request, position, "logits are not finite"))
+        self._decoder.cache.clear(bad)
+
+    def _finish(self, reasons: dict[int, StopReason]) -> list[Finished]:
+        """Free these rows and return their completions in order of submission."""
+        if not reasons:
+            return []
+        rows = sorted(reasons, key=lambda row: self._rows.order[row])
+        items = self._rows.read(rows)
+        self._rows.free(rows)
+        self._gaps = sorted([*self._gaps, *rows])
+        self._ids -= {item.request.id for item in items}
+        return completions(items, [reasons[row] for row in rows], self.policy.tokenizer)
+
+
+if TYPE_CHECKING:
+    _implements: type[Engine] = PlainEngine

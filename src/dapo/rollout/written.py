@@ -1,0 +1,86 @@
+"""A request with what was written for it so far, and what every local engine does with such: refuse, store, hand over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dapo.errors import EngineError
+from dapo.rollout.engine import EngineState, Finished, NoiseKey, Request, concatenated
+from dapo.types import Completion, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A request and what was written for it so far."""
+
+    request: Request
+    order: int  # of submission
+    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    logp: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.float32))
+    version: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+
+
+def check_request(request: Request, seen: set[int], max_tokens: int) -> None:
+    """Refuse by name what can never be written."""
+    name = f"request {request.id} (problem {request.key.problem!r})"
+    if request.id in seen:
+        raise EngineError(f"{name}: this id is in flight already.")
+    if not request.prompt:
+        raise EngineError(f"{name}: the prompt is empty; a response needs at least one token to follow.")
+    if request.max_new_tokens < 1:
+        raise EngineError(f"{name}: max_new_tokens = {request.max_new_tokens} leaves nothing to write.")
+    if len(request.prompt) + request.max_new_tokens > max_tokens:
+        raise EngineError(
+            f"{name}: a prompt of {len(request.prompt)} tokens and a response of up to {request.max_new_tokens} do "
+            f"not fit the cache of {max_tokens} tokens a response.",
+            remedy="Lower limits.max_prompt_tokens, so that such problems are dropped and counted.",
+        )
+
+
+def completions(items: Sequence[Written], reasons: Sequence[StopReason], tokenizer: Any) -> list[Finished]:
+    """Items as completions, their texts decoded in one call."""
+    if tokenizer is None or not items:
+        texts = [""] * len(items)
+    else:
+        texts = tokenizer.batch_decode([item.tokens for item in items], skip_special_tokens=True)
+    return [
+        (item.request, Completion(item.tokens, item.logp, item.version, reason, text))
+        for item, reason, text in zip(items, reasons, texts, strict=True)
+    ]
+
+
+def to_state(items: Sequence[Written], logp_dtype: type, meta: Mapping[str, Any]) -> EngineState:
+    """A snapshot: `meta` of the engine, and the items without their KV."""
+    described = {
+        **meta,
+        "requests": [asdict(item.request) for item in items],
+        "order": [item.order for item in items],
+        "lengths": [len(item.tokens) for item in items],
+    }
+    arrays = {
+        "tokens": concatenated([item.tokens for item in items], np.int32),
+        "logp": concatenated([item.logp for item in items], logp_dtype),
+        "token_version": concatenated([item.version for item in items], np.int32),
+    }
+    return EngineState(described, arrays)
+
+
+def from_state(state: EngineState) -> list[Written]:
+    """The items of a snapshot."""
+    bounds = [0, *accumulate(state.meta["lengths"])]
+    parts = [slice(start, end) for start, end in pairwise(bounds)]
+    return [
+        Written(_request(raw), order, *(state.arrays[name][part] for name in ("tokens", "logp", "token_version")))
+        for raw, order, part in zip(state.meta["requests"], state.meta["order"], parts, strict=True)
+    ]
+
+
+def _request(raw: dict[str, Any]) -> Request:
+    """A request from its JSON."""
+    return Request(**{**raw, "prompt": tuple(raw["prompt"]), "key": NoiseKey(**raw["key"])})
