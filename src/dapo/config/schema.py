@@ -39,6 +39,10 @@ class ModelConfig(Section):
         "auto", description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU."
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
+    kernels: Literal["fused", "plain"] = Field(
+        "fused",
+        description="fused: on CUDA, Triton kernels for norms, feed-forward, positions and logits; plain: none.",
+    )
     lora: LoraConfig = LoraConfig()
 
 
