@@ -233,6 +233,10 @@ class TrainConfig(Section):
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decays.")
     grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient of an update.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass: less memory.")
+    moments: Literal["float32", "int8", "host"] = Field(
+        "float32",
+        description="AdamW's moments: float32, int8 (2 bytes a weight instead of 8), or in host memory (exact, slow).",
+    )
     max_bad_updates: int = Field(
         3, ge=0, description="Updates in a row that may be skipped for a non-finite gradient before the run stops."
     )

@@ -415,7 +415,11 @@ def make_learner(
 
     def optimizer(module: torch.nn.Module) -> Optimizer:
         return Optimizer(
-            module.named_parameters(), betas=train.betas, weight_decay=train.weight_decay, grad_clip=train.grad_clip
+            module.named_parameters(),
+            betas=train.betas,
+            weight_decay=train.weight_decay,
+            grad_clip=train.grad_clip,
+            moments=train.moments,
         )
 
     if train.gradient_checkpointing:
