@@ -5,6 +5,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# The CPU build of torch comes without Triton; its kernels' logic is tested by its interpreter. Without dependencies, because
+# a CUDA build of torch brings its own version, which then stays.
+TRITON := triton==3.6.0
 
 .PHONY: help quickstart test test-slow check format lint types clean
 
@@ -21,6 +24,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once; about 2 minutes and 1.6 GB with the CPU build of torch) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m dapo.models.triton_support || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(TRITON) \
+		|| echo "No Triton for this platform: the tests of its kernels are left out."
 	@touch $@
 
 quickstart: $(INSTALLED)

@@ -1,9 +1,32 @@
 """One thread per test process: two cores run two of them, and sums are the same every time."""
 
+import os
+
 import pytest
 import torch
 
+from dapo.models.triton_support import has_triton, is_interpreted
+
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # read when a kernel is defined, so before any of ours is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def mend_interpreter() -> None:
+    """Triton 3.6's interpreter makes a loop bound out of an array of one element by int(), which numpy 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_mend(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_and_mend
+
+
+if has_triton() and is_interpreted():
+    mend_interpreter()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dapo.models.logprobs import head_logits, linear_logprobs, plain_logprobs
+from dapo.models.logprobs import chunk_size, head_logits, linear_logprobs, plain_logprobs
+from dapo.models.triton_support import has_triton, is_interpreted
+
+needs_interpreter = pytest.mark.skipif(not (has_triton() and is_interpreted()), reason="needs Triton's interpreter")
 
 
 def inputs(N: int, H: int, V: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -102,3 +105,54 @@ def test_the_logits_of_all_tokens_never_exist():
         plain_logprobs(hidden, weight, target, temperature=1.0)[0].sum().backward()
     assert chunked.elements == chunk * V
     assert plain.elements == N * V
+
+
+@pytest.mark.parametrize("keeps_logits", [False, True])
+@pytest.mark.parametrize("is_fused", [False, pytest.param(True, marks=needs_interpreter)])
+@pytest.mark.parametrize(("N", "V", "chunk"), [(7, 37, 3), (5, 4100, 5), (1, 2, 4)])
+def test_kept_logits_and_kernels_equal_plain(keeps_logits: bool, is_fused: bool, N: int, V: int, chunk: int):
+    hidden, weight, bias, target = (x.detach() for x in inputs(N, 8, V, torch.float32))
+    scale = torch.randn(N)
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        leaves = [x.to(dtype).requires_grad_() for x in (hidden, weight, bias)]
+        h, w, b = leaves
+        if dtype == torch.float64:
+            logp, entropy = plain_logprobs(h, w, target, temperature=0.7, bias=b)
+        else:
+            logp, entropy = linear_logprobs(
+                h, w, target, temperature=0.7, bias=b, chunk_tokens=chunk, keeps_logits=keeps_logits, is_fused=is_fused
+            )
+        results.append([logp, entropy, *torch.autograd.grad((logp * scale).sum(), leaves)])
+    for exact, got in zip(*results, strict=True):
+        assert_close(got.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+@needs_interpreter
+def test_the_kernel_takes_logits_of_minus_infinity():
+    from dapo.models.kernels.logits import logit_gradient, logit_scores
+
+    logits = torch.randn(3, 10)
+    logits[0, :5] = float("-inf")
+    logits[1, 4:] = float("-inf")
+    target = torch.tensor([6, 0, 9])
+    logp, normaliser, entropy = logit_scores(logits, target, temperature=0.5, with_entropy=True)
+    p = (logits / 0.5).softmax(-1)
+    assert_close(logp, p.log()[torch.arange(3), target])
+    assert_close(entropy, -torch.xlogy(p, p).sum(-1))
+    grad = logit_gradient(
+        logits.clone(), target, normaliser, torch.tensor([1.0, -2.0, 0.0]), temperature=0.5, dtype=torch.bfloat16
+    )
+    one = torch.nn.functional.one_hot(target, 10)
+    expected = (one - p) / 0.5 * torch.tensor([1.0, -2.0, 0.0])[:, None]
+    assert_close(grad, expected.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("N", "V"), [(1, 152_000), (1766, 152_000), (8192, 151_936), (16_384, 151_936), (5000, 49_152)]
+)
+def test_chunks_on_cuda_hold_a_gibibyte_and_are_of_equal_size(N: int, V: int):
+    chunk = chunk_size(N, V, "cuda")
+    assert chunk * V <= (1 << 28) + 128 * V
+    n_chunks = -(-N // chunk)
+    assert n_chunks * chunk - N < 128 * n_chunks

@@ -5,11 +5,22 @@ import torch
 from torch.nn import Linear
 from torch.testing import assert_close
 
+from dapo.trainer.moments import (
+    BLOCK,
+    Kind,
+    pack_first,
+    pack_second,
+    random_code,
+    unpack_first,
+    unpack_second,
+)
 from dapo.trainer.optimizer import Optimizer, warmup_lr
 
 
-def optimizer_of(module: torch.nn.Module, grad_clip: float = 1e9) -> Optimizer:
-    return Optimizer(module.named_parameters(), betas=(0.9, 0.999), weight_decay=0.01, grad_clip=grad_clip)
+def optimizer_of(module: torch.nn.Module, grad_clip: float = 1e9, moments: Kind = "float32") -> Optimizer:
+    return Optimizer(
+        module.named_parameters(), betas=(0.9, 0.999), weight_decay=0.01, grad_clip=grad_clip, moments=moments
+    )
 
 
 def backward(module: Linear, x: torch.Tensor) -> None:
@@ -29,7 +40,6 @@ def test_float32_is_plain_adamw():
     for _ in range(3):
         x = torch.randn(5, 4)
         backward(ours, x)
-        optimizer.accumulate()
         optimizer.step(1e-2)
         reference.zero_grad()
         backward(theirs, x)
@@ -43,7 +53,6 @@ def test_16_bit_weights_move_by_less_than_their_own_precision():
     optimizer = optimizer_of(module)
     for _ in range(40):
         backward(module, torch.ones(1, 4, dtype=torch.bfloat16))
-        optimizer.accumulate()
         optimizer.step(1e-4)  # a bf16 near 1 has steps of 0.0039: one update alone would be rounded away
     assert float(optimizer.masters["weight"].max()) == pytest.approx(1 - 40e-4, abs=1e-3)
     assert torch.equal(module.weight, optimizer.masters["weight"].bfloat16())
@@ -56,7 +65,6 @@ def test_gradients_of_micro_batches_add_up_in_float32():
     optimizer = optimizer_of(module)
     for size in (256.0, 1.0):  # 256 + 1 is 256 in bfloat16
         (module.weight * size).sum().backward()
-        optimizer.accumulate()
     assert optimizer.masters["weight"].grad is not None
     assert optimizer.masters["weight"].grad.item() == 257.0
 
@@ -67,7 +75,6 @@ def test_a_non_finite_gradient_changes_nothing(bad: float):
     before = module.weight.detach().clone()
     optimizer = optimizer_of(module)
     (module.weight * bad).sum().backward()
-    optimizer.accumulate()
     outcome = optimizer.step(1.0)
     assert outcome.is_skipped
     assert torch.equal(module.weight, before)
@@ -83,22 +90,106 @@ def test_the_norm_is_reported_before_clipping():
     assert optimizer.step(0.0).gradient_norm == pytest.approx(5.0)
 
 
+def test_16_bit_gradients_never_exist_together():
+    module = torch.nn.Sequential(Linear(3, 3), Linear(3, 3)).bfloat16()
+    optimizer = optimizer_of(module)
+    module(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert all(master.grad is not None for master in optimizer.masters.values())
+
+
+def test_a_norm_above_the_limit_is_clipped_to_it_and_one_below_is_left():
+    for size, expected in ((5.0, 1.0), (0.5, 0.5)):
+        module = Linear(2, 2, bias=False)
+        optimizer = optimizer_of(module, grad_clip=1.0)
+        (module.weight * size / 2).sum().backward()  # four entries of size/2: the norm is size
+        seen = []
+        optimizer.moments.update = lambda masters, _lr, seen=seen: seen.append(masters["weight"].grad.norm().item())
+        optimizer.step(1.0)
+        assert seen == pytest.approx([expected], rel=1e-5)
+
+
+def train_together(moments: Kind, steps: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights after `steps` of a noisy regression, with moments in float32 and in the kind to compare."""
+    weights = []
+    for kind in ("float32", moments):
+        torch.manual_seed(1)
+        module = Linear(40, 30).to(dtype)
+        optimizer = optimizer_of(module, moments=kind)
+        truth = torch.randn(30, 40)
+        for _ in range(steps):
+            x = torch.randn(16, 40)
+            (module(x.to(dtype)).float() - x @ truth.t()).square().mean().backward()
+            optimizer.step(1e-2)
+        weights.append(optimizer.masters["weight"].detach().clone())
+    return weights[0], weights[1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_state_saved_and_loaded_goes_on_bit_for_bit(dtype: torch.dtype):
+def test_moments_in_host_memory_give_the_same_bits(dtype: torch.dtype):
+    resident, host = train_together("host", 20, dtype)
+    assert torch.equal(resident, host)
+
+
+@pytest.mark.parametrize("steps", [20, 300])
+def test_8_bit_moments_track_float32(steps: int):
+    exact, packed = train_together("int8", steps)
+    torch.manual_seed(1)
+    start = Linear(40, 30).weight.detach()
+    # The path differs by rounding noise: within 5 % of the distance walked.
+    assert (packed - exact).norm() < 0.05 * (exact - start).norm()
+
+
+def test_8_bit_codes_hold_their_value_on_average_and_nearly_each_time():
+    values = torch.randn(3 * BLOCK + 17) * torch.logspace(-3, 0, 3 * BLOCK + 17)
+    noise = torch.Generator().manual_seed(0)
+    code, scale = torch.zeros(len(values), dtype=torch.int8), torch.zeros(4)
+    total = torch.zeros_like(values)
+    for _ in range(400):
+        pack_first(values, code, scale, noise)
+        total += unpack_first(code, scale)
+    peak = torch.stack([part.abs().max() for part in values.split(BLOCK)])
+    assert_close(scale, peak)
+    step = 2 / 127  # the widest gap between neighbouring codes, of the block's scale
+    reach = step * torch.repeat_interleave(peak, BLOCK)[: len(values)]
+    assert ((unpack_first(code, scale) - values).abs() <= reach).all()
+    assert ((total / 400 - values).abs() <= 5 * reach / 2 / 400**0.5).all()
+
+
+def test_a_second_moment_above_zero_never_becomes_zero():
+    values = torch.full((BLOCK,), 1e-14)
+    values[0], values[1] = 1.0, 0.0
+    code, scale = torch.zeros(BLOCK, dtype=torch.uint8), torch.zeros(1)
+    pack_second(values, code, scale, torch.Generator().manual_seed(0))
+    unpacked = unpack_second(code, scale)
+    assert unpacked[0] == 1
+    assert unpacked[1] == 0
+    assert (unpacked[2:] > 0).all()
+
+
+def test_the_ends_of_the_range_are_exact():
+    ends = torch.tensor([0.0, 1.0])
+    for levels, power in ((127, 2), (255, 4)):
+        drawn = random_code(ends, levels=levels, power=power, noise=torch.Generator().manual_seed(0))
+        assert drawn.tolist() == [0, levels]
+
+
+@pytest.mark.parametrize("moments", ["float32", "int8", "host"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_saved_and_loaded_goes_on_bit_for_bit(dtype: torch.dtype, moments: Kind):
     def three_steps(module: Linear, optimizer: Optimizer, seed: int) -> None:
         for i in range(3):
             x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed + i)).to(dtype)
             backward(module, x)
-            optimizer.accumulate()
             optimizer.step(1e-2)
 
     straight = Linear(4, 3).to(dtype)
-    optimizer = optimizer_of(straight)
+    optimizer = optimizer_of(straight, moments=moments)
     three_steps(straight, optimizer, 0)
     saved = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
     resumed = Linear(4, 3).to(dtype)
     resumed.load_state_dict(straight.state_dict())
-    other = optimizer_of(resumed)
+    other = optimizer_of(resumed, moments=moments)
     other.load_tensors(saved)
     three_steps(straight, optimizer, 10)
     three_steps(resumed, other, 10)

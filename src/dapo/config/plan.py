@@ -132,12 +132,14 @@ def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) ->
     weight = {"bfloat16": 2, "float32": 4, "float64": 8, "auto": 2 if is_cuda else 4}[config.model.dtype]
     rank = config.model.lora.rank
     trained = shape.lora_parameters(rank) if rank else shape.parameters
-    # Gradients accumulate in float32; AdamW keeps two float32 moments, and a float32 master where weights are 16 bits.
-    per_trained = max(4, weight) + 8 + (4 if weight == 2 else 0)
+    # Gradients accumulate in float32; AdamW keeps two moments, and a float32 master where weights are 16 bits. An 8-bit
+    # moment has a float32 scale per 256 weights.
+    moments = {"float32": 2 * max(4, weight), "int8": 2 * (1 + 4 / 256), "host": 0}[config.train.moments]
+    per_trained = max(4, weight) + moments + (4 if weight == 2 else 0)
     models = 2 if config.has_critic else 1
     sharded = {
         "weights": shape.parameters * weight,
-        "gradients and optimizer": trained * per_trained,
+        "gradients and optimizer": int(trained * per_trained),
     }
     parts = {name: models * size // gpus for name, size in sharded.items()}
     if config.has_reference:

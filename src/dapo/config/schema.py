@@ -39,6 +39,10 @@ class ModelConfig(Section):
         "auto", description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU."
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
+    kernels: Literal["fused", "plain"] = Field(
+        "fused",
+        description="fused: on CUDA, Triton kernels for norms, feed-forward, positions and logits; plain: none.",
+    )
     lora: LoraConfig = LoraConfig()
 
 
@@ -229,6 +233,10 @@ class TrainConfig(Section):
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decays.")
     grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient of an update.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass: less memory.")
+    moments: Literal["float32", "int8", "host"] = Field(
+        "float32",
+        description="AdamW's moments: float32, int8 (2 bytes a weight instead of 8), or in host memory (exact, slow).",
+    )
     max_bad_updates: int = Field(
         3, ge=0, description="Updates in a row that may be skipped for a non-finite gradient before the run stops."
     )

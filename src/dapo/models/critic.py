@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 from dapo.errors import EngineError
+from dapo.models.fused_layers import fuse_layers
 from dapo.models.load import load_pretrained
 from dapo.models.packing import Packed, packed_hidden
 
@@ -47,9 +48,13 @@ class Critic(nn.Module):
         return nn.functional.linear(hidden.to(dtype), head.weight.to(dtype), head.bias.to(dtype))[:, 0]
 
 
-def load_critic(path: str, *, dtype: torch.dtype, device: str, revision: str | None = None) -> Critic:
+def load_critic(
+    path: str, *, dtype: torch.dtype, device: str, revision: str | None = None, is_fused: bool = True
+) -> Critic:
     """A saved critic, or a fresh one on the backbone of a policy's folder or hub name."""
     critic = Critic(load_pretrained(AutoModel, path, dtype=dtype, device=device, revision=revision)).eval()
+    if is_fused:
+        fuse_layers(critic.backbone)
     head_file = Path(path) / HEAD_FILE
     if head_file.exists():
         weights = load_file(head_file, device=device)

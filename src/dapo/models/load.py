@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from dapo.errors import EngineError
+from dapo.models.fused_layers import fuse_layers
 from dapo.models.packing import PACKED_ATTENTION, pack
 from dapo.models.policy import Policy
 
@@ -20,10 +21,18 @@ transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 1.0, torch.float16: 0.3}
 
 
-def load_policy(path: str, *, dtype: torch.dtype, device: str, revision: str | None = None) -> Policy:
-    """A Hugging Face folder or hub name as a policy, in evaluation mode (no dropout: π_old must be reproducible)."""
+def load_policy(
+    path: str, *, dtype: torch.dtype, device: str, revision: str | None = None, is_fused: bool = True
+) -> Policy:
+    """A Hugging Face folder or hub name as a policy, in evaluation mode (no dropout: π_old must be reproducible).
+
+    `is_fused` lets kernels take over the memory-bound parts where there are some for this device and family.
+    """
     model = load_pretrained(AutoModelForCausalLM, path, dtype=dtype, device=device, revision=revision)
     policy = Policy(model, load_pretrained_tokenizer(path, revision=revision)).eval()
+    policy.is_fused = is_fused
+    if is_fused:
+        fuse_layers(policy.backbone)
     check_packing(policy)
     return policy
 

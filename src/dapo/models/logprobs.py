@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Elements of the largest block of logits, 2^24: 64 MiB in float32, one chunk of 110 tokens at a vocabulary of 152,000.
+from dapo.models.triton_support import runs_triton
+
+# Elements of the largest block of logits. On a CPU 2^24 (64 MiB in float32, 110 tokens at a vocabulary of 152,000); on
+# CUDA 2^28 (1 GiB, 1,766 tokens), for a matrix product of 110 rows is bound by reading the weights.
 CHUNK_ELEMENTS = 1 << 24
+CUDA_CHUNK_ELEMENTS = 1 << 28
+
+# On CUDA all logits of a micro-batch stay for the backward pass, which saves their second computation, if they take at
+# most this share of the device's memory and this share of what is free of it.
+KEPT_SHARE_OF_DEVICE = 0.05
+KEPT_SHARE_OF_FREE = 0.25
 
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -19,7 +32,7 @@ def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
         logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     else:
         logits = hidden.float() @ weight.float().t()
-    return logits if bias is None else logits + bias
+    return logits if bias is None else logits.add_(bias) if not logits.requires_grad else logits + bias
 
 
 def plain_logprobs(
@@ -40,80 +53,172 @@ def linear_logprobs(
     chunk_tokens: int | None = None,
     bias: Tensor | None = None,
     with_entropy: bool = True,
+    keeps_logits: bool | None = None,
+    is_fused: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden Wᵀ / τ)[target] and the entropy of that softmax, per token.
 
     hidden [N, H], weight [V, H], target [N]. Returns (logp [N], entropy [N]); the entropy carries no gradient and is 0
     when it is not asked for. Logits are float32 (float64 for float64 inputs) and exist for `chunk_tokens` tokens at a
-    time, in the backward pass too, where they are made again. Gradients flow to hidden, weight and bias.
+    time, in the backward pass too, where they are made again unless memory is plenty. Gradients flow to hidden, weight
+    and bias. On CUDA the passes over the logits are one kernel each; `is_fused` False takes the plain ones.
     """
     assert temperature > 0, f"temperature {temperature}: log-probs of greedy decoding are not defined"
-    chunk = chunk_tokens or max(1, CHUNK_ELEMENTS // weight.shape[0])
-    logp, entropy = _LinearLogprobs.apply(hidden, weight, bias, target, temperature, chunk, with_entropy)  # type: ignore[no-untyped-call]
+    if is_fused is None:
+        is_fused = runs_triton(hidden.device.type) and hidden.dtype != torch.float64
+    wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
+    if keeps_logits is None:
+        keeps_logits = is_fused and wants_grad and _fits(len(hidden) * weight.shape[0], hidden.device)
+    settings = _Settings(
+        temperature=temperature,
+        chunk=chunk_tokens or chunk_size(len(hidden), weight.shape[0], hidden.device.type),
+        with_entropy=with_entropy,
+        keeps_logits=keeps_logits and wants_grad,
+        is_fused=is_fused,
+    )
+    logp, entropy = _LinearLogprobs.apply(hidden, weight, bias, target, settings)  # type: ignore[no-untyped-call]
     return logp, entropy
+
+
+def chunk_size(N: int, V: int, device_type: str) -> int:
+    """Tokens at a time: what the largest block holds, in chunks of nearly equal size."""
+    if device_type != "cuda":
+        return max(1, CHUNK_ELEMENTS // V)
+    most = max(128, CUDA_CHUNK_ELEMENTS // V // 128 * 128)
+    n_chunks = ceil(N / most)
+    return ceil(N / n_chunks / 128) * 128 if N else 1
+
+
+def _fits(n_logits: int, device: torch.device) -> bool:
+    """All logits in float32 are a small part of the device and of what is free of it."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return 4 * n_logits <= min(KEPT_SHARE_OF_DEVICE * total, KEPT_SHARE_OF_FREE * free)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    temperature: float
+    chunk: int
+    with_entropy: bool
+    keeps_logits: bool
+    is_fused: bool
+
+    def parts(self, N: int) -> Iterator[slice]:
+        return (slice(start, min(start + self.chunk, N)) for start in range(0, N, self.chunk))
 
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        temperature: float,
-        chunk: int,
-        with_entropy: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         normaliser = torch.empty_like(logp)
         entropy = torch.zeros_like(logp)
-        for start in range(0, len(hidden), chunk):
-            part = slice(start, start + chunk)
-            logits = head_logits(hidden[part], weight, bias).div_(temperature)
-            normaliser[part] = torch.logsumexp(logits, dim=-1)
-            logp[part] = logits.gather(-1, target[part, None])[:, 0] - normaliser[part]
-            if with_entropy:  # H = log Z − Σ p z; a token of probability 0 (z = −inf) adds nothing
-                p = (logits - normaliser[part, None]).exp_()
-                entropy[part] = normaliser[part] - p.mul_(logits.masked_fill_(p == 0, 0)).sum(-1)
+        kept = []
+        for part in settings.parts(len(hidden)):
+            logits = head_logits(hidden[part], weight, bias)
+            scores = _fused_scores if settings.is_fused else _plain_scores
+            logp[part], normaliser[part], entropy[part] = scores(logits, target[part], settings)
+            if settings.keeps_logits:
+                kept.append(logits)
         ctx.save_for_backward(hidden, weight, bias, target, normaliser)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.settings, ctx.kept = settings, kept
         ctx.mark_non_differentiable(entropy)
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, target, normaliser = ctx.saved_tensors
+        settings: _Settings = ctx.settings
+        kept: list[Tensor | None] = ctx.kept
         grad_logp = grad_outputs[0]
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         # Sums over tokens are kept in float32 (float64), whatever the weights are.
-        grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype) if wants_weight else None
+        grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=normaliser.dtype) if wants_bias else None
-        for start in range(0, len(hidden), ctx.chunk):
-            part = slice(start, start + ctx.chunk)
-            logits = head_logits(hidden[part], weight, bias).div_(ctx.temperature)
-            # d logp / d logits = (1[target] − p) / τ
-            grad = (logits - normaliser[part, None]).exp_().mul_(-grad_logp[part, None])
-            grad.scatter_add_(1, target[part, None], grad_logp[part, None])
-            grad.div_(ctx.temperature)
+        gradient = _fused_gradient if settings.is_fused else _plain_gradient
+        for i, part in enumerate(settings.parts(len(hidden))):
+            logits = kept[i] if kept else head_logits(hidden[part], weight, bias)
+            assert logits is not None, "a gradient is taken once: the kept logits are gone"
+            grad = gradient(logits, target[part], normaliser[part], grad_logp[part], settings.temperature, hidden.dtype)
+            if kept:
+                kept[i] = None
+            del logits
             if grad_bias is not None:
-                grad_bias += grad.sum(0)
-            half = grad.to(hidden.dtype)
+                grad_bias += grad.sum(0, dtype=grad_bias.dtype)
             if grad_hidden is not None:
-                grad_hidden[part] = half @ weight
-            if grad_weight is not None:
-                if half.dtype == grad_weight.dtype:
-                    grad_weight.addmm_(half.t(), hidden[part])
-                else:
-                    grad_weight += head_logits(half.t(), hidden[part].t())
+                torch.mm(grad, weight, out=grad_hidden[part])
+            if wants_weight:
+                grad_weight = _add_product(grad_weight, grad.t(), hidden[part], normaliser.dtype)
+            del grad
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
             None,
             None,
-            None,
-            None,
         )
+
+
+def _plain_scores(logits: Tensor, target: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """(logp, log-normaliser, entropy) of logits before the temperature; they stay as they are if they are kept."""
+    scaled = logits / settings.temperature if settings.keeps_logits else logits.div_(settings.temperature)
+    normaliser = torch.logsumexp(scaled, dim=-1)
+    logp = scaled.gather(-1, target[:, None])[:, 0] - normaliser
+    if not settings.with_entropy:
+        return logp, normaliser, torch.zeros_like(logp)
+    p = (scaled - normaliser[:, None]).exp_()
+    # H = log Z − Σ p z; a token of probability 0 (z = −inf) adds nothing
+    return logp, normaliser, normaliser - p.mul_(scaled.masked_fill_(p == 0, 0)).sum(-1)
+
+
+def _fused_scores(logits: Tensor, target: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor]:
+    from dapo.models.kernels.logits import logit_scores
+
+    return logit_scores(logits, target, temperature=settings.temperature, with_entropy=settings.with_entropy)
+
+
+def _plain_gradient(
+    logits: Tensor, target: Tensor, normaliser: Tensor, grad_logp: Tensor, temperature: float, dtype: torch.dtype
+) -> Tensor:
+    """d logp / d logits = (1[target] − p) / τ, times the incoming gradient; the logits are used up."""
+    grad = logits.div_(temperature).sub_(normaliser[:, None]).exp_().mul_(-grad_logp[:, None])
+    grad.scatter_add_(1, target[:, None], grad_logp[:, None])
+    return grad.div_(temperature).to(dtype)
+
+
+def _fused_gradient(
+    logits: Tensor, target: Tensor, normaliser: Tensor, grad_logp: Tensor, temperature: float, dtype: torch.dtype
+) -> Tensor:
+    from dapo.models.kernels.logits import logit_gradient
+
+    return logit_gradient(logits, target, normaliser, grad_logp, temperature=temperature, dtype=dtype)
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + a @ b in `dtype`, in place where there is a total."""
+    if total is None:
+        return head_logits(a, b.t())
+    if a.dtype == dtype:
+        return total.addmm_(a, b)
+    if a.is_cuda and _adds_in_float32():
+        return torch.addmm(total, a, b, out_dtype=dtype, out=total)
+    return total.add_(head_logits(a, b.t()))
+
+
+@cache
+def _adds_in_float32() -> bool:
+    """This torch adds a product of 16-bit matrices onto a float32 one in place; older ones refuse."""
+    ones = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
+    total = torch.ones(16, 16, device="cuda")
+    try:
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((total == 17).all())

@@ -157,12 +157,24 @@ def packed_attention(
     if unknown:
         raise EngineError(f"{type(module).__name__} wants attention with {unknown[0]}, which packed attention has not.")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
-    window = sliding_window if sliding_window is not None and sliding_window < packed.max_length else None
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0:
-        output = _varlen(q, k, v, packed, scaling, window)
-    else:
-        output = _bucketed(q, k, v, packed, scaling, window, dropout)
-    return output[None], None
+    return attend(q, k, v, packed, scaling=scaling, window=sliding_window, dropout=dropout)[None], None
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packed: Packed,
+    *,
+    scaling: float | None = None,
+    window: int | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Causal attention inside each sequence; q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
+    window = window if window is not None and window < packed.max_length else None
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0:
+        return _varlen(q, k, v, packed, scaling, window)
+    return _bucketed(q, k, v, packed, scaling, window, dropout)
 
 
 def _bucketed(

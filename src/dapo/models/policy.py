@@ -20,6 +20,7 @@ class Policy(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         self.eos_ids = end_tokens(model, tokenizer)
+        self.is_fused = True  # kernels over the logits, where this device has them
 
     @property
     def base(self) -> Any:
@@ -62,6 +63,7 @@ class Policy(nn.Module):
             temperature=temperature,
             bias=getattr(self.head, "bias", None),
             with_entropy=with_entropy,
+            is_fused=None if self.is_fused else False,
         )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+from dapo.trainer.moments import Kind, make_moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,8 @@ class Optimizer:
     """Owns the masters of one module's parameters.
 
     Parameters of 16 bits have a float32 master, rounded in place into the same storage after each step; wider ones are
-    their own master. `accumulate` is called after each backward pass.
+    their own master. A 16-bit gradient moves into its master as soon as the backward pass has made it, so that the
+    16-bit gradients of all parameters never exist together; wider ones accumulate where they are.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Optimizer:
         betas: tuple[float, float],
         weight_decay: float,
         grad_clip: float,
+        moments: Kind = "float32",
     ) -> None:
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         self.masters = {
@@ -42,38 +47,43 @@ class Optimizer:
         }
         self.grad_clip = grad_clip
         is_cuda = any(p.is_cuda for p in self.parameters.values())
-        self.adam = torch.optim.AdamW(
-            list(self.masters.values()),
-            lr=0.0,
-            betas=betas,
-            weight_decay=weight_decay,
-            fused=is_cuda,
-            foreach=not is_cuda,
-        )
+        self.moments = make_moments(moments, betas=betas, weight_decay=weight_decay, is_cuda=is_cuda)
+        self.rounded = [name for name, p in self.parameters.items() if self.masters[name] is not p]
+        for name in self.rounded:
+            self._move_gradient_to(self.masters[name], self.parameters[name])
 
-    def accumulate(self) -> None:
-        """Move 16-bit gradients into their float32 masters; wider ones accumulate where they are."""
-        for name, parameter in self.parameters.items():
-            master = self.masters[name]
-            if master is parameter or parameter.grad is None:
-                continue
-            gradient = parameter.grad.float()
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    def _move_gradient_to(self, master: Parameter, parameter: Parameter) -> None:
+        def move(parameter: Tensor) -> None:
+            if parameter.grad is None:
+                return
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.add_(parameter.grad)
             parameter.grad = None
 
+        parameter.register_post_accumulate_grad_hook(move)
+
+    @torch.no_grad()
     def step(self, lr: float) -> UpdateOutcome:
-        masters = [master for master in self.masters.values() if master.grad is not None]
-        norm = float(torch.nn.utils.clip_grad_norm_(masters, self.grad_clip)) if masters else 0.0
-        if not torch.isfinite(torch.tensor(norm)):
+        """Clip, update, round into the parameters. The host waits for the device once, for the gradient's norm."""
+        masters = {name: master for name, master in self.masters.items() if master.grad is not None}
+        if not masters:
+            return UpdateOutcome(0.0, is_skipped=False)
+        grads = [master.grad for master in masters.values() if master.grad is not None]
+        total = torch.nn.utils.get_total_norm(grads)
+        norm = float(total)
+        if not isfinite(norm):
             self.zero_grad()
             return UpdateOutcome(norm, is_skipped=True)
-        for group in self.adam.param_groups:
-            group["lr"] = lr
-        self.adam.step()
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                if self.masters[name] is not parameter:
-                    parameter.copy_(self.masters[name])
+        coefficient = self.grad_clip / (total + 1e-6)
+        if float(coefficient) < 1:
+            torch._foreach_mul_(grads, coefficient)
+        self.moments.update(masters, lr)
+        if self.rounded:
+            torch._foreach_copy_(
+                [self.parameters[name] for name in self.rounded], [self.masters[name] for name in self.rounded]
+            )
         self.zero_grad()
         return UpdateOutcome(norm, is_skipped=False)
 
@@ -84,23 +94,11 @@ class Optimizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint needs beside the module's own weights."""
-        saved: dict[str, Tensor] = {}
-        for name, master in self.masters.items():
-            if master is not self.parameters[name]:
-                saved[f"master.{name}"] = master.detach()
-            for key, value in self.adam.state.get(master, {}).items():
-                saved[f"{key}.{name}"] = value
-        return saved
+        return {f"master.{name}": self.masters[name].detach() for name in self.rounded} | self.moments.tensors()
 
+    @torch.no_grad()
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        for name, master in self.masters.items():
-            if master is not self.parameters[name]:
-                with torch.no_grad():
-                    master.copy_(saved[f"master.{name}"])
-                    self.parameters[name].copy_(master)
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            if f"step.{name}" in saved:
-                at = {"step": torch.device("cpu") if not self.adam.defaults["fused"] else master.device}
-                self.adam.state[master] = {
-                    key: saved[f"{key}.{name}"].to(at.get(key, master.device)).clone() for key in keys
-                }
+        for name in self.rounded:
+            self.masters[name].copy_(saved[f"master.{name}"])
+            self.parameters[name].copy_(self.masters[name])
+        self.moments.load(saved, self.masters)

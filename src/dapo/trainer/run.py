@@ -51,6 +51,7 @@ SAFE_TO_CHANGE = (
     "train.steps",
     "train.tokens_per_microbatch",
     "train.gradient_checkpointing",
+    "model.kernels",
     "train.max_bad_updates",
     "checkpoint.",
     "eval.",
@@ -334,7 +335,8 @@ def assemble(
     device = choose_device(config.model.device)
     dtype = choose_dtype(config.model.dtype, device)
     torch.manual_seed(config.train.seed)
-    policy = load_policy(model_path, dtype=dtype, device=device, revision=config.model.revision)
+    is_fused = config.model.kernels == "fused"
+    policy = load_policy(model_path, dtype=dtype, device=device, revision=config.model.revision, is_fused=is_fused)
     if config.model.lora.rank:
         policy = add_lora(policy, config.model.lora.rank, config.model.lora.alpha)
     learner = make_learner(config, policy, model_path, critic_path, dtype, device)
@@ -413,7 +415,11 @@ def make_learner(
 
     def optimizer(module: torch.nn.Module) -> Optimizer:
         return Optimizer(
-            module.named_parameters(), betas=train.betas, weight_decay=train.weight_decay, grad_clip=train.grad_clip
+            module.named_parameters(),
+            betas=train.betas,
+            weight_decay=train.weight_decay,
+            grad_clip=train.grad_clip,
+            moments=train.moments,
         )
 
     if train.gradient_checkpointing:
@@ -421,12 +427,16 @@ def make_learner(
     learner = Learner(policy, optimizer(policy))
     if config.has_reference:
         learner.reference = load_policy(
-            model_location(config.model.path), dtype=dtype, device=device, revision=config.model.revision
+            model_location(config.model.path),
+            dtype=dtype,
+            device=device,
+            revision=config.model.revision,
+            is_fused=config.model.kernels == "fused",
         )
         learner.reference.requires_grad_(False)
     if config.has_critic:
         start = critic_path or config.algorithm.critic.path or model_path
-        critic = load_critic(start, dtype=dtype, device=device)
+        critic = load_critic(start, dtype=dtype, device=device, is_fused=config.model.kernels == "fused")
         learner.value = ValueLearner(critic, optimizer(critic))
     return learner
 

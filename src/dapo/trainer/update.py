@@ -174,7 +174,6 @@ def update_once(
     for micro in deal_microbatches(batch, rows, config.train.tokens_per_microbatch):
         loss = microbatch_loss(learner, batch, micro, totals, config, sums, record)
         loss.backward()
-        learner.optimizer.accumulate()
     outcome = learner.optimizer.step(lr)
     sums.add(updates=1, gradient_norm=outcome.gradient_norm if not outcome.is_skipped else 0.0)
     count_bad(learner, outcome, config, sums)
@@ -206,7 +205,6 @@ def update_critic(
         token_loss, _, mask = value_share(learner.value, batch, values, micro, clip=critic.value_clip)
         loss = mean(token_loss, mask, batch, micro, totals, config)
         loss.backward()
-        learner.value.optimizer.accumulate()
         sums.add(critic_loss=loss)
     outcome = learner.value.optimizer.step(critic.lr)
     sums.add(critic_updates=1, critic_gradient_norm=0.0 if outcome.is_skipped else outcome.gradient_norm)

@@ -1,0 +1,202 @@
+"""Decoder layers of the known families with their memory-bound parts fused: norms, gated feed-forward, positions.
+
+A layer's `forward` is replaced, not its modules: parameters, names, adapters and hooks stay as they are, and a call
+without `packed` (generation, the library's own forward) runs the library's code.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dapo.models.packing import Packed, attend
+from dapo.models.triton_support import runs_triton
+
+# Layers that all are: x + attention(norm(x)), then x + down(silu(gate(norm(x))) · up(norm(x))).
+LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+
+
+def fuse_layers(backbone: Any) -> int:
+    """Fuse every layer of a known family that can be; returns how many. Anything else stays as it is."""
+    layers = getattr(backbone, "layers", ())
+    fused = [layer for layer in layers if is_known(layer)]
+    for layer in fused:
+        layer.forward = MethodType(layer_forward, layer)
+    if fused and type(backbone.norm).__name__ == type(fused[0].input_layernorm).__name__:
+        backbone.norm.forward = MethodType(norm_module_forward, backbone.norm)
+    return len(fused)
+
+
+def is_known(layer: nn.Module) -> bool:
+    if type(layer).__name__ not in LAYERS or not type(layer).__module__.startswith("transformers."):
+        return False
+    attention: Any = layer.self_attn
+    return bool(attention.config.hidden_act == "silu")
+
+
+def runs_fused(x: Tensor) -> bool:
+    """Where the kernels run: CUDA with Triton, in the precisions they know."""
+    return runs_triton(x.device.type) and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+
+
+def layer_forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """One decoder layer over a packed batch [1, T, H]."""
+    packed: Packed | None = kwargs.get("packed")
+    if packed is None or args or not runs_fused(hidden_states):
+        result: Tensor = type(layer).forward(layer, hidden_states, *args, **kwargs)
+        return result
+    cos, sin = kwargs["position_embeddings"]
+    return fused_layer(layer, hidden_states[0], cos[0], sin[0], packed)[None]
+
+
+def fused_layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed) -> Tensor:
+    """The layer's formula on x [T, H], with cos and sin [T, D] of each token's position."""
+    attention, mlp = layer.self_attn, layer.mlp
+    norm, next_norm = layer.input_layernorm, layer.post_attention_layernorm
+    T, D = len(x), attention.head_dim
+    y = rms_norm(x, norm.weight, norm.variance_epsilon)
+    q, k, v = (p(y).view(T, -1, D) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+    if hasattr(attention, "q_norm"):
+        q, k = (rms_norm(h, n.weight, n.variance_epsilon) for h, n in ((q, attention.q_norm), (k, attention.k_norm)))
+    assert cos.shape[-1] == D, f"positions turn {cos.shape[-1]} of {D} values of a head; the known families turn all"
+    q, k = rotary(q, k, cos, sin)
+    mixed = attend(
+        q,
+        k,
+        v,
+        packed,
+        scaling=attention.scaling,
+        window=window_of(attention),
+        dropout=attention.attention_dropout if attention.training else 0.0,
+    )
+    x, y = add_rms_norm(x, attention.o_proj(mixed.reshape(T, -1)), next_norm.weight, next_norm.variance_epsilon)
+    return x + gated(mlp.gate_proj(y), mlp.up_proj(y), mlp.down_proj)
+
+
+def window_of(attention: Any) -> int | None:
+    """Tokens that a query looks back over: Qwen decides by layer, Mistral by config, Llama has no window."""
+    window: int | None = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+    return window
+
+
+def norm_module_forward(norm: Any, hidden_states: Tensor) -> Tensor:
+    if not runs_fused(hidden_states):
+        result: Tensor = type(norm).forward(norm, hidden_states)
+        return result
+    return rms_norm(hidden_states, norm.weight, norm.variance_epsilon)
+
+
+# ------------------------------------------------------------------ the parts, each with its gradient
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / √(mean x² + eps) · weight over the last dimension."""
+    normed: Tensor = _Norm.apply(x, None, weight, eps)[1]  # type: ignore[no-untyped-call]
+    return normed
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(x + residual, its RMS norm)."""
+    total, normed = _Norm.apply(x, residual, weight, eps)  # type: ignore[no-untyped-call]
+    return total, normed
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor | None, Tensor]:
+        from dapo.models.kernels.layers import norm_forward
+
+        rows = x.reshape(-1, x.shape[-1])
+        other = None if residual is None else residual.reshape(-1, x.shape[-1])
+        total, normed, inverse_rms = norm_forward(rows.contiguous(), other, weight, eps)
+        ctx.save_for_backward(total, weight, inverse_rms)
+        ctx.has_residual = residual is not None
+        return None if residual is None else total.view(x.shape), normed.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        from dapo.models.kernels.layers import norm_backward
+
+        total, weight, inverse_rms = ctx.saved_tensors
+        grad_total, grad_normed = grads
+        assert grad_normed is not None, "autograd fills in zeros"
+        shape = grad_normed.shape
+        rows = grad_normed.reshape(total.shape).contiguous()
+        from_sum = None
+        if ctx.has_residual and grad_total is not None:
+            from_sum = grad_total.reshape(total.shape).contiguous()
+        grad, grad_weight = norm_backward(rows, from_sum, total, weight, inverse_rms)
+        grad = grad.view(shape)
+        return grad, grad if ctx.has_residual else None, grad_weight.to(weight.dtype), None
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries [T, Hq, D] and keys [T, Hk, D] turned by their positions' angles [T, D]."""
+    turned: tuple[Tensor, Tensor] = _Rotary.apply(q, k, cos.contiguous(), sin.contiguous())  # type: ignore[no-untyped-call]
+    return turned
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        from dapo.models.kernels.layers import rotate
+
+        ctx.save_for_backward(cos, sin)
+        return rotate(q, k, cos, sin, is_backward=False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from dapo.models.kernels.layers import rotate
+
+        return *rotate(grads[0], grads[1], *ctx.saved_tensors, is_backward=True), None, None
+
+
+def gated(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
+    """down(silu(gate) · up). The product is not kept: the backward pass makes it again while it reads gate and up."""
+    if type(down) is nn.Linear and not down._forward_hooks and not down._forward_pre_hooks:
+        result: Tensor = _GatedDown.apply(gate, up, down.weight, down.bias)  # type: ignore[no-untyped-call]
+    else:
+        result = down(_Gated.apply(gate, up))  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        from dapo.models.kernels.layers import gated_forward
+
+        ctx.save_for_backward(gate, up)
+        return gated_forward(gate.contiguous(), up.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from dapo.models.kernels.layers import gated_backward
+
+        gate, up = (x.contiguous() for x in ctx.saved_tensors)
+        return gated_backward(grads[0].contiguous(), gate, up)[:2]
+
+
+class _GatedDown(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from dapo.models.kernels.layers import gated_forward
+
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up, weight)
+        return nn.functional.linear(gated_forward(gate, up), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from dapo.models.kernels.layers import gated_backward
+
+        gate, up, weight = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        grad_gate, grad_up, product = gated_backward(grad @ weight, gate, up)
+        grad_weight = grad.t() @ product if ctx.needs_input_grad[2] else None
+        grad_bias = grad.sum(0) if ctx.needs_input_grad[3] else None
+        return grad_gate, grad_up, grad_weight, grad_bias
