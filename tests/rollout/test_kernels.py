@@ -1,0 +1,158 @@
+"""Each Triton kernel of the decode step computes what its plain counterpart does; under the interpreter on a CPU."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dapo.models.triton_support import has_triton
+from dapo.rollout.engine import SamplingParams
+from dapo.rollout.local.cache import PagedCache
+from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.local.ops import PlainOps, TritonOps
+from dapo.rollout.local.seats import DeviceRows
+from dapo.rollout.noise import NoiseKey
+from test_local_engine import assert_same, drain, expected, request
+from tiny_models import tiny_policy
+
+pytestmark = pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NQ, NK, D, PAGE, N, V = 6, 2, 16, 4, 5, 300
+LENGTHS = [1, 4, 9, 23, 30]
+
+
+def setting(seed: int = 0) -> tuple[PlainOps, TritonOps, DeviceRows]:
+    """Five rows at various lengths, the third of them dead, their pages scattered over the cache."""
+    torch.manual_seed(seed)
+    kinds = {"n_layers": 2, "n_pages": 60, "page_tokens": PAGE, "n_heads": NK, "head_dim": D}
+    cache = PagedCache(**kinds, dtype=torch.float32, device=torch.device(DEVICE))
+    cache.data.normal_()
+    angle = torch.arange(40)[:, None] * torch.rand(D // 2)[None]
+    cos = torch.cat([angle.cos(), angle.cos()], 1).to(DEVICE)
+    sin = torch.cat([-angle.sin(), angle.sin()], 1).to(DEVICE)
+    rows = DeviceRows(16, 10, 3, torch.float32, torch.device(DEVICE))
+    pages = torch.randperm(59)[: N * 10].view(N, 10) + 1
+    rows.table[:N] = pages.int().to(DEVICE)
+    rows.length[:N] = torch.tensor(LENGTHS, dtype=torch.int32)
+    rows.start[:N] = 1
+    rows.limit[:N] = torch.tensor([40, 5, 40, 40, 40], dtype=torch.int32)
+    rows.stop[:N] = torch.tensor([0, 0, 1, 0, 0], dtype=torch.int32)
+    words = [NoiseKey(seed, "train", "p", 0, i).words() for i in range(N)]
+    rows.state[5:, :N] = torch.tensor(np.array(words, np.uint32).view(np.int32).T.copy())
+    shared = (cache, cos, sin, D**-0.5, NQ)
+    return PlainOps(*shared), TritonOps(*shared, n_rows=16, n_tokens=V), rows
+
+
+def close(a: Tensor, b: Tensor, rows: DeviceRows) -> None:
+    alive = rows.is_alive(N)
+    torch.testing.assert_close(a[alive], b[alive], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [32, 48, 100])
+@pytest.mark.parametrize("has_y", [True, False])
+def test_add_norm(width: int, has_y: bool):
+    plain, fast, _ = setting()
+    x, y, weight = torch.randn(N, width), torch.randn(N, width), torch.randn(width)
+    x, y, weight = x.to(DEVICE), y.to(DEVICE) if has_y else None, weight.to(DEVICE)
+    ours, theirs = x.clone(), x.clone()
+    out = fast.add_norm(ours, y, weight, 1e-6)
+    torch.testing.assert_close(out, plain.add_norm(theirs, y, weight, 1e-6))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("width", [32, 1500])
+def test_gate(width: int):
+    plain, fast, _ = setting()
+    gate_up = torch.randn(N, 2 * width, device=DEVICE)
+    torch.testing.assert_close(fast.gate(gate_up), plain.gate(gate_up))
+
+
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_rotate_and_store(has_norms: bool):
+    plain, fast, rows = setting()
+    qkv = torch.randn(N, (NQ + 2 * NK) * D, device=DEVICE)
+    norms = (torch.randn(D, device=DEVICE), torch.randn(D, device=DEVICE)) if has_norms else None
+    before = plain.cache.data.clone()
+    expected_q = plain.rotate_and_store(qkv, 1, norms, 1e-6, rows)
+    expected_cache = plain.cache.data.clone()
+    plain.cache.data.copy_(before)
+    close(fast.rotate_and_store(qkv, 1, norms, 1e-6, rows), expected_q, rows)
+    torch.testing.assert_close(plain.cache.data[:, :, 1:], expected_cache[:, :, 1:], atol=1e-5, rtol=1e-5)
+    assert not torch.equal(before, expected_cache)
+
+
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("page_tokens", [4, 64])
+def test_attend(window: int | None, splits: int, page_tokens: int):
+    plain, fast, rows = setting()
+    if page_tokens == 64:
+        cache = PagedCache(
+            n_layers=2, n_pages=60, page_tokens=64, n_heads=NK, head_dim=D, dtype=torch.float32,
+            device=torch.device(DEVICE),
+        )  # fmt: skip
+        cache.data.normal_()
+        plain.cache = fast.cache = cache
+        plain.place = torch.arange(200, device=DEVICE)
+    fast.splits = lambda n: splits  # type: ignore[method-assign]
+    q = torch.randn(N, NQ * D, device=DEVICE)
+    close(fast.attend(q, 0, window, rows, 30), plain.attend(q, 0, window, rows, 30), rows)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(temperature=0.0), SamplingParams(top_p=0.7),
+        SamplingParams(top_k=7), SamplingParams(top_k=20, top_p=0.5), SamplingParams(min_p=0.1),
+    ],
+)  # fmt: skip
+def test_draw(sampling: SamplingParams):
+    for seed in range(6):
+        plain, fast, rows = setting(seed)
+        is_end = torch.zeros(V, dtype=torch.bool, device=DEVICE)
+        is_end[: V // 2] = True
+        logits = 3 * torch.randn(N, V, device=DEVICE)
+        logits[:, 40:60] = float("-inf")
+        logits[3, 0] = float("nan")
+        before = rows.state.clone()
+        plain.draw(logits, sampling, is_end, rows)
+        after, token, logp = rows.state.clone(), rows.out_token[0].clone(), rows.out_logp[0].clone()
+        rows.state.copy_(before)
+        fast.draw(logits, sampling, is_end, rows)
+        assert rows.stop[3] == after[4, 3] == 3, "a row that is not finite stops as bad"
+        healthy = [0, 1, 4]
+        assert rows.out_token[0][healthy].tolist() == token[healthy].tolist()
+        torch.testing.assert_close(rows.out_logp[0][healthy], logp[healthy])
+        columns = [0, 1, 2, 4]
+        assert torch.equal(rows.state[:, columns], after[:, columns])
+        assert rows.length[3] == before[2, 3]
+
+
+def test_a_vocabulary_of_several_blocks():
+    size = 9_000
+    plain, _, rows = setting()
+    fast = TritonOps(plain.cache, plain.cos, plain.sin, plain.scaling, NQ, n_rows=16, n_tokens=size)
+    is_end = torch.zeros(size, dtype=torch.bool, device=DEVICE)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        logits = torch.randn(N, size, device=DEVICE)
+        rows.state[5:, :N] = torch.randint(-(2**31), 2**31, (4, N), dtype=torch.int32)
+        before = rows.state.clone()
+        plain.draw(logits, SamplingParams(), is_end, rows)
+        token = rows.out_token[0, :N].clone()
+        rows.state.copy_(before)
+        fast.draw(logits, SamplingParams(), is_end, rows)
+        assert rows.out_token[0, :N].tolist() == token.tolist()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="on CUDA the kernels run in half precision: tests/gpu")
+@pytest.mark.parametrize("family", ["qwen3", "qwen2-window"])
+def test_an_engine_on_kernels_writes_what_the_plain_engine_writes(family: str):
+    policy = tiny_policy(family, torch.float32)
+    wanted = [request(i, i % 2, n_prompt=5 + 4 * (i % 2), max_new_tokens=6) for i in range(4)]
+    engine = LocalEngine(
+        policy, sampling=SamplingParams(), max_concurrent=4, max_tokens=64, page_tokens=4, tokens_per_tick=3, ops="triton"
+    )
+    engine.submit(wanted)
+    assert_same(drain(engine), expected(policy, wanted), atol=1e-4)
