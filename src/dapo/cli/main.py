@@ -97,3 +97,7 @@ def render_error(error: DapoError) -> str:
     indent = " " * (len(name) + 2)
     lines = [line for part in (error.message, error.remedy) if part for line in part.splitlines()]
     return f"{name}: " + f"\n{indent}".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

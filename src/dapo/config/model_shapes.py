@@ -74,6 +74,14 @@ KNOWN = {
     "huggingfacetb/smollm2-1.7b": ModelShape(24, 2048, 8192, 32, 32, 64, 49152, True),
 }
 
+# Sizes by which benchmarks are named; their weights are random.
+BENCH_SHAPES = {
+    "135m": KNOWN["huggingfacetb/smollm2-135m"],
+    "0.5b": KNOWN["qwen/qwen2.5-0.5b"],
+    "1.5b": KNOWN["qwen/qwen2.5-1.5b"],
+    "7b": KNOWN["qwen/qwen2.5-7b"],
+}
+
 
 def model_location(path: str) -> str:
     """Where a model is: "embedded" is the folder that ships with the package; everything else is as it was typed."""
