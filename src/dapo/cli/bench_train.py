@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -147,6 +148,14 @@ class Setting:
         from dapo.models.random_model import random_model
 
         return random_model(self.shape, dtype=self.dtype, device=self.device, attention=attention)
+
+    def save_shape(self, folder: Path) -> None:
+        """A config.json of the shape, for a peer that makes random weights itself."""
+        from dapo.models.random_model import random_config
+
+        config = random_config(self.shape)
+        config.architectures = ["Qwen2ForCausalLM" if self.shape.has_qkv_bias else "LlamaForCausalLM"]
+        config.save_pretrained(folder)
 
     def describe(self) -> dict[str, Any]:
         import torch

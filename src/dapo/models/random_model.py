@@ -13,9 +13,17 @@ from dapo.config.model_shapes import ModelShape
 def random_model(
     shape: ModelShape, *, dtype: torch.dtype, device: str, attention: str, max_tokens: int = 32768, seed: int = 0
 ) -> Any:
-    """A causal LM of the shape: Qwen2 where q, k and v have biases, else Llama. One seed, the same weights."""
+    """A causal LM of the shape. One seed, the same weights."""
+    torch.manual_seed(seed)
+    with torch.device(device):
+        auto: Any = AutoModelForCausalLM
+        return auto.from_config(random_config(shape, max_tokens), dtype=dtype, attn_implementation=attention)
+
+
+def random_config(shape: ModelShape, max_tokens: int = 32768) -> Any:
+    """Qwen2 where q, k and v have biases, else Llama."""
     family = Qwen2Config if shape.has_qkv_bias else LlamaConfig
-    config = family(
+    return family(
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         intermediate_size=shape.feed_forward,
@@ -28,10 +36,6 @@ def random_model(
         eos_token_id=2,
         pad_token_id=None,
     )
-    torch.manual_seed(seed)
-    with torch.device(device):
-        auto: Any = AutoModelForCausalLM
-        return auto.from_config(config, dtype=dtype, attn_implementation=attention)
 
 
 def training_flops(shape: ModelShape, lengths: list[int]) -> float:
