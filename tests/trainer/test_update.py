@@ -8,9 +8,12 @@ import torch
 from toy import recipe
 
 from dapo.config.schema import Config
+from dapo.models.packing import Packed
+from dapo.models.policy import Policy
+from dapo.trainer import update
 from dapo.trainer.batch import Batch, deal_microbatches, make_batch
 from dapo.trainer.optimizer import Optimizer
-from dapo.trainer.update import Learner, Sums, Totals, microbatch_loss, score_old, update_policy
+from dapo.trainer.update import Learner, Sums, Totals, mean, microbatch_loss, score_old, update_policy
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 from tiny_models import tiny_policy
 
@@ -109,3 +112,105 @@ def test_a_non_finite_loss_is_skipped_counted_and_bounded(config: Config):
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     with pytest.raises(EngineError, match="4 updates in a row"):
         update_policy(learner, batch, config, step=2)
+
+
+def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Config):
+    from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean, token_mean
+
+    batch = make_batch(groups(3), config, torch.float64)
+    rows, every = [0, 3, 4, 7, 11], list(range(12))
+    totals = Totals.of(batch, every)
+    loss = torch.randn(sum(batch.lengths[row] for row in rows), dtype=torch.float64)
+    padded = torch.nn.utils.rnn.pad_sequence(loss.split([batch.lengths[row] for row in rows]), batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(batch.lengths[row]) for row in rows], batch_first=True).bool()
+    expected = {
+        "token": token_mean(padded, mask, total_tokens=totals.tokens),
+        "sequence": sequence_mean(padded, mask, total_sequences=12),
+        "prompt": prompt_mean(padded, mask, batch.group[rows], total_prompts=3, group_tokens=totals.group_tokens),
+        "constant": constant_norm(padded, mask, constant=12 * config.limits.max_response_tokens),
+    }
+    for kind, value in expected.items():
+        wanted = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"mean": kind})})
+        assert float(mean(loss, batch, rows, totals, wanted)) == pytest.approx(float(value), rel=1e-12)
+
+
+@pytest.mark.parametrize("n_updates", [1, 3])
+def test_the_first_update_scores_its_own_rows_as_a_pass_of_its_own_would(
+    config: Config, monkeypatch: pytest.MonkeyPatch, n_updates: int
+):
+    config = config.model_copy(update={"train": config.train.model_copy(update={"updates_per_step": n_updates})})
+    results = []
+    for scores_itself in (True, False):
+        monkeypatch.setattr(update, "scores_itself", lambda *_, answer=scores_itself: answer)
+        learner, batch = learner_of(torch.float64), make_batch(groups(6), config, torch.float64)
+        metrics = update_policy(learner, batch, config, step=1)
+        weights = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
+        results.append((weights, batch.logp_old.flat, batch.entropy.flat, batch.logp_trainer.flat, metrics))
+    *tensors, metrics = zip(*results, strict=True)
+    assert all(torch.equal(a, b) for a, b in tensors)
+    same = [{k: v for k, v in one.items() if not k.startswith("timing.")} for one in metrics]
+    assert same[0] == same[1]
+
+
+def test_micro_batches_are_packed_once_for_scoring_and_updates(config: Config, monkeypatch: pytest.MonkeyPatch):
+    from dapo.trainer import batch as batch_module
+
+    packed = []
+    pack = batch_module.pack
+    monkeypatch.setattr(batch_module, "pack", lambda *arguments: packed.append(1) or pack(*arguments))
+    update_policy(learner_of(torch.float64), make_batch(groups(4), config, torch.float64), config, step=1)
+    assert len(packed) == 2  # one micro-batch for each of the two updates
+
+
+class Scarce(torch.nn.Module):
+    """A policy on a device that holds `room` tokens: a larger micro-batch runs out of memory in its backward pass."""
+
+    def __init__(self, policy: Policy, room: int) -> None:
+        super().__init__()
+        self.policy, self.room = policy, room
+        self.device, self.dtype = policy.device, policy.dtype
+
+    def forward(self, packed: Packed, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+        logp, entropy = self.policy(packed, **options)
+        if packed.n_tokens > self.room and logp.requires_grad:
+            logp.register_hook(self.run_out)
+        elif packed.n_tokens > self.room:
+            self.run_out(logp)
+        return logp, entropy
+
+    def run_out(self, _grad: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+
+@pytest.mark.parametrize("n_updates", [1, 2])
+def test_out_of_memory_halves_the_budget_and_repeats_the_update_exactly(config: Config, n_updates: int):
+    def trained(budget: int, room: int | None) -> tuple[torch.Tensor, dict[str, float], list[str], Learner]:
+        train = config.train.model_copy(update={"tokens_per_microbatch": budget, "updates_per_step": n_updates})
+        small = config.model_copy(update={"train": train})
+        learner, batch = learner_of(torch.float64), make_batch(groups(6), small, torch.float64)
+        policy = learner.policy
+        if room is not None:
+            learner.policy = Scarce(policy, room)
+        events: list[str] = []
+        metrics = update_policy(learner, batch, small, step=1, event=lambda kind, text: events.append(f"{kind} {text}"))
+        weights = torch.cat([p.detach().flatten() for p in policy.parameters()])
+        return weights, {k: v for k, v in metrics.items() if not k.startswith("timing.")}, events, learner
+
+    calm, expected, nothing, _ = trained(100, None)
+    weights, metrics, events, learner = trained(400, 100)
+    assert nothing == []
+    assert torch.equal(weights, calm)
+    assert metrics == expected
+    assert learner.tokens_per_microbatch == 100
+    assert events == [
+        f"memory CUDA out of memory; tokens_per_microbatch {n} -> {n // 2}, the pass is repeated" for n in (400, 200)
+    ]
+
+
+def test_a_row_that_never_fits_ends_the_run_with_a_remedy(config: Config):
+    from dapo.errors import EngineError
+
+    learner, batch = learner_of(torch.float64), make_batch(groups(2), config, torch.float64)
+    learner.policy = Scarce(learner.policy, 0)
+    with pytest.raises(EngineError, match="no memory for the longest row"):
+        update_policy(learner, batch, config, step=1)

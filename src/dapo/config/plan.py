@@ -148,20 +148,38 @@ def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) ->
         parts["engine's own weights"] = shape.parameters * weight // config.rollout.tensor_parallel
     elif gpus > 1:
         parts["engine's gathered weights"] = shape.parameters * weight
-    parts["activations"] = activation_bytes(config, shape, weight)
+    parts["activations"] = activation_bytes(config, shape, weight, is_cuda=is_cuda)
     parts["output head"] = HEAD_CHUNK_TOKENS * shape.vocabulary * 4 * 2
     return Memory(shape.parameters, parts, shape.kv_values_per_token * weight // config.rollout.tensor_parallel)
 
 
-def activation_bytes(config: Config, shape: ModelShape, weight: int) -> int:
-    """Saved for the backward pass of one micro-batch.
+def layer_bytes(shape: ModelShape, weight: int, *, is_fused: bool) -> int:
+    """Saved by one layer for its backward pass, per token.
 
-    Per token and layer: about 10 vectors of the hidden size (inputs and outputs of norms, attention and residuals, two
-    of them in float32), k and v, and 4 of the feed-forward size. With checkpointing one such layer at a time, and
-    one vector per layer.
+    Fused: 4 vectors of the hidden size (residuals and what the matrices read), queries and attention's output, k and v,
+    and 2 of the feed-forward size. Plain: about 10 of the hidden size (norms keep float32 copies) and 4 of the other.
     """
     kv = 2 * shape.kv_heads * shape.head_size
-    layer = (10 * shape.hidden + kv + 4 * shape.feed_forward) * weight
+    if is_fused:
+        return (4 * shape.hidden + 2 * shape.heads * shape.head_size + kv + 2 * shape.feed_forward) * weight
+    return (10 * shape.hidden + kv + 4 * shape.feed_forward) * weight
+
+
+def layers_to_checkpoint(shape: ModelShape, tokens: int, room: int, *, weight: int, is_fused: bool) -> int:
+    """The fewest layers that must recompute so that a micro-batch's activations fit into `room` bytes; all, if none do.
+
+    A layer that recomputes keeps its input only; one of them at a time holds a whole layer's activations again.
+    """
+    layer, kept = layer_bytes(shape, weight, is_fused=is_fused), shape.hidden * weight
+    for n in range(shape.layers + 1):
+        if tokens * ((shape.layers - n + (n > 0)) * layer + n * kept) <= room:
+            return n
+    return shape.layers
+
+
+def activation_bytes(config: Config, shape: ModelShape, weight: int, *, is_cuda: bool) -> int:
+    """Saved for the backward pass of one micro-batch; under auto the least, with every layer recomputed."""
+    layer = layer_bytes(shape, weight, is_fused=is_cuda and config.model.kernels == "fused")
     tokens = max(
         config.train.tokens_per_microbatch, config.limits.max_prompt_tokens + config.limits.max_response_tokens
     )

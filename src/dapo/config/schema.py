@@ -232,7 +232,10 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decays.")
     grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient of an update.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass: less memory.")
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        False,
+        description="Recompute activations in the backward pass: less memory; auto: in as few layers as needed.",
+    )
     moments: Literal["float32", "int8", "host"] = Field(
         "float32",
         description="AdamW's moments: float32, int8 (2 bytes a weight instead of 8), or in host memory (exact, slow).",

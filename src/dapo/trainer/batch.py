@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from dapo.algorithms.advantages import group_advantage
 from dapo.algorithms.shaping import soft_overlong_penalty
 from dapo.config.schema import Config
+from dapo.models.packing import Packed, pack
 from dapo.trainer.ragged import Ragged
 from dapo.types import Group, Judgement, Verdict
 
@@ -36,7 +37,8 @@ class Batch:
     logp_engine: Ragged
     logp_old: Ragged
     entropy: Ragged
-    logp_trainer: Tensor  # what the trainer itself says of every token, also where `logp_old` is the engine's
+    logp_trainer: Ragged  # what the trainer itself says of every token, also where `logp_old` is the engine's
+    packs: dict[tuple[int, ...], Packed] = field(default_factory=dict)  # micro-batches on the device, made once a step
 
     @property
     def reward(self) -> Tensor:
@@ -46,6 +48,14 @@ class Batch:
     def rows_of(self, groups: Sequence[int]) -> list[int]:
         wanted = set(groups)
         return [row for row, group in enumerate(self.group.tolist()) if group in wanted]
+
+    def packed(self, rows: Sequence[int], device: torch.device) -> Packed:
+        """The rows as one packed micro-batch: the π_old pass and every update that deals the same rows share it."""
+        key = tuple(rows)
+        if key not in self.packs:
+            prompts, responses = [self.prompts[row] for row in rows], [self.responses[row] for row in rows]
+            self.packs[key] = pack(prompts, responses, device)
+        return self.packs[key]
 
     def tokens(self, row: int) -> int:
         """Prompt and response tokens: what a row costs in a micro-batch."""
@@ -83,7 +93,7 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
         logp_engine=Ragged.of([completion.logp for completion in completions], real),
         logp_old=Ragged(lengths, real),
         entropy=Ragged(lengths, real),
-        logp_trainer=torch.zeros(sum(lengths), dtype=real),
+        logp_trainer=Ragged(lengths, real),
     )
     if config.algorithm.advantage == "group" and rows:
         per_row = group_advantages(batch, config)

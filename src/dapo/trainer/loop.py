@@ -43,7 +43,9 @@ def train_step(run: Run, step: int) -> None:
     sampled = time.perf_counter()
     batch = make_batch(filled.groups, config, run.policy.dtype)
     record = new_record(batch) if run.is_due(config.rollouts.every_steps, step) and filled.groups else None
-    learnt = update_policy(run.learner, batch, config, step=step, record=record, progress=run.on_update)
+    learnt = update_policy(
+        run.learner, batch, config, step=step, record=record, progress=run.on_update, event=run.event
+    )
     run.engine.load_weights(run.policy, version=run.learner.updates)
 
     run.end_step(step, filled.resolved)

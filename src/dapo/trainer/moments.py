@@ -17,6 +17,10 @@ SLICE = 1 << 26  # weights whose moments are unpacked at a time: 256 MiB for eac
 class Moments(Protocol):
     """What an optimizer needs of them. `update` changes masters in place by their gradients."""
 
+    def bytes_to_come(self, name: str, master: Tensor) -> int:
+        """On the device, at this parameter's first update; 0 after it."""
+        ...
+
     def update(self, masters: dict[str, Parameter], lr: float) -> None: ...
 
     def tensors(self) -> dict[str, Tensor]: ...
@@ -49,6 +53,9 @@ class FloatMoments:
                 self.step[name] = self.counter(master)
                 self.first[name], self.second[name] = self.fresh(master), self.fresh(master)
         self.apply(masters, [self.first[name] for name in masters], [self.second[name] for name in masters], lr)
+
+    def bytes_to_come(self, name: str, master: Tensor) -> int:
+        return 0 if name in self.step else 2 * master.numel() * master.dtype.itemsize
 
     def counter(self, master: Tensor) -> Tensor:
         """Where the library keeps it: the fused kernel counts on the device."""
@@ -96,6 +103,9 @@ class HostMoments(FloatMoments):
     The arithmetic is that of `FloatMoments`, bit for bit.
     """
 
+    def bytes_to_come(self, name: str, master: Tensor) -> int:  # noqa: ARG002
+        return 0
+
     def fresh(self, master: Tensor) -> Tensor:
         return torch.zeros(master.shape, dtype=master.dtype, device="cpu", pin_memory=master.is_cuda)
 
@@ -136,6 +146,9 @@ class EightBitMoments:
             for start in range(0, flat.numel(), SLICE):
                 part = slice(start, min(start + SLICE, flat.numel()))
                 self.update_part(name, part, flat[part], gradient[part], lr, noise)
+
+    def bytes_to_come(self, name: str, master: Tensor) -> int:
+        return 0 if f"m.{name}" in self.codes else int(master.numel() * (2 + 8 / BLOCK))
 
     def update_part(
         self, name: str, part: slice, weight: Tensor, gradient: Tensor, lr: float, noise: torch.Generator

@@ -87,6 +87,14 @@ class Optimizer:
         self.zero_grad()
         return UpdateOutcome(norm, is_skipped=False)
 
+    def bytes_to_come(self) -> int:
+        """Gradients and moments that are not there yet and will be by the end of the next update."""
+        return sum(
+            (master.numel() * master.dtype.itemsize if master.grad is None else 0)
+            + self.moments.bytes_to_come(name, master)
+            for name, master in self.masters.items()
+        )
+
     def zero_grad(self) -> None:
         for name, parameter in self.parameters.items():
             parameter.grad = None

@@ -1,4 +1,4 @@
-"""Per-token values of rows of different lengths: stored end to end, handed out as padded [B, T]."""
+"""Per-token values of rows of different lengths: stored end to end, handed out so, or as padded [B, T]."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ class Ragged:
             self.row(index).copy_(values[at : at + length])
             at += length
 
+    def joined(self, rows: Sequence[int], device: torch.device | str) -> Tensor:
+        """[N]: the values of the chosen rows, end to end."""
+        return torch.cat([self.row(i) for i in rows]).to(device)
+
     def padded(self, rows: Sequence[int], device: torch.device | str) -> Tensor:
         """[B, T] of the chosen rows, zeros behind each."""
         return torch.nn.utils.rnn.pad_sequence([self.row(i) for i in rows], batch_first=True).to(device)
-
-
-def pad_flat(flat: Tensor, lengths: Sequence[int]) -> Tensor:
-    """End-to-end values, with their gradient, as padded [B, T]."""
-    return torch.nn.utils.rnn.pad_sequence(list(flat.split(list(lengths))), batch_first=True)
 
 
 def token_mask(lengths: Sequence[int], device: torch.device | str) -> Tensor:

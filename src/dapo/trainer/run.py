@@ -37,6 +37,7 @@ from dapo.sampling.state import (
 )
 from dapo.tracking.files import append_line, cut_back, read_lines, replace_file
 from dapo.tracking.metrics import check_declared
+from dapo.trainer.activations import checkpoint_layers
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.observer import Observer
 from dapo.trainer.optimizer import Optimizer
@@ -422,8 +423,8 @@ def make_learner(
             moments=train.moments,
         )
 
-    if train.gradient_checkpointing:
-        checkpoint_activations(policy)
+    if train.gradient_checkpointing is True:
+        checkpoint_layers(policy)
     learner = Learner(policy, optimizer(policy))
     if config.has_reference:
         learner.reference = load_policy(
@@ -437,17 +438,10 @@ def make_learner(
     if config.has_critic:
         start = critic_path or config.algorithm.critic.path or model_path
         critic = load_critic(start, dtype=dtype, device=device, is_fused=config.model.kernels == "fused")
+        if train.gradient_checkpointing is True:
+            checkpoint_layers(critic)
         learner.value = ValueLearner(critic, optimizer(critic))
     return learner
-
-
-def checkpoint_activations(policy: Policy) -> None:
-    """Recompute activations in the backward pass. The library does so in training mode only; dropout stays off."""
-    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    policy.train()
-    for module in policy.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.eval()
 
 
 def make_engine(config: Config, policy: Policy, sampling: SamplingParams) -> LocalEngine:

@@ -12,10 +12,9 @@ from dapo.algorithms.advantages import gae, length_adaptive_lambda, whiten
 from dapo.algorithms.losses import kl_penalty, value_loss
 from dapo.config.schema import Config
 from dapo.models.critic import Critic
-from dapo.models.packing import pack
 from dapo.trainer.batch import Batch, deal_microbatches
 from dapo.trainer.optimizer import Optimizer
-from dapo.trainer.ragged import Ragged, pad_flat, token_mask
+from dapo.trainer.ragged import Ragged, token_mask
 
 
 @dataclass(slots=True)
@@ -36,12 +35,13 @@ class Values:
 
 def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
     """V(s_t) of the rows' response tokens, end to end."""
-    packed = pack([batch.prompts[row] for row in rows], [batch.responses[row] for row in rows], critic.device)
-    value: Tensor = critic(packed)
+    value: Tensor = critic(batch.packed(rows, critic.device))
     return value
 
 
-def estimate_advantages(critic: Critic, batch: Batch, config: Config, logp_ref: Ragged | None = None) -> Values:
+def estimate_advantages(
+    critic: Critic, batch: Batch, config: Config, logp_ref: Ragged | None = None, *, budget: int | None = None
+) -> Values:
     """GAE over every row: fills `batch.advantage` for the policy and returns old values and targets for the critic.
 
     The reward stands on the last token; with KL in the reward each token also pays β·KL, by algorithm.kl.kind. The
@@ -49,7 +49,7 @@ def estimate_advantages(critic: Critic, batch: Batch, config: Config, logp_ref: 
     """
     old, target = Ragged(batch.lengths, batch.advantage.flat.dtype), Ragged(batch.lengths, batch.advantage.flat.dtype)
     settings = config.algorithm.gae
-    for rows in deal_microbatches(batch, range(len(batch.lengths)), config.train.tokens_per_microbatch):
+    for rows in deal_microbatches(batch, range(len(batch.lengths)), budget or config.train.tokens_per_microbatch):
         with torch.no_grad():
             old.put(rows, score_values(critic, batch, rows))
         lengths = [batch.lengths[row] for row in rows]
@@ -102,13 +102,12 @@ def whiten_advantages(batch: Batch) -> None:
 
 def value_share(
     learner: ValueLearner, batch: Batch, values: Values, rows: Sequence[int], *, clip: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(token losses, values, mask) [B, T] of a micro-batch; the caller takes the mean."""
-    lengths = [batch.lengths[row] for row in rows]
+) -> Tensor:
+    """Token losses [N] of a micro-batch, end to end; the caller takes the mean."""
     device = learner.critic.device
-    value = pad_flat(score_values(learner.critic, batch, rows), lengths)
-    loss = value_loss(value, values.old.padded(rows, device), values.target.padded(rows, device), clip=clip)
-    return loss, value.detach(), token_mask(lengths, device)
+    value = score_values(learner.critic, batch, rows)
+    old, target = values.old.joined(rows, device), values.target.joined(rows, device)
+    return value_loss(value[None], old[None], target[None], clip=clip)[0]
 
 
 def explained_variance(batch: Batch, values: Values) -> float:
