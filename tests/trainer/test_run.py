@@ -203,6 +203,16 @@ def test_without_an_intact_checkpoint_a_run_starts_over(tmp_path: Path):
     assert metrics(run.folder) == []
 
 
+def test_without_regular_checkpoints_start_and_end_are_still_written(tmp_path: Path):
+    def written(every_steps: int) -> list[str]:
+        changes = (f"checkpoint.every_steps={every_steps}", "checkpoint.keep=9")
+        folder = run_toy(tmp_path, f"every-{every_steps}", *changes).folder
+        return [path.name for path in in_order(folder / "checkpoints")]
+
+    assert written(0) == ["step-000000", "step-000003"]
+    assert written(2) == ["step-000000", "step-000002", "step-000003"]
+
+
 def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
     run = run_toy(tmp_path, "run")
     with pytest.raises(ConfigError, match=r"train\.lr = 0\.5 \(was 0\.01\)"):
