@@ -167,6 +167,12 @@ NEEDS = (
         'sampling.dynamic = true and sampling.schedule = "rounds"',
         "sampling.dynamic",
     ),
+    Needs(  # what is carried streams by nature: there are no rounds to wait for
+        ("sampling.schedule", "sampling.generation_multiple"),
+        lambda c: c.sampling.schedule == "stream" or not (c.sampling.carry_over or c.sampling.partial_rollouts),
+        "sampling.carry_over = false and sampling.partial_rollouts = false",
+        "sampling.carry_over",
+    ),
     Needs(
         ("sampling.max_staleness_updates",),
         lambda c: c.sampling.carry_over or c.sampling.partial_rollouts,
