@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 from dapo.models.critic import Critic
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
+from dapo.models.recompute import recompute_activations
 from tiny_models import FAMILIES, VOCABULARY, tiny_policy
 
 
@@ -91,6 +93,25 @@ def test_gradient_checkpointing_changes_nothing():
         policy(packed, temperature=1.0)[0].sum().backward()
         gradients.append([parameter.grad.clone() for parameter in policy.parameters()])
     for plain, checkpointed in zip(*gradients, strict=True):
+        assert_close(plain, checkpointed, atol=1e-12, rtol=1e-12)
+
+
+def test_gradient_checkpointing_of_the_critic_recomputes_and_changes_nothing():
+    critic = Critic(tiny_policy("qwen3").model.model)
+    nn.init.normal_(critic.value_head.weight)
+    packed = pack(*ragged(), "cpu")
+    calls, found = [], []
+    critic.backbone.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    for checkpointing, passes in ((False, 1), (True, 2)):  # the second pass through a layer is the backward one's own
+        if checkpointing:
+            recompute_activations(critic, critic.backbone)
+        critic.zero_grad()
+        calls.clear()
+        value = critic(packed)
+        value.square().sum().backward()
+        assert len(calls) == passes
+        found.append([value.detach(), *(parameter.grad.clone() for parameter in critic.parameters())])
+    for plain, checkpointed in zip(*found, strict=True):
         assert_close(plain, checkpointed, atol=1e-12, rtol=1e-12)
 
 

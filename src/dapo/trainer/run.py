@@ -20,6 +20,7 @@ from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.models.critic import load_critic, save_critic
 from dapo.models.load import load_policy, save_policy
 from dapo.models.policy import Policy, add_lora
+from dapo.models.recompute import recompute_activations
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.local.engine import LocalEngine
@@ -442,7 +443,7 @@ def make_learner(
         )
 
     if train.gradient_checkpointing:
-        checkpoint_activations(policy)
+        recompute_activations(policy, policy.model)
     learner = Learner(policy, optimizer(policy))
     if config.has_reference:
         learner.reference = load_policy(
@@ -456,17 +457,10 @@ def make_learner(
     if config.has_critic:
         start = critic_path or config.algorithm.critic.path or model_path
         critic = load_critic(start, dtype=dtype, device=device, is_fused=config.model.kernels == "fused")
+        if train.gradient_checkpointing:
+            recompute_activations(critic, critic.backbone)
         learner.value = ValueLearner(critic, optimizer(critic))
     return learner
-
-
-def checkpoint_activations(policy: Policy) -> None:
-    """Recompute activations in the backward pass. The library does so in training mode only; dropout stays off."""
-    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    policy.train()
-    for module in policy.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.eval()
 
 
 def make_engine(config: Config, policy: Policy, sampling: SamplingParams) -> LocalEngine:
