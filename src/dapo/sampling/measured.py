@@ -23,9 +23,10 @@ from dapo.types import StopReason
 
 # A step that fills within seconds on one CPU core. Lengths are spread as on the virtual clock: the limit is 13.6 times
 # the median. 32 groups, since with half as many the luck of needing two rounds or three decides the comparison.
-# 128 at a time: a full tick costs about twice an empty one. On a GPU a tick reads all weights and the KV of every
-# response, so a full one costs (weights + KV) / weights of an empty one: 2 to 8 where KV fills the memory that the
-# weights leave. Were ticks free of a fixed part, time would be tokens, and no order of work could save much of it.
+# 128 at a time: a full tick costs 1.3 to 1.9 times a nearly empty one, as the machine is busy or idle. On a GPU a tick
+# reads all weights and the KV of every response, so a full one costs (weights + KV) / weights of an empty one: 2 to 8
+# where KV fills the memory that the weights leave. Were ticks free of a fixed part, time would be tokens, and no order
+# of work could save much of it.
 SMALL = Load(
     prompts_per_step=32,
     responses_per_prompt=8,
