@@ -32,6 +32,13 @@ def test_help_lists_the_verbs_at_once():
     assert min(again) < 0.4  # the best of five: what it costs, not what else the machine is doing
 
 
+def test_help_fits_eighty_columns_without_cutting_a_summary(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = dapo("--help").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "..." in line and "COMMAND" not in line]
+
+
 def test_no_arguments_and_version():
     assert "Usage" in dapo().stdout + dapo().stderr
     assert dapo("--version").stdout.startswith("dapo 0.")

@@ -206,6 +206,18 @@ def test_stale_tokens_need_a_bound_and_dynamic_sampling():
     assert "sampling.carry_over = true" in refused("quickstart", "preset=dapo-fast", "sampling.dynamic=false")
 
 
+def test_rounds_have_no_effect_where_groups_are_carried_over():
+    rounds = "sampling.schedule=rounds"
+    load_recipe("quickstart", [rounds])
+    load_recipe("quickstart", ["preset=dapo-fast", "sampling.schedule=stream"])  # what happens anyway
+    for off in ("sampling.carry_over", "sampling.partial_rollouts"):  # either of the two suffices
+        message = refused("quickstart", "preset=dapo-fast", f"{off}=false", rounds)
+        assert "sampling.schedule: has no effect here" in message
+        assert "sampling.carry_over = false and sampling.partial_rollouts = false" in message
+    neither = ["sampling.carry_over=false", "sampling.partial_rollouts=false"]
+    load_recipe("quickstart", ["preset=dapo-fast", *neither, rounds])
+
+
 def test_a_preset_where_a_recipe_is_wanted_names_the_recipe_for_this_machine():
     message = refused("grpo")
     assert "is a preset" in message

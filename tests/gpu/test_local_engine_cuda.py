@@ -20,7 +20,7 @@ def policy(family: str = "qwen2") -> Policy:
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        family, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=6,
+        family, hidden_size=384, intermediate_size=512, num_hidden_layers=3, num_attention_heads=6,
         num_key_value_heads=2, head_dim=64, vocab_size=VOCABULARY, max_position_embeddings=2048, eos_token_id=2,
         bos_token_id=1, pad_token_id=0, initializer_range=0.06,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from test_local_engine import assert_same, drain, expected, request
 from torch import Tensor
 
 from dapo.models.triton_support import has_triton
@@ -12,7 +13,6 @@ from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.ops import PlainOps, TritonOps
 from dapo.rollout.local.seats import DeviceRows
 from dapo.rollout.noise import NoiseKey
-from test_local_engine import assert_same, drain, expected, request
 from tiny_models import tiny_policy
 
 pytestmark = pytest.mark.skipif(not has_triton(), reason="Triton is not installed")
@@ -152,7 +152,13 @@ def test_an_engine_on_kernels_writes_what_the_plain_engine_writes(family: str):
     policy = tiny_policy(family, torch.float32)
     wanted = [request(i, i % 2, n_prompt=5 + 4 * (i % 2), max_new_tokens=6) for i in range(4)]
     engine = LocalEngine(
-        policy, sampling=SamplingParams(), max_concurrent=4, max_tokens=64, page_tokens=4, tokens_per_tick=3, ops="triton"
+        policy,
+        sampling=SamplingParams(),
+        max_concurrent=4,
+        max_tokens=64,
+        page_tokens=4,
+        tokens_per_tick=3,
+        ops="triton",
     )
     engine.submit(wanted)
     assert_same(drain(engine), expected(policy, wanted), atol=1e-4)

@@ -1,11 +1,12 @@
 """Strategies side by side: what `dapo bench sampling` claims, and that the real engine decides as the virtual one."""
 
 from dataclasses import replace
+from math import exp
 
 import pytest
 
 from dapo.sampling.compare import STRATEGIES, Load, compare
-from dapo.sampling.measured import SMALL, compare_measured
+from dapo.sampling.measured import SMALL, compare_measured, tick_cost
 
 
 def test_streaming_fills_sooner_and_wastes_less_than_rounds():
@@ -36,3 +37,24 @@ def test_the_local_engine_chooses_and_wastes_what_the_virtual_one_does():
         assert real[name].wasted_tokens["all_wrong"] == virtual[name].wasted_tokens["all_wrong"]
     assert all(outcome.groups == 4 for outcome in real.values())
     assert all(outcome.seconds > 0 for outcome in real.values())
+
+
+def test_the_load_of_the_real_engine_has_the_spread_of_the_virtual_one():
+    def limit_by_median(load: Load) -> float:
+        return load.max_new_tokens / exp(load.length_mu)
+
+    assert limit_by_median(SMALL) == pytest.approx(limit_by_median(Load()), rel=0.01)
+    assert SMALL.length_sigma == Load().length_sigma
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_over_provisioning_wastes_little_on_the_load_of_the_real_engine(seed: int):
+    outcomes = compare(replace(SMALL, seed=seed))  # what is wasted does not depend on what a tick costs
+    unused = {name: o.wasted_tokens["surplus"] + o.wasted_tokens["aborted"] for name, o in outcomes.items()}
+    assert unused["dapo (stream)"] <= 0.3 * unused["rounds x 1"]
+
+
+def test_a_full_tick_costs_more_than_an_empty_one():
+    cost = tick_cost(replace(SMALL, max_concurrent=256), ticks=4)
+    assert list(cost) == [16, 256]
+    assert cost[256] > cost[16] > 0

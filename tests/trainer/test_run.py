@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from toy import recipe
 
+from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError
 from dapo.trainer.loop import train
@@ -202,6 +203,16 @@ def test_without_an_intact_checkpoint_a_run_starts_over(tmp_path: Path):
     assert metrics(run.folder) == []
 
 
+def test_without_regular_checkpoints_start_and_end_are_still_written(tmp_path: Path):
+    def written(every_steps: int) -> list[str]:
+        changes = (f"checkpoint.every_steps={every_steps}", "checkpoint.keep=9")
+        folder = run_toy(tmp_path, f"every-{every_steps}", *changes).folder
+        return [path.name for path in in_order(folder / "checkpoints")]
+
+    assert written(0) == ["step-000000", "step-000003"]
+    assert written(2) == ["step-000000", "step-000002", "step-000003"]
+
+
 def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
     run = run_toy(tmp_path, "run")
     with pytest.raises(ConfigError, match=r"train\.lr = 0\.5 \(was 0\.01\)"):
@@ -260,11 +271,79 @@ def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_
     assert len(metrics(again.folder)) == 1
 
 
-def test_gradient_checkpointing_changes_memory_not_mathematics(tmp_path: Path):
-    plain = weights(run_toy(tmp_path, "plain").folder)
-    checkpointed = weights(run_toy(tmp_path, "checkpointed", "train.gradient_checkpointing=true").folder)
-    for name, weight in plain.items():
-        assert_close(checkpointed[name], weight, rtol=0, atol=1e-12)
+PRETRAINING = ("preset=vapo", "algorithm.critic.pretrain_steps=5", "algorithm.critic.lr=3e-3", "checkpoint.keep=9")
+
+
+class StopInPretraining(Observer):
+    """Asks for a stop, or breaks down, in value pretraining: at the n-th tick of sampling, or after the n-th step."""
+
+    def __init__(self, *, tick: int = 0, step: int = 0, breaks: bool = False) -> None:
+        self.tick, self.step, self.breaks = tick, step, breaks
+
+    def on_start(self, run: Any) -> None:
+        self.run = run
+
+    def on_fill(self, known: int, wanted: int) -> None:  # noqa: ARG002
+        self.tick -= 1
+        if self.tick == 0:
+            self.stop()
+
+    def on_value_step(self, line: Any, total: int) -> None:  # noqa: ARG002
+        if line["step"] == self.step:
+            self.stop()
+
+    def stop(self) -> None:
+        if self.breaks:
+            raise KeyboardInterrupt
+        self.run.is_stopping = True
+
+
+@pytest.mark.parametrize(
+    ("stop", "every_steps", "left"),
+    [
+        (StopInPretraining(step=3), 0, "value-000003"),  # asked while the third step's updates ran
+        (StopInPretraining(tick=25), 0, "value-000001"),  # asked in the middle of sampling: that step is taken back
+        (StopInPretraining(step=4, breaks=True), 2, "value-000002"),  # killed: the last regular checkpoint counts
+    ],
+)
+def test_value_pretraining_goes_on_where_it_was_stopped(tmp_path: Path, stop, every_steps: int, left: str):
+    changes = (*PRETRAINING, f"checkpoint.every_steps={every_steps}", "train.steps=1")
+    straight = run_toy(tmp_path, "straight", *changes).folder
+    folder = tmp_path / "stopped"
+    try:
+        run_toy(tmp_path, "stopped", *changes, observers=[stop])
+    except KeyboardInterrupt:
+        assert stop.breaks
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == [left]
+    resumed = resume_run(folder)
+    assert f"resumed after step of value pretraining {int(left[-6:])}" in (folder / "events.jsonl").read_text()
+    train(resumed)
+    resumed.close()
+
+    assert (folder / "value.jsonl").read_text() == (straight / "value.jsonl").read_text()
+    assert metrics(folder) == metrics(straight)
+    for step in (0, 1):
+        for name in ("model.safetensors", "critic/model.safetensors", "critic/value_head.safetensors"):
+            file = Path("checkpoints") / f"step-{step:06d}" / "model" / name
+            assert (folder / file).read_bytes() == (straight / file).read_bytes()
+
+
+def test_a_checkpoint_within_value_pretraining_gives_way_to_later_ones(tmp_path: Path):
+    run = run_toy(tmp_path, "run", *PRETRAINING, "checkpoint.keep=2", "checkpoint.every_steps=2", "train.steps=0")
+    assert [path.name for path in in_order(run.folder / "checkpoints")] == ["value-000004", "step-000000"]
+
+
+@pytest.mark.parametrize("preset", ["dapo", "ppo"])
+def test_gradient_checkpointing_changes_memory_not_mathematics(tmp_path: Path, preset: str):
+    plain = run_toy(tmp_path, "plain", f"preset={preset}").folder
+    checkpointed = run_toy(tmp_path, "checkpointed", f"preset={preset}", "train.gradient_checkpointing=true").folder
+    newest = in_order(plain / "checkpoints")[-1].relative_to(plain)
+    files = sorted((plain / newest / "model").rglob("*.safetensors"))
+    assert len(files) == (3 if preset == "ppo" else 1)  # the policy; the critic and its head
+    for file in files:
+        again = load_file(checkpointed / file.relative_to(plain))
+        for name, weight in load_file(file).items():
+            assert_close(again[name], weight, rtol=0, atol=1e-12)
 
 
 def test_verdicts_that_depend_on_the_clock_are_replayed_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

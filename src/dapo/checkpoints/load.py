@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dapo.checkpoints.manifest import check_manifest
-from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, step_of
+from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, in_order, step_of
 from dapo.errors import CheckpointError
 
 
@@ -36,7 +36,7 @@ def newest_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
 def newest_intact(root: Path) -> tuple[Path | None, list[str]]:
     """Where the newest intact one is: its files are checked against the manifest, none of its state is loaded."""
     skipped: list[str] = []
-    for folder in sorted(root.glob("step-*"), reverse=True):
+    for folder in reversed(in_order(root)):
         try:
             check_manifest(folder)
         except CheckpointError as error:

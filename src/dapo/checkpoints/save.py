@@ -18,33 +18,39 @@ STATE_TENSORS = "state.safetensors"
 STATE_JSON = "state.json"
 
 
-def folder_of(root: Path, step: int) -> Path:
-    return root / f"step-{step:06d}"
+def name_of(step: int, value_steps: int | None = None) -> str:
+    """Of the checkpoint after a step; before the first one, of a checkpoint within value pretraining."""
+    return f"step-{step:06d}" if value_steps is None else f"value-{value_steps:06d}"
 
 
 def step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
+    """Steps done; value pretraining comes before the first."""
+    return 0 if folder.name.startswith("value-") else int(folder.name.removeprefix("step-"))
+
+
+def in_order(root: Path) -> list[Path]:
+    """All checkpoints of a run, oldest first."""
+    return [*sorted(root.glob("value-*")), *sorted(root.glob("step-*"))]
 
 
 def save_checkpoint(
     root: Path,
-    step: int,
+    name: str,
     *,
     write_model: Callable[[Path], None],
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Any],
     keep: int,
 ) -> Path:
-    """`root`/step-000120/{model/, state.safetensors, state.json, MANIFEST.json}; then older ones beyond `keep` go."""
-    final = folder_of(root, step)
-    aside = root / f".{final.name}.tmp"
+    """`root`/`name`/{model/, state.safetensors, state.json, MANIFEST.json}; then older ones beyond `keep` go."""
+    final, aside = root / name, root / f".{name}.tmp"
     if aside.exists():
         shutil.rmtree(aside)
     aside.mkdir(parents=True)
     write_model(aside / "model")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, aside / STATE_TENSORS)
+    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, aside / STATE_TENSORS)
     (aside / STATE_JSON).write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-    (aside / MANIFEST).write_text(make_manifest(aside, step), encoding="utf-8")
+    (aside / MANIFEST).write_text(make_manifest(aside, step_of(final)), encoding="utf-8")
     for path in sorted(aside.rglob("*")):
         sync(path)
     sync(aside)
@@ -52,7 +58,7 @@ def save_checkpoint(
         shutil.rmtree(final)
     aside.replace(final)
     sync(root)
-    for old in sorted(root.glob("step-*"))[:-keep]:
+    for old in in_order(root)[:-keep]:
         if old != final:
             shutil.rmtree(old)
     return final

@@ -40,7 +40,9 @@ def bench_rollout(
     engines: Annotated[str, typer.Option(help="Of local, plain, vllm, transformers; default: what is here.")] = "",
     slots: Annotated[int, typer.Option(min=1, help="Responses at a time; 1024 on a GPU.")] = 0,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each response of the fixed load.")] = 512,
-    tokens_per_tick: Annotated[int, typer.Option(min=0, help="Tokens between two looks of the host; 0: by device.")] = 0,
+    tokens_per_tick: Annotated[
+        int, typer.Option(min=0, help="Tokens between two looks of the host; 0: by device.")
+    ] = 0,
     page_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a page of the KV cache; 0: by device.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:
@@ -60,7 +62,9 @@ def bench_rollout(
     kinds = load.split(",")
     if set(kinds) - set(get_args(Kind)):
         raise ConfigError(f"--load {load}: unknown.", remedy=f"Choose of {', '.join(get_args(Kind))}.")
-    setting = Setting(choose_shape(shape or ("1.5b" if device == "cuda" else "135m"), model), model, device, 1, "float32")
+    setting = Setting(
+        choose_shape(shape or ("1.5b" if device == "cuda" else "135m"), model), model, device, 1, "float32"
+    )
     full = slots or (1024 if device == "cuda" else 16)
     loads = [make_load(k, slots=8 if k == "few" else full, new_tokens=new_tokens) for k in kinds]  # type: ignore[arg-type]
     rows = []
@@ -71,7 +75,9 @@ def bench_rollout(
 
 
 def is_here(name: str, device: str) -> bool:
-    return importlib.util.find_spec("vllm") is not None if name == "vllm" else not (name == "plain" and device == "cuda")
+    return (
+        importlib.util.find_spec("vllm") is not None if name == "vllm" else not (name == "plain" and device == "cuda")
+    )
 
 
 def measure(

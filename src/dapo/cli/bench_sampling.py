@@ -25,10 +25,10 @@ def bench_sampling(
     engine: Annotated[
         str, typer.Option(help="virtual: given lengths on a virtual clock. local: the real engine on a CPU.")
     ] = "virtual",
-    prompts_per_step: Annotated[int | None, typer.Option(min=1, help="Groups a step needs. [64; local: 16]")] = None,
+    prompts_per_step: Annotated[int | None, typer.Option(min=1, help="Groups a step needs. [64; local: 32]")] = None,
     responses: Annotated[int | None, typer.Option(min=2, help="Responses per prompt. [16; local: 8]")] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Responses written at a time. [1024; local: 64]")
+        int | None, typer.Option(min=1, help="Responses written at a time. [1024; local: 128]")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to average over. [16; local: 8]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of lengths, pass rates and verdicts.")] = 0,
@@ -45,27 +45,28 @@ def bench_sampling(
         "steps": steps, "seed": seed,
     }  # fmt: skip
     changes = {name: value for name, value in given.items() if value is not None}
-    load, outcomes = run(engine, changes)
-    figures = figures_of(engine, load, outcomes)
+    load, outcomes, ticks = run(engine, changes)
+    figures = figures_of(engine, load, outcomes) | {"tick_cpu_s": ticks}
     if as_json:
         typer.echo(json.dumps(figures))
     else:
         show(figures)
 
 
-def run(engine: str, changes: dict[str, Any]) -> tuple[Load, dict[str, Outcome]]:
+def run(engine: str, changes: dict[str, Any]) -> tuple[Load, dict[str, Outcome], dict[int, float]]:
+    """The load, what each strategy came to, and on a real engine the CPU seconds of a tick by responses in flight."""
     import torch
 
     from dapo.sampling.compare import Load, compare
 
     if engine == "virtual":
         load = replace(Load(), **changes)
-        return load, compare(load)
-    from dapo.sampling.measured import SMALL, compare_measured
+        return load, compare(load), {}
+    from dapo.sampling.measured import SMALL, compare_measured, tick_cost
 
     torch.set_num_threads(1)  # small matrices: more threads only disturb the clock
     load = replace(SMALL, **changes)
-    return load, compare_measured(load)
+    return load, compare_measured(load), tick_cost(load)
 
 
 def figures_of(engine: str, load: Load, outcomes: dict[str, Outcome]) -> dict[str, Any]:
@@ -116,6 +117,8 @@ def show(figures: dict[str, Any]) -> None:
         cells += [f"{wasted[cause]:,.0f}" for cause in ("all_right", "all_wrong", "surplus", "aborted", "stale")]
         table.add_row(*cells, f"{row['prompts_tried']:.0f}")
     console.print(table)
+    for n, seconds in figures["tick_cpu_s"].items():
+        console.print(f"a tick with {n} responses in flight: {1000 * seconds:.2f} ms of CPU time")
     console.print("dapo-fast is not the paper's algorithm: it takes groups as they end, across updates.")
     versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
     console.print(f"{figures['machine']}; {versions}")

@@ -16,17 +16,17 @@ EXIT_BAD_INPUT = 2
 
 # verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
 VERBS = {
-    "quickstart": "Train the embedded model on the embedded task and show it learning.",
+    "quickstart": "Train the embedded model on its task and show it learning.",
     "train": "Train a model by a recipe.",
     "resume": "Go on with a run that was stopped or killed.",
     "eval": "Score a model or a run on a problem set: avg@k, pass@k, maj@k.",
     "export": "A run's model as a Hugging Face folder with a model card.",
     "report": "A run as one page that opens offline.",
-    "data": "What is wrong with a problem set; a cleaned one; pass rates under a model.",
-    "explain": "What a recipe will do, in plain numbers; or how two configs differ.",
-    "verify": "Score responses against reference answers, one JSON verdict a line; audit a run's verdicts.",
-    "bench": "Measure speed against the peers that are installed, ratios in one run.",
-    "selfcheck": "The equations and their invariances, checked on this machine in seconds.",
+    "data": "Check, clean or probe a problem set.",
+    "explain": "What a recipe will do, or how two configs differ.",
+    "verify": "Score responses against answers; audit a run's verdicts.",
+    "bench": "Measure speed against the peers that are installed.",
+    "selfcheck": "Check equations and invariances on this machine, in seconds.",
 }
 
 

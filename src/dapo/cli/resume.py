@@ -26,9 +26,10 @@ def command(
     from dapo.trainer.loop import train
     from dapo.trainer.run import resume_run
 
-    run = resume_run(folder, [parse_override(text) for text in set_ or []], [terminal_observer()])
-    try:
-        train(run)
-    finally:
-        run.close()
+    with terminal_observer() as view:
+        run = resume_run(folder, [parse_override(text) for text in set_ or []], [view])
+        try:
+            train(run)
+        finally:
+            run.close()
     typer.echo(f"{'Done' if run.step >= run.config.train.steps else 'Stopped'} after step {run.step}: {folder}")

@@ -32,11 +32,12 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     from dapo.trainer.run import start_run
 
     folder = out or Path("runs") / f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run = start_run(resolved, folder, [terminal_observer()])
-    try:
-        train(run)
-    finally:
-        run.close()
+    with terminal_observer() as view:
+        run = start_run(resolved, folder, [view])
+        try:
+            train(run)
+        finally:
+            run.close()
     if run.step < run.config.train.steps:
         typer.echo(f"Stopped after step {run.step} of {run.config.train.steps}. Go on: dapo resume {folder}")
     else:

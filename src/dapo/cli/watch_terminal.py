@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.text import Text
 
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
 
 
-def terminal_observer() -> Observer:
-    return LiveView() if sys.stdout.isatty() else PlainLines()
+@contextmanager
+def terminal_observer() -> Iterator[Observer]:
+    """The view for this output. However the run ends, the terminal gets its cursor back."""
+    view = LiveView() if sys.stdout.isatty() else PlainLines()
+    try:
+        yield view
+    finally:
+        view.close()
 
 
 def step_line(metrics: Mapping[str, float]) -> str:
@@ -37,12 +44,18 @@ def step_line(metrics: Mapping[str, float]) -> str:
 
 
 def evaluation_line(line: Mapping[str, Any]) -> str:
+    return f"eval {line['set']} after step {line['step']}: " + "  ".join(evaluation_cells(line))
+
+
+def evaluation_cells(line: Mapping[str, Any]) -> list[str]:
     low, high = line["avg@k_interval"]
     k = line["k"]
-    return (
-        f"eval {line['set']} after step {line['step']}: avg@{k} {line['avg@k']:.3f} [{low:.3f}, {high:.3f}]  "
-        f"pass@{k} {line['pass@k']:.3f}  maj@{k} {line['maj@k']:.3f}  unparseable {100 * line['unparseable']:.1f}%"
-    )
+    return [
+        f"avg@{k} {line['avg@k']:.3f} [{low:.3f}, {high:.3f}]",
+        f"pass@{k} {line['pass@k']:.3f}",
+        f"maj@{k} {line['maj@k']:.3f}",
+        f"unparseable {100 * line['unparseable']:.1f}%",
+    ]
 
 
 def value_line(line: Mapping[str, float], total: int) -> str:
@@ -52,8 +65,23 @@ def value_line(line: Mapping[str, float], total: int) -> str:
     )
 
 
+def fit(cells: Sequence[str], width: int) -> str:
+    """Cells side by side, broken between cells only; lines after the first are indented."""
+    lines = [""]
+    for cell in cells:
+        longer = f"{lines[-1]}  {cell}" if lines[-1] else cell
+        if lines[-1] and len(longer) > width:
+            lines.append(f"  {cell}")
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)
+
+
 class PlainLines(Observer):
     """For logs and pipes."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
     def on_start(self, run: Run) -> None:
         for problem_set in (run.problems, *run.eval_sets):
@@ -117,15 +145,21 @@ class LiveView(Observer):
         self.refresh()
 
     def on_evaluation(self, line: Mapping[str, Any]) -> None:
-        self.console.print(evaluation_line(line), highlight=False, markup=False)
+        name = str(line["set"]).replace("/", ":").rsplit(":", 1)[-1]  # a file or a module:name, by its last part
+        cells = [f"eval {name} after step {line['step']}:", *evaluation_cells(line)]
+        self.console.print(fit(cells, self.console.width), highlight=False, markup=False)
 
     def on_event(self, kind: str, message: str) -> None:
         self.console.print(f"[{kind}] {message}", highlight=False, markup=False)
 
     def on_end(self, run: Run) -> None:  # noqa: ARG002
+        self.close()
+
+    def close(self) -> None:
         if self.live is not None:
             self.live.update(self.picture())
             self.live.stop()
+            self.live = None
 
     def show(self, phase: str, done: int, total: int) -> None:
         self.progress.update(self.phase, description=phase, completed=done, total=total)
@@ -138,15 +172,14 @@ class LiveView(Observer):
             self.live.update(self.picture())
 
     def picture(self) -> RenderableType:
-        numbers = Table.grid(padding=(0, 3))
-        if self.latest:
-            shown = {
-                "accuracy": f"{self.latest['accuracy']:.3f}",
-                "reward": f"{self.latest.get('reward/mean', 0.0):+.3f}",
-                "length": f"{self.latest.get('length/mean', 0.0):.0f}",
-                "truncated": f"{100 * self.latest.get('length/truncated', 0.0):.1f}%",
-                "entropy": f"{self.latest.get('policy/entropy', 0.0):.3f}",
-                "accepted": f"{100 * self.latest['sampling/acceptance']:.0f}%",
-            }
-            numbers.add_row(*(f"{name} {value}" for name, value in shown.items()))
-        return Group(self.progress, numbers)
+        if not self.latest:
+            return self.progress
+        cells = [
+            f"accuracy {self.latest['accuracy']:.3f}",
+            f"reward {self.latest.get('reward/mean', 0.0):+.3f}",
+            f"length {self.latest.get('length/mean', 0.0):.0f}",
+            f"truncated {100 * self.latest.get('length/truncated', 0.0):.1f}%",
+            f"entropy {self.latest.get('policy/entropy', 0.0):.3f}",
+            f"accepted {100 * self.latest['sampling/acceptance']:.0f}%",
+        ]
+        return Group(self.progress, Text(fit(cells, self.console.width)))

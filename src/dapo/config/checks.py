@@ -11,8 +11,13 @@ from dapo.errors import ConfigError
 
 def check_combinations(config: Config) -> None:
     """Raise on the first combination of values that cannot be trained with."""
-    sampling, algorithm, shaping, limits = config.sampling, config.algorithm, config.shaping, config.limits
+    for check in CHECKS:
+        check(config)
 
+
+def check_group_size(config: Config) -> None:
+    """A group advantage needs a group."""
+    sampling, algorithm = config.sampling, config.algorithm
     if algorithm.advantage == "group" and sampling.responses_per_prompt < 2:
         raise _error(
             "sampling.responses_per_prompt",
@@ -20,6 +25,11 @@ def check_combinations(config: Config) -> None:
             "a group of one has no baseline, so a group advantage is undefined.",
             'Use 2 or more, or set algorithm.advantage = "gae".',
         )
+
+
+def check_clip(config: Config) -> None:
+    """The ratio's bounds."""
+    algorithm = config.algorithm
     if not 0 < algorithm.clip.low < 1:
         raise _error(
             "algorithm.clip.low",
@@ -27,6 +37,11 @@ def check_combinations(config: Config) -> None:
             "the ratio is clipped at 1 − low, which must lie between 0 and 1; at 1 or more nothing is ever clipped.",
             "Use a number above 0 and below 1; the paper has 0.2.",
         )
+
+
+def check_overlong(config: Config) -> None:
+    """The soft overlong penalty and the length it grows over."""
+    shaping, limits = config.shaping, config.limits
     if shaping.overlong_penalty > 0 and shaping.overlong_buffer_tokens is None:
         raise ConfigError(
             "shaping.overlong_buffer_tokens: missing; the soft overlong penalty needs the length it grows over.",
@@ -41,6 +56,11 @@ def check_combinations(config: Config) -> None:
             "otherwise every response is punished.",
             f"Use about a fifth of the limit: {max(1, limits.max_response_tokens // 5)}.",
         )
+
+
+def check_whole_distribution(config: Config) -> None:
+    """Training samples from the distribution it scores."""
+    sampling = config.sampling
     for key, value, neutral in (
         ("sampling.top_p", sampling.top_p, 1.0),
         ("sampling.top_k", sampling.top_k, 0),
@@ -53,6 +73,11 @@ def check_combinations(config: Config) -> None:
                 "head, the trainer would score the whole vocabulary.",
                 f"Leave it at {neutral} for training; eval.{key.split('.')[1]} is free.",
             )
+
+
+def check_updates(config: Config) -> None:
+    """The optimizer, and groups enough for every update."""
+    sampling = config.sampling
     if not all(0 <= beta < 1 for beta in config.train.betas):
         raise _error(
             "train.betas", list(config.train.betas), "each must be at least 0 and below 1.", "Use [0.9, 0.999]."
@@ -64,6 +89,11 @@ def check_combinations(config: Config) -> None:
             f"a step has only sampling.prompts_per_step = {sampling.prompts_per_step} groups to deal out.",
             f"Use at most {sampling.prompts_per_step}.",
         )
+
+
+def check_dynamic(config: Config) -> None:
+    """Dynamic sampling: its budget, and what it cannot go with."""
+    sampling, algorithm = config.sampling, config.algorithm
     if sampling.dynamic and config.max_prompts_tried_per_step < sampling.prompts_per_step:
         raise _error(
             "sampling.max_prompts_tried_per_step",
@@ -78,6 +108,11 @@ def check_combinations(config: Config) -> None:
             "dropping groups by their outcome biases the critic's targets.",
             'Set sampling.dynamic = false, or algorithm.advantage = "group".',
         )
+
+
+def check_importance(config: Config) -> None:
+    """Importance weights count once."""
+    algorithm = config.algorithm
     if algorithm.old_logp == "bypass" and algorithm.importance_cap is not None:
         raise _error(
             "algorithm.importance_cap",
@@ -86,6 +121,11 @@ def check_combinations(config: Config) -> None:
             "a weight on top would count twice.",
             'Set algorithm.importance_cap = "none", or algorithm.old_logp = "recompute".',
         )
+
+
+def check_kl(config: Config) -> None:
+    """Where the KL penalty stands."""
+    algorithm = config.algorithm
     if config.has_reference and algorithm.kl.place == "reward" and not config.has_critic:
         raise _error(
             "algorithm.kl.place",
@@ -93,6 +133,11 @@ def check_combinations(config: Config) -> None:
             "a KL penalty per token needs an advantage per token; a group advantage has one per response.",
             'Set algorithm.kl.place = "loss", or algorithm.advantage = "gae".',
         )
+
+
+def check_carrying(config: Config) -> None:
+    """Carry-over, partial rollouts and predictive selection (not the paper's algorithm)."""
+    sampling, algorithm = config.sampling, config.algorithm
     for switch in ("carry_over", "partial_rollouts", "predictive"):
         if getattr(sampling, switch) and not sampling.dynamic:
             raise _error(
@@ -113,6 +158,19 @@ def check_combinations(config: Config) -> None:
             "may be.",
             remedy=f"Set it to train.updates_per_step ({config.train.updates_per_step}) to admit the step before.",
         )
+
+
+CHECKS = (
+    check_group_size,
+    check_clip,
+    check_overlong,
+    check_whole_distribution,
+    check_updates,
+    check_dynamic,
+    check_importance,
+    check_kl,
+    check_carrying,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +224,12 @@ NEEDS = (
         lambda c: c.sampling.dynamic and c.sampling.schedule == "rounds",
         'sampling.dynamic = true and sampling.schedule = "rounds"',
         "sampling.dynamic",
+    ),
+    Needs(  # what is carried streams by nature: there are no rounds to wait for
+        ("sampling.schedule", "sampling.generation_multiple"),
+        lambda c: c.sampling.schedule == "stream" or not (c.sampling.carry_over or c.sampling.partial_rollouts),
+        "sampling.carry_over = false and sampling.partial_rollouts = false",
+        "sampling.carry_over",
     ),
     Needs(
         ("sampling.max_staleness_updates",),

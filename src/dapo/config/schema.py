@@ -267,7 +267,12 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """What is needed to go on after a crash."""
 
-    every_steps: int = Field(10, ge=0, description="Write a checkpoint every so many steps, and at the end; 0 never.")
+    every_steps: int = Field(
+        10,
+        ge=0,
+        description="Write a checkpoint every so many steps. One before the first step, at the end and when a signal "
+        "stops the run is always written; 0 writes only those.",
+    )
     keep: int = Field(2, ge=1, description="Newest checkpoints that stay on disk.")
 
 

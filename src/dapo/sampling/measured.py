@@ -1,4 +1,4 @@
-"""The comparison of strategies on the real local engine: a random model really writes, and the seconds are real.
+"""The comparison of strategies on a real engine on the CPU: a random model really writes, and the seconds are real.
 
 Lengths and verdicts are still given, so that half of the groups are uninformative whatever the model says.
 """
@@ -15,20 +15,24 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dapo.models.packing import PACKED_ATTENTION
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Finished, Request, SamplingParams
+from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.sampling.compare import Clocked, Load, Outcome, compare_on
 from dapo.sampling.virtual import log_normal_lengths, name_of
 from dapo.types import StopReason
 
-# A step that fills within seconds on one CPU core, in the proportions of the virtual one: the engine holds a step's
-# responses, and the longest of them is many times as long as the median.
+# A step that fills within seconds on one CPU core. Lengths are spread as on the virtual clock: the limit is 13.6 times
+# the median. 32 groups, since with half as many the luck of needing two rounds or three decides the comparison.
+# 128 at a time: a full tick costs 1.3 to 1.9 times a nearly empty one, as the machine is busy or idle. On a GPU a tick
+# reads all weights and the KV of every response, so a full one costs (weights + KV) / weights of an empty one: 2 to 8
+# where KV fills the memory that the weights leave. Were ticks free of a fixed part, time would be tokens, and no order
+# of work could save much of it.
 SMALL = Load(
-    prompts_per_step=16,
+    prompts_per_step=32,
     responses_per_prompt=8,
-    max_concurrent=64,
-    max_new_tokens=384,
-    length_mu=3.6,
+    max_concurrent=128,
+    max_new_tokens=512,
+    length_mu=3.63,
     steps=8,
 )
 
@@ -88,3 +92,19 @@ def compare_measured(load: Load) -> dict[str, Outcome]:
         return Clocked(PacedEngine(policy, load=load, length_of=lengths), time.perf_counter, policy)
 
     return compare_on(paced, load)
+
+
+def tick_cost(load: Load, *, length: int = 32, ticks: int = 16) -> dict[int, float]:
+    """Responses in flight -> CPU seconds of a tick: a few, and as many as the engine takes."""
+    policy, cost = random_policy(load.seed), {}
+    for n in sorted({min(16, load.max_concurrent), load.max_concurrent}):
+        engine = PacedEngine(policy, load=load, length_of=lambda _request: load.max_new_tokens)
+        keys = [NoiseKey(load.seed, "train", "tick", 0, i) for i in range(n)]
+        engine.submit([Request(i, (1,), key, load.max_new_tokens, group=0) for i, key in enumerate(keys)])
+        for _ in range(min(length, load.max_new_tokens // 2)):
+            engine.advance()
+        before = time.process_time()
+        for _ in range(ticks):
+            engine.advance()
+        cost[n] = (time.process_time() - before) / ticks
+    return cost

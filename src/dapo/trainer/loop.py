@@ -21,14 +21,13 @@ def train(run: Run) -> None:
         try:
             if run.evaluation_is_due():  # before training, or cut short by a signal
                 evaluate_run(run)
-            if run.saved_step < 0:  # a new run
-                pretrain_value(run)
-                run.save()
+            pretrain_value(run)
+            run.save()  # a run that goes on has this checkpoint already
             for step in run.remaining_steps():
                 train_step(run, step)
         except Interrupted:
             run.take_back_step()
-        if run.saved_step >= 0:  # stopped before the first checkpoint, a run simply starts over
+        if run.saved or run.value_steps:  # stopped before anything was learnt, a run simply starts over
             run.save()
     for observer in run.observers:
         observer.on_end(run)

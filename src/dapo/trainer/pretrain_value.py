@@ -17,12 +17,13 @@ HELD_OUT_SHARE = 8  # one problem in eight is never trained on here, so that exp
 
 
 def pretrain_value(run: Run) -> None:
-    """Sample from the fixed policy without any filter, fit the critic, measure it on held-out problems."""
-    value, critic = run.learner.value, run.config.algorithm.critic
-    if value is None or critic.path is not None:
-        return
+    """Sample from the fixed policy without any filter, fit the critic, measure it on held-out problems.
+
+    Goes on after the last step of the stage that a checkpoint holds.
+    """
     sampling = run.config.sampling.model_copy(update={"dynamic": False})
-    for step in range(1, critic.pretrain_steps + 1):
+    for step in range(run.value_steps + 1, run.pretrain_steps + 1):
+        run.begin_step()
         filled = fill_step(
             run.collector,
             run.source,
@@ -43,7 +44,7 @@ def pretrain_value(run: Run) -> None:
             rows = batch.rows_of([g for g in groups if g not in held_out])
             if rows:
                 update_critic(run.learner, batch, values, rows, run.config, sums)
-        check_stop(run)
+        run.end_value_step(step)
         line = {
             "step": step,
             "critic/loss": sums.ratio("critic_loss", "critic_updates"),
@@ -51,7 +52,10 @@ def pretrain_value(run: Run) -> None:
         }
         append_line(run.folder / "value.jsonl", line)
         for observer in run.observers:
-            observer.on_value_step(line, critic.pretrain_steps)
+            observer.on_value_step(line, run.pretrain_steps)
+        check_stop(run)
+        if run.is_due(run.config.checkpoint.every_steps, step):
+            run.save()
 
 
 def monte_carlo(run: Run, batch: Batch) -> Values:

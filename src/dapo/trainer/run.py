@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dapo.checkpoints.load import Checkpoint, newest_checkpoint
-from dapo.checkpoints.save import save_checkpoint
+from dapo.checkpoints.save import name_of, save_checkpoint
 from dapo.config.load import Resolved, flatten, resolve, to_toml
 from dapo.config.model_shapes import model_location
 from dapo.config.schema import Config
@@ -81,13 +81,24 @@ class Run:
     observers: Sequence[Observer]
     step: int = 0  # steps done
     is_stopping: bool = False  # asked to stop by a signal
-    saved_step: int = -1
+    value_steps: int = 0  # steps of value pretraining done
+    saved: str = ""  # name of the newest checkpoint
     started: float = field(default_factory=time.monotonic)
     _boundary: tuple[dict[str, Any], dict[str, torch.Tensor]] | None = None
 
     @property
     def policy(self) -> Policy:
         return self.learner.policy
+
+    @property
+    def pretrain_steps(self) -> int:
+        """Steps of value pretraining this run has before its first own step."""
+        critic = self.config.algorithm.critic
+        return critic.pretrain_steps if self.learner.value is not None and critic.path is None else 0
+
+    @property
+    def is_pretraining(self) -> bool:
+        return self.value_steps < self.pretrain_steps
 
     def remaining_steps(self) -> Iterator[int]:
         while self.step < self.config.train.steps and not self.is_stopping:
@@ -137,6 +148,11 @@ class Run:
             for group in resolved:
                 self.posteriors.observe(group)
 
+    def end_value_step(self, value_steps: int) -> None:
+        """A step of value pretraining is done and cannot be taken back any more."""
+        self.value_steps = value_steps
+        self._boundary = None
+
     def sampling_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the fill of the next step depends on, beside the weights."""
         held, tensors = groups_to_state(self.fill.held, "held")
@@ -176,21 +192,23 @@ class Run:
 
     def save(self) -> None:
         """Write the state at this step boundary: a resumed run goes on as if it had never stopped."""
-        if self.saved_step == self.step:
+        name = name_of(self.step, self.value_steps if self.is_pretraining else None)
+        if self.saved == name:
             return
         sampling, tensors = self.sampling_state()
-        for name, tensor in self.learner.optimizer.tensors().items():
-            tensors[f"optimizer.{name}"] = tensor
+        for key, tensor in self.learner.optimizer.tensors().items():
+            tensors[f"optimizer.{key}"] = tensor
         if self.learner.value is not None:
-            for name, tensor in self.learner.value.optimizer.tensors().items():
-                tensors[f"critic_optimizer.{name}"] = tensor
+            for key, tensor in self.learner.value.optimizer.tensors().items():
+                tensors[f"critic_optimizer.{key}"] = tensor
         if self.config.model.lora.rank:  # model/ holds the merged weights; going on needs the adapter itself
-            for name, parameter in self.learner.optimizer.parameters.items():
-                tensors[f"adapter.{name}"] = parameter.detach()
+            for key, parameter in self.learner.optimizer.parameters.items():
+                tensors[f"adapter.{key}"] = parameter.detach()
         state = {
             "config": flatten(self.config.model_dump(mode="json")),
             "updates": self.learner.updates,
             "bad_updates": self.learner.bad_updates,
+            "value_steps": self.value_steps,
             "data": self.problems.checksum,
             "sampling": sampling,
         }
@@ -201,8 +219,8 @@ class Run:
                 save_critic(self.learner.value.critic, folder / "critic")
 
         root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
-        save_checkpoint(root, self.step, write_model=write_model, tensors=tensors, state=state, keep=keep)
-        self.saved_step = self.step
+        save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
+        self.saved = name
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint's state; weights are already loaded from its model folder."""
@@ -212,7 +230,8 @@ class Run:
                 f"{checkpoint.folder}: was trained on other problems than data.train = {self.config.data.train} holds.",
                 remedy="Restore the file, or start a new run.",
             )
-        self.step = self.saved_step = checkpoint.step
+        self.step, self.saved = checkpoint.step, checkpoint.folder.name
+        self.value_steps = state.get("value_steps", self.pretrain_steps)  # older checkpoints came after the stage
         self.learner.updates, self.learner.bad_updates = state["updates"], state["bad_updates"]
         with torch.no_grad():
             for name, tensor in with_prefix(checkpoint.tensors, "adapter.").items():
@@ -279,9 +298,8 @@ def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observer
     if checkpoint is not None:
         run.restore(checkpoint)
     for name in ("metrics.jsonl", "eval.jsonl", "events.jsonl"):
-        cut_back(folder / name, run.saved_step)  # without a checkpoint: all of it
-    if checkpoint is None:
-        (folder / "value.jsonl").unlink(missing_ok=True)
+        cut_back(folder / name, -1 if checkpoint is None else run.step)
+    cut_back(folder / "value.jsonl", run.value_steps)
     for path_ in (folder / "rollouts").glob("step-*.parquet"):
         if int(path_.stem.removeprefix("step-")) > run.step:
             path_.unlink()
@@ -289,7 +307,8 @@ def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observer
         replace_file(folder / "config.toml", to_toml(config))
     for message in skipped:
         run.event("checkpoint", message)
-    run.event("resume", f"resumed after step {run.step}")
+    where = f" of value pretraining {run.value_steps}" if run.is_pretraining and run.value_steps else f" {run.step}"
+    run.event("resume", f"resumed after step{where}")
     return run
 
 

@@ -76,7 +76,13 @@ class PagedDecoder(Transformer):
             self.cache.store(i, keys, values, slots)
 
     def tick(
-        self, state: NDArray[np.int32], table: NDArray[np.int32], sampling: SamplingParams, *, n_steps: int, longest: int
+        self,
+        state: NDArray[np.int32],
+        table: NDArray[np.int32],
+        sampling: SamplingParams,
+        *,
+        n_steps: int,
+        longest: int,
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
         """Send the rows, write n_steps tokens of each, fetch: length [n], stop [n], tokens and log-probs [n_steps, n].
 
@@ -151,5 +157,3 @@ def ladder() -> Iterator[int]:
     while True:
         yield size
         size += max(32, size // 4 // 32 * 32)
-
-

@@ -75,7 +75,10 @@ class PlainOps:
         sizes = [self.n_query_heads, cache.n_heads, cache.n_heads]
         q, k, v = qkv.view(n, -1, cache.head_dim).split(sizes, dim=1)
         if norms is not None:
-            q, k = self.add_norm(q.contiguous(), None, norms[0], eps), self.add_norm(k.contiguous(), None, norms[1], eps)
+            q, k = (
+                self.add_norm(q.contiguous(), None, norms[0], eps),
+                self.add_norm(k.contiguous(), None, norms[1], eps),
+            )
         cos, sin = self.cos[position, None], self.sin[position, None]
         page = rows.table[:n].gather(1, (position // cache.page_tokens)[:, None])[:, 0].long()
         page = torch.where(rows.is_alive(n), page, 0)
@@ -95,7 +98,11 @@ class PlainOps:
         mask = torch.zeros(behind.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf"))
         # The queries that share a key head stand as if they were several queries of one head.
         out = F.scaled_dot_product_attention(
-            q.view(n, cache.n_heads, -1, cache.head_dim), keys, values, attn_mask=mask[:, None, None], scale=self.scaling
+            q.view(n, cache.n_heads, -1, cache.head_dim),
+            keys,
+            values,
+            attn_mask=mask[:, None, None],
+            scale=self.scaling,
         )
         return out.reshape(n, -1)
 
@@ -120,7 +127,15 @@ class TritonOps:
     """One kernel each. Implements `Ops`."""
 
     def __init__(
-        self, cache: PagedCache, cos: Tensor, sin: Tensor, scaling: float, n_query_heads: int, *, n_rows: int, n_tokens: int
+        self,
+        cache: PagedCache,
+        cos: Tensor,
+        sin: Tensor,
+        scaling: float,
+        n_query_heads: int,
+        *,
+        n_rows: int,
+        n_tokens: int,
     ) -> None:
         self.cache, self.cos, self.sin, self.scaling = cache, cos.contiguous(), sin.contiguous(), scaling
         self.n_query_heads = n_query_heads

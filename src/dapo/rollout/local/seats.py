@@ -126,7 +126,9 @@ class Seats:
         row = np.arange(n)
         stop = np.where(self.is_taken[:n], RUNNING, EMPTY)
         newest = self.tokens[row, self.length[:n] - 1]
-        return np.stack([newest, self.start[:n], self.length[:n], self.limit[:n], stop, *self.words[:n].T]).astype(np.int32)
+        return np.stack([newest, self.start[:n], self.length[:n], self.limit[:n], stop, *self.words[:n].T]).astype(
+            np.int32
+        )
 
     def append(
         self,
