@@ -95,7 +95,7 @@ def test_attend(window: int | None, splits: int, page_tokens: int):
         cache.data.normal_()
         plain.cache = fast.cache = cache
         plain.place = torch.arange(200, device=DEVICE)
-    fast.splits = lambda n: splits  # type: ignore[method-assign]
+    fast.splits = lambda _n: splits  # type: ignore[method-assign]
     q = torch.randn(N, NQ * D, device=DEVICE)
     close(fast.attend(q, 0, window, rows, 30), plain.attend(q, 0, window, rows, 30), rows)
 

@@ -84,6 +84,7 @@ def measure(
     name: str, setting: Setting, loads: list[RolloutLoad], tokens_per_tick: int | None, page_tokens: int | None
 ) -> list[dict[str, Any]]:
     """One engine on every load, after a short warm-up."""
+    results: list[tuple[RolloutResult | None, str]]
     match name:
         case "local" | "plain":
             results = ours(name, setting, loads, tokens_per_tick, page_tokens)
@@ -115,7 +116,7 @@ def row(name: str, setting: Setting, load: RolloutLoad, result: RolloutResult | 
 
 def ours(
     name: str, setting: Setting, loads: list[RolloutLoad], tokens_per_tick: int | None, page_tokens: int | None
-) -> list[tuple[RolloutResult, str]]:
+) -> list[tuple[RolloutResult | None, str]]:
     import torch
 
     from dapo.models.packing import PACKED_ATTENTION
@@ -128,7 +129,7 @@ def ours(
     policy = Policy(setting.model(PACKED_ATTENTION), None).eval()
     policy.eos_ids = ()
     synchronise = torch.cuda.synchronize if setting.device == "cuda" else lambda: None
-    results = []
+    results: list[tuple[RolloutResult | None, str]] = []
     for load in loads:
         longest = load.prompt_tokens + max(load.lengths)
         sizes: dict[str, Any] = {"sampling": SamplingParams(), "max_concurrent": load.slots, "max_tokens": longest}

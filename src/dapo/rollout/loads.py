@@ -1,4 +1,4 @@
-"""What a rollout benchmark asks of an engine: how many responses, how long, and the time the card needs at the least."""
+"""What a rollout benchmark asks of an engine: how many responses, how long; and the least time the card needs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def drive(engine: Engine, load: RolloutLoad, requests: list[Request], synchronis
 def least_seconds(shape: ModelShape, load: RolloutLoad, bytes_per_s: float, flops_per_s: float) -> float:
     """Every step reads all weights once and the keys and values of all responses, and multiplies: one after the other.
 
-    Prompts are counted for every response, as in the published limits; an engine that reads a shared one once does less.
+    Prompts are counted for every response, as in the published limits; who reads a shared one once does less.
     """
     lengths = np.sort(np.array(load.lengths))
     weights = shape.linear_parameters + shape.hidden * shape.vocabulary

@@ -1,4 +1,4 @@
-"""A request with what was written for it so far, and what every local engine does with such: refuse, store, hand over."""
+"""A request with what was written for it so far, and what our engines do with such: refuse, store, hand over."""
 
 from __future__ import annotations
 

@@ -282,15 +282,14 @@ class LocalEngine:
         copies: list[tuple[Pages, Pages]] = []
         returns: list[tuple[Pages, Tensor]] = []
         while self._waiting and not self._is_crowded:
-            row = self._begin(self._waiting[0])
-            if row is None:
+            seat = self._begin(self._waiting[0])
+            if seat is None:
                 break
-            item = self._waiting.popleft()
+            row, item = seat, self._waiting.popleft()
             aside = self._put_aside.pop(item.request.id, None)
             prompt = self._seats.prompt(row)
-            if aside is not None and len(aside) > 0:
-                kept = aside.shape[2]
-                returns.append((self._seats.own_pages(row)[:kept], aside))
+            if aside is not None:
+                returns.append((self._seats.own_pages(row)[: aside.shape[2]], aside))
                 prefixes += self._prefix_of_prompt(prompt)
             else:
                 prefixes += self._prefixes_of(row)

@@ -101,7 +101,7 @@ def rotate_and_store_kernel(
 def attend_kernel(
     q, keys, values, table, length, stop, out, part, part_max, part_sum,
     scale, table_stride, page_stride, head_stride, token_stride,
-    NQ: tl.constexpr, NK: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    NQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """The newest token's attention for one row and one key head, over this split's share of the row's keys.

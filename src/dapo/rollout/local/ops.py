@@ -199,6 +199,7 @@ class TritonOps:
     def attend(self, q: Tensor, layer: int, window: int | None, rows: DeviceRows, longest: int) -> Tensor:
         from dapo.rollout.local.kernels import attend_kernel, combine_kernel
 
+        del longest  # the kernel reads each row's own length
         n, cache = len(q), self.cache
         out = torch.empty_like(q)
         keys, values = cache.keys[layer], cache.values[layer]
@@ -207,7 +208,7 @@ class TritonOps:
         attend_kernel[(n, cache.n_heads, splits)](
             q, keys, values, rows.table, rows.length, rows.stop, out, self.part, self.part_max, self.part_sum,
             self.scaling, rows.table.stride(0), *keys.stride()[:3],
-            NQ=self.n_query_heads, NK=cache.n_heads, G=group, D=cache.head_dim, PAGE=cache.page_tokens,
+            NQ=self.n_query_heads, G=group, D=cache.head_dim, PAGE=cache.page_tokens,
             WINDOW=window or 0, SPLITS=splits, BLOCK=ATTEND_BLOCK, GROUP=max(16, power_of_2(group)), DIM=dim,
             num_warps=ATTEND_WARPS, num_stages=ATTEND_STAGES,
         )  # fmt: skip

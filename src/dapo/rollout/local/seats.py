@@ -39,7 +39,8 @@ class DeviceRows:
         return torch.where(self.is_alive(n), self.length[:n] - 1, 0).long()
 
     def is_alive(self, n: int) -> Tensor:
-        return self.stop[:n] == RUNNING
+        is_alive: Tensor = self.stop[:n] == RUNNING
+        return is_alive
 
 
 class Seats:
