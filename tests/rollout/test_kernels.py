@@ -22,16 +22,16 @@ NQ, NK, D, PAGE, N, V = 6, 2, 16, 4, 5, 300
 LENGTHS = [1, 4, 9, 23, 30]
 
 
-def setting(seed: int = 0) -> tuple[PlainOps, TritonOps, DeviceRows]:
+def setting(seed: int = 0, page_tokens: int = PAGE) -> tuple[PlainOps, TritonOps, DeviceRows]:
     """Five rows at various lengths, the third of them dead, their pages scattered over the cache."""
     torch.manual_seed(seed)
-    kinds = {"n_layers": 2, "n_pages": 60, "page_tokens": PAGE, "n_heads": NK, "head_dim": D}
+    kinds = {"n_layers": 2, "n_pages": 60, "page_tokens": page_tokens, "n_heads": NK, "head_dim": D}
     cache = PagedCache(**kinds, dtype=torch.float32, device=torch.device(DEVICE))
     cache.data.normal_()
     angle = torch.arange(40)[:, None] * torch.rand(D // 2)[None]
     cos = torch.cat([angle.cos(), angle.cos()], 1).to(DEVICE)
     sin = torch.cat([-angle.sin(), angle.sin()], 1).to(DEVICE)
-    rows = DeviceRows(16, 10, 3, torch.float32, torch.device(DEVICE))
+    rows = DeviceRows(16, 10, 3, 2, torch.float32, torch.device(DEVICE))
     pages = torch.randperm(59)[: N * 10].view(N, 10) + 1
     rows.table[:N] = pages.int().to(DEVICE)
     rows.length[:N] = torch.tensor(LENGTHS, dtype=torch.int32)
@@ -39,7 +39,7 @@ def setting(seed: int = 0) -> tuple[PlainOps, TritonOps, DeviceRows]:
     rows.limit[:N] = torch.tensor([40, 5, 40, 40, 40], dtype=torch.int32)
     rows.stop[:N] = torch.tensor([0, 0, 1, 0, 0], dtype=torch.int32)
     words = [NoiseKey(seed, "train", "p", 0, i).words() for i in range(N)]
-    rows.state[5:, :N] = torch.tensor(np.array(words, np.uint32).view(np.int32).T.copy())
+    rows.words[:, :N] = torch.tensor(np.array(words, np.uint32).view(np.int32).T.copy())
     shared = (cache, cos, sin, D**-0.5, NQ)
     return PlainOps(*shared), TritonOps(*shared, n_rows=16, n_tokens=V), rows
 
@@ -68,36 +68,48 @@ def test_gate(width: int):
     torch.testing.assert_close(fast.gate(gate_up), plain.gate(gate_up))
 
 
-@pytest.mark.parametrize("has_norms", [True, False])
-def test_rotate_and_store(has_norms: bool):
+@pytest.mark.parametrize(
+    ("window", "splits", "has_norms", "page_tokens"),
+    [
+        (None, 1, True, 4),
+        (None, 2, False, 32),
+        (None, 8, False, 4),
+        (1, 1, False, 4),
+        (6, 2, True, 32),
+        (6, 8, False, 4),
+    ],
+)
+def test_mix(window: int | None, splits: int, has_norms: bool, page_tokens: int):
+    plain, fast, rows = setting(page_tokens=page_tokens)
+    fast.splits = lambda _n: splits  # type: ignore[method-assign]
+    check_mix(plain, fast, rows, has_norms, window)
+
+
+@pytest.mark.parametrize(("splits", "has_norms"), [(1, True), (4, False)])
+def test_rows_that_share_a_prompt_attend_to_it_together(splits: int, has_norms: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dapo.rollout.local.ops.FEWEST_FOR_PROMPTS", 1)
     plain, fast, rows = setting()
+    fast.splits = lambda _n: splits  # type: ignore[method-assign]
+    rows.table[3:5, :4] = rows.table[3, :4]  # rows 3 and 4 have 16 tokens on 4 pages in common, rows 1 and 2 have 4
+    rows.table[2, :1] = rows.table[1, :1]
+    rows.length[1] = 7
+    rows.shared[:N] = torch.tensor([0, 4, 4, 16, 16], dtype=torch.int32)
+    rows.chunk_rows[:2] = torch.tensor([[3, 4], [1, 2]], dtype=torch.int32)
+    rows.chunk_tokens[:2] = torch.tensor([16, 4], dtype=torch.int32)
+    check_mix(plain, fast, rows, has_norms, None)
+
+
+def check_mix(plain: PlainOps, fast: TritonOps, rows: DeviceRows, has_norms: bool, window: int | None) -> None:
+    """The same result, and the same keys and values in the cache."""
     qkv = torch.randn(N, (NQ + 2 * NK) * D, device=DEVICE)
     norms = (torch.randn(D, device=DEVICE), torch.randn(D, device=DEVICE)) if has_norms else None
     before = plain.cache.data.clone()
-    expected_q = plain.rotate_and_store(qkv, 1, norms, 1e-6, rows)
+    expected_out = plain.mix(qkv, 1, norms, 1e-6, window, rows, 30)
     expected_cache = plain.cache.data.clone()
     plain.cache.data.copy_(before)
-    close(fast.rotate_and_store(qkv, 1, norms, 1e-6, rows), expected_q, rows)
+    close(fast.mix(qkv, 1, norms, 1e-6, window, rows, 30), expected_out, rows)
     torch.testing.assert_close(plain.cache.data[:, :, 1:], expected_cache[:, :, 1:], atol=1e-5, rtol=1e-5)
     assert not torch.equal(before, expected_cache)
-
-
-@pytest.mark.parametrize("window", [None, 1, 6])
-@pytest.mark.parametrize("splits", [1, 2, 8])
-@pytest.mark.parametrize("page_tokens", [4, 64])
-def test_attend(window: int | None, splits: int, page_tokens: int):
-    plain, fast, rows = setting()
-    if page_tokens == 64:
-        cache = PagedCache(
-            n_layers=2, n_pages=60, page_tokens=64, n_heads=NK, head_dim=D, dtype=torch.float32,
-            device=torch.device(DEVICE),
-        )  # fmt: skip
-        cache.data.normal_()
-        plain.cache = fast.cache = cache
-        plain.place = torch.arange(200, device=DEVICE)
-    fast.splits = lambda _n: splits  # type: ignore[method-assign]
-    q = torch.randn(N, NQ * D, device=DEVICE)
-    close(fast.attend(q, 0, window, rows, 30), plain.attend(q, 0, window, rows, 30), rows)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +120,7 @@ def test_attend(window: int | None, splits: int, page_tokens: int):
     ],
 )  # fmt: skip
 def test_draw(sampling: SamplingParams):
-    for seed in range(6):
+    for seed in range(3):
         plain, fast, rows = setting(seed)
         is_end = torch.zeros(V, dtype=torch.bool, device=DEVICE)
         is_end[: V // 2] = True
@@ -134,10 +146,10 @@ def test_a_vocabulary_of_several_blocks():
     plain, _, rows = setting()
     fast = TritonOps(plain.cache, plain.cos, plain.sin, plain.scaling, NQ, n_rows=16, n_tokens=size)
     is_end = torch.zeros(size, dtype=torch.bool, device=DEVICE)
-    for seed in range(8):
+    for seed in range(3):
         torch.manual_seed(seed)
         logits = torch.randn(N, size, device=DEVICE)
-        rows.state[5:, :N] = torch.randint(-(2**31), 2**31, (4, N), dtype=torch.int32)
+        rows.words[:, :N] = torch.randint(-(2**31), 2**31, (4, N), dtype=torch.int32)
         before = rows.state.clone()
         plain.draw(logits, SamplingParams(), is_end, rows)
         token = rows.out_token[0, :N].clone()

@@ -42,93 +42,121 @@ def gate_kernel(gate_up, out, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def rotate_and_store_kernel(
-    qkv, cos, sin, query_norm, key_norm, table, length, stop, q_out, keys, values,
-    eps, table_stride, page_stride, head_stride, token_stride,
-    NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr,
-    HEADS: tl.constexpr, HALF: tl.constexpr,
-):  # fmt: skip
-    """Turn the newest token's queries and keys to its position; queries out, keys and values into their page."""
-    row = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, HEADS)
-    d = tl.arange(0, HALF)
-    half: tl.constexpr = D // 2
-    is_real = (h < NQ + 2 * NK)[:, None] & (d < half)[None, :]
-    source = qkv + row * (NQ + 2 * NK) * D + h[:, None] * D + d[None, :]
-    low, high = tl.load(source, mask=is_real, other=0.0), tl.load(source + half, mask=is_real, other=0.0)
-    is_query, is_value = (h < NQ)[:, None], (h >= NQ + NK)[:, None]
+def turned(source, norm, c, s, d, mask, eps, D: tl.constexpr, HAS_NORM: tl.constexpr):
+    """Heads turned to their positions: x cos + swap(x) sin, where swap exchanges the halves of a head.
+
+    `source` [M, 1] points to heads of D numbers at d [1, DIM]; c and s are the rotary tables there, the sign in s.
+    """
+    other = (d + D // 2) % D
+    x, swapped = tl.load(source + d, mask=mask, other=0.0), tl.load(source + other, mask=mask, other=0.0)
     if HAS_NORM:
-        a, b = low.to(tl.float32), high.to(tl.float32)
-        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
-        inside = d < half
-        w_low = tl.where(
-            is_query,
-            tl.load(query_norm + d, mask=inside, other=0.0)[None, :],
-            tl.load(key_norm + d, mask=inside, other=0.0)[None, :],
-        )
-        w_high = tl.where(
-            is_query,
-            tl.load(query_norm + half + d, mask=inside, other=0.0)[None, :],
-            tl.load(key_norm + half + d, mask=inside, other=0.0)[None, :],
-        )
-        low = tl.where(is_value, low, (a * scale).to(low.dtype) * w_low)
-        high = tl.where(is_value, high, (b * scale).to(high.dtype) * w_high)
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
+        weight, other_weight = tl.load(norm + d, mask=d < D, other=0.0), tl.load(norm + other, mask=d < D, other=0.0)
+        swapped = (swapped.to(tl.float32) * scale).to(x.dtype) * other_weight
+        x = (wide * scale).to(x.dtype) * weight
+    return (x.to(tl.float32) * c + swapped.to(tl.float32) * s).to(x.dtype)
 
-    position = tl.maximum(tl.load(length + row) - 1, 0)
-    c = tl.load(cos + position.to(tl.int64) * D + d, mask=d < half, other=0.0)[None, :].to(tl.float32)
-    s = tl.load(sin + position.to(tl.int64) * D + half + d, mask=d < half, other=0.0)[None, :].to(tl.float32)
-    a, b = low.to(tl.float32), high.to(tl.float32)
-    low = tl.where(is_value, low, (a * c - b * s).to(low.dtype))
-    high = tl.where(is_value, high, (b * c + a * s).to(high.dtype))
 
-    target = q_out + row * NQ * D + h[:, None] * D + d[None, :]
-    tl.store(target, low, mask=is_real & is_query)
-    tl.store(target + half, high, mask=is_real & is_query)
+@triton.jit
+def attend_prompts_kernel(
+    qkv, cos, sin, query_norm, keys, values, table, length, chunk_rows, chunk_tokens, seed, seed_max, seed_sum,
+    eps, scale, table_stride, page_stride, head_stride, token_stride,
+    NQ: tl.constexpr, NK: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr,
+    MEMBERS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Attention of up to MEMBERS rows at once over the pages of the prompt they share, for one key head.
 
-    is_alive = tl.load(stop + row) == 0
-    page = tl.load(table + row * table_stride + position // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD).to(tl.int64)
-    cell = page * page_stride + (position % PAGE) * token_stride
-    key_cell = keys + cell + (h - NQ)[:, None] * head_stride + d[None, :]
-    is_key = is_real & (h >= NQ)[:, None] & (h < NQ + NK)[:, None]
-    tl.store(key_cell, low, mask=is_key)
-    tl.store(key_cell + half, high, mask=is_key)
-    value_cell = values + cell + (h - NQ - NK)[:, None] * head_stride + d[None, :]
-    tl.store(value_cell, low, mask=is_real & is_value)
-    tl.store(value_cell + half, high, mask=is_real & is_value)
+    What each row gets is where `attend_kernel` starts from, so that a shared prompt is read once and not once a row.
+    """
+    chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    n = tl.load(chunk_tokens + chunk)
+    if n > 0:
+        i, d, t = tl.arange(0, ROWS), tl.arange(0, DIM)[None, :], tl.arange(0, BLOCK)
+        member, g = i // G, i % G
+        row = tl.load(chunk_rows + chunk * MEMBERS + member, mask=member < MEMBERS, other=-1).to(tl.int64)
+        is_row = row >= 0
+        is_query = is_row[:, None] & (d < D)
+        row = tl.where(is_row, row, 0)
+        place = (tl.maximum(tl.load(length + row) - 1, 0).to(tl.int64) * D)[:, None] + d
+        c = tl.load(cos + place, mask=is_query, other=0.0).to(tl.float32)
+        s = tl.load(sin + place, mask=is_query, other=0.0).to(tl.float32)
+        source = qkv + (row * (NQ + 2 * NK) * D + (head * G + g) * D)[:, None]
+        query = turned(source, query_norm, c, s, d, is_query, eps, D, HAS_NORM)
+        leader = tl.load(chunk_rows + chunk * MEMBERS).to(tl.int64)
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, DIM], tl.float32)
+        for start in range(0, n, BLOCK):
+            at = start + t
+            is_seen = at < n
+            pages = tl.load(table + leader * table_stride + at // PAGE, mask=is_seen, other=0).to(tl.int64)
+            cell = (pages * page_stride + head * head_stride + (at % PAGE) * token_stride)[:, None] + d
+            is_cell = is_seen[:, None] & (d < D)
+            key = tl.load(keys + cell, mask=is_cell, other=0.0)
+            value = tl.load(values + cell, mask=is_cell, other=0.0)
+            score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
+            score = tl.where(is_seen[None, :], score, float("-inf"))
+            new_top = tl.maximum(top, tl.max(score, 1))
+            weight = tl.exp2(score - new_top[:, None])
+            shrink = tl.exp2(top - new_top)
+            total = total * shrink + tl.sum(weight, 1)
+            acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+            top = new_top
+        cell = row * NQ + head * G + g
+        tl.store(seed + cell[:, None] * D + d, acc, mask=is_query)
+        tl.store(seed_max + cell, top, mask=is_row)
+        tl.store(seed_sum + cell, total, mask=is_row)
 
 
 @triton.jit
 def attend_kernel(
-    q, keys, values, table, length, stop, out, part, part_max, part_sum,
-    scale, table_stride, page_stride, head_stride, token_stride,
-    NQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    qkv, cos, sin, query_norm, key_norm, keys, values, table, length, stop, shared, seed, seed_max, seed_sum,
+    out, part, part_max, part_sum,
+    eps, scale, table_stride, page_stride, head_stride, token_stride,
+    NQ: tl.constexpr, NK: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_SEED: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr,
 ):  # fmt: skip
-    """The newest token's attention for one row and one key head, over this split's share of the row's keys.
+    """Turn, store and attend, for one row's newest token and one key head, over this split's share of the row's keys.
 
     The G queries of a key head stand together as the rows of one small matrix (padded to GROUP). Softmax is computed on
-    the way, with base-2 exponentials. With SPLITS = 1 the result goes out; otherwise it waits for `combine_kernel`.
+    the way, with base-2 exponentials. The newest key and value go into their page and, from registers, into the sum.
+    With SPLITS = 1 the result goes out; otherwise it waits for `combine_kernel`.
     """
-    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    n = tl.where(tl.load(stop + row) == 0, tl.load(length + row), 0)
+    head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    is_alive = tl.load(stop + row) == 0
+    newest = tl.where(is_alive, tl.load(length + row), 1) - 1  # its place, and the number of older keys
     oldest = 0
     if WINDOW > 0:
-        oldest = tl.maximum(n - WINDOW, 0)
+        oldest = tl.maximum(newest + 1 - WINDOW, 0)
+    if HAS_SEED:
+        oldest = tl.maximum(oldest, tl.where(is_alive, tl.load(shared + row), 0))
+    STARTS_WITHIN: tl.constexpr = WINDOW > 0 or (HAS_SEED and PAGE % BLOCK != 0)  # the oldest key, within its block
     first = oldest // BLOCK * BLOCK
-    share = tl.cdiv(tl.cdiv(n - first, BLOCK), SPLITS) * BLOCK
+    share = tl.cdiv(tl.cdiv(newest - first, BLOCK), SPLITS) * BLOCK
     begin = first + split * share
-    end = tl.minimum(begin + share, n)
+    end = tl.minimum(begin + share, newest)
 
-    g, d, t = tl.arange(0, GROUP), tl.arange(0, DIM), tl.arange(0, BLOCK)
-    is_query = (g < G)[:, None] & (d < D)[None, :]
-    query = tl.load(q + row * NQ * D + (head * G + g)[:, None] * D + d[None, :], mask=is_query, other=0.0)
+    g, d, t = tl.arange(0, GROUP), tl.arange(0, DIM)[None, :], tl.arange(0, BLOCK)
+    is_query = (g < G)[:, None] & (d < D)
+    c = tl.load(cos + newest.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
+    s = tl.load(sin + newest.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
+    base = qkv + row * (NQ + 2 * NK) * D
+    query = turned(base + (head * G + g)[:, None] * D, query_norm, c, s, d, is_query, eps, D, HAS_NORM)
     top = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     acc = tl.zeros([GROUP, DIM], tl.float32)
+    if HAS_SEED:
+        has_seed = is_alive & (split == 0) & (tl.load(shared + row) > 0) & (g < G)
+        cell = row * NQ + head * G + g
+        top = tl.load(seed_max + cell, mask=has_seed, other=float("-inf"))
+        total = tl.load(seed_sum + cell, mask=has_seed, other=0.0)
+        acc = tl.load(seed + cell[:, None] * D + d, mask=has_seed[:, None] & (d < D), other=0.0)
     for start in range(begin, end, BLOCK):
         at = start + t
         is_seen = at < end
-        if WINDOW > 0:
+        if STARTS_WITHIN:
             is_seen = is_seen & (at >= oldest)
         if PAGE >= BLOCK:
             page = tl.load(table + row * table_stride + start // PAGE).to(tl.int64)
@@ -136,22 +164,37 @@ def attend_kernel(
         else:
             pages = tl.load(table + row * table_stride + at // PAGE, mask=is_seen, other=0).to(tl.int64)
             cell = pages * page_stride + head * head_stride + (at % PAGE) * token_stride
-        is_cell = is_seen[:, None] & (d < D)[None, :]
-        key = tl.load(keys + cell[:, None] + d[None, :], mask=is_cell, other=0.0)
-        value = tl.load(values + cell[:, None] + d[None, :], mask=is_cell, other=0.0)
+        is_cell = is_seen[:, None] & (d < D)
+        key = tl.load(keys + cell[:, None] + d, mask=is_cell, other=0.0)
+        value = tl.load(values + cell[:, None] + d, mask=is_cell, other=0.0)
         score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
         score = tl.where(is_seen[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
+        if STARTS_WITHIN:  # a first block without a key: nothing to subtract from minus infinity
+            new_top = tl.maximum(new_top, -1e30)
         weight = tl.exp2(score - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weight, 1)
         acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
         top = new_top
+    if split == SPLITS - 1:
+        one = tl.arange(0, 1)[:, None]
+        new_key = turned(base + (NQ + head + one) * D, key_norm, c, s, d, d < D, eps, D, HAS_NORM)
+        new_value = tl.load(base + (NQ + NK + head + one) * D + d, mask=d < D, other=0.0)
+        page = tl.load(table + row * table_stride + newest // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD).to(tl.int64)
+        cell = page * page_stride + head * head_stride + (newest % PAGE) * token_stride + d
+        tl.store(keys + cell, new_key, mask=d < D)
+        tl.store(values + cell, new_value, mask=d < D)
+        score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * (scale * LOG2E)
+        new_top = tl.maximum(top, score)
+        weight, shrink = tl.exp2(score - new_top), tl.exp2(top - new_top)
+        total = total * shrink + weight
+        acc = acc * shrink[:, None] + weight[:, None] * new_value.to(tl.float32)
+        top = new_top
 
-    place = (head * G + g)[:, None] * D + d[None, :]
+    place = (head * G + g)[:, None] * D + d
     if SPLITS == 1:
-        result = acc / tl.where(total > 0, total, 1.0)[:, None]
-        tl.store(out + row * NQ * D + place, result.to(out.dtype.element_ty), mask=is_query)
+        tl.store(out + row * NQ * D + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_query)
     else:
         cell = row * SPLITS + split
         tl.store(part + cell * NQ * D + place, acc, mask=is_query)
@@ -270,7 +313,7 @@ def draw_kernel(
     """Draw one token a row, and note it: the token where the cumulated weight passes the noise, in vocabulary order.
 
     First the block in which it passes, from the blocks' sums; then the token within, from that block alone. `state`
-    [9, rows] is as in `seats.py`: token, start, length, limit, stop, and the four words of the noise key.
+    [10, rows] is as in `seats.py`: token, start, length, limit, stop, the four words of the noise key, and more.
     """
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CHUNKS_UP)

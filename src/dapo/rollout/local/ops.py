@@ -33,14 +33,21 @@ class Ops(Protocol):
         """silu(gate) · up of [n, 2·I] -> [n, I]."""
         ...
 
-    def rotate_and_store(
-        self, qkv: Tensor, layer: int, norms: tuple[Tensor, Tensor] | None, eps: float, rows: DeviceRows
+    def mix(
+        self,
+        qkv: Tensor,
+        layer: int,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        window: int | None,
+        rows: DeviceRows,
+        longest: int,
     ) -> Tensor:
-        """Queries [n, NQ·D] of the newest tokens, turned; their keys and values go into the cache."""
-        ...
+        """Attention of the newest tokens over their rows' keys: qkv [n, (NQ + 2 NK)·D] -> [n, NQ·D].
 
-    def attend(self, q: Tensor, layer: int, window: int | None, rows: DeviceRows, longest: int) -> Tensor:
-        """Attention of q [n, NQ·D] over each row's keys -> [n, NQ·D]. `longest` bounds the rows' lengths."""
+        Queries and keys are normalised where the family does so and turned to their positions; the new keys and values
+        go into the cache. `longest` bounds the rows' lengths.
+        """
         ...
 
     def draw(self, logits: Tensor, sampling: SamplingParams, is_end: Tensor, rows: DeviceRows) -> None:
@@ -67,9 +74,22 @@ class PlainOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
+    def mix(
+        self,
+        qkv: Tensor,
+        layer: int,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        window: int | None,
+        rows: DeviceRows,
+        longest: int,
+    ) -> Tensor:
+        return self.attend(self.rotate_and_store(qkv, layer, norms, eps, rows), layer, window, rows, longest)
+
     def rotate_and_store(
         self, qkv: Tensor, layer: int, norms: tuple[Tensor, Tensor] | None, eps: float, rows: DeviceRows
     ) -> Tensor:
+        """Queries [n, NQ·D] of the newest tokens, turned; their keys and values go into the cache."""
         n, cache = len(qkv), self.cache
         position = rows.position(n)
         sizes = [self.n_query_heads, cache.n_heads, cache.n_heads]
@@ -87,6 +107,7 @@ class PlainOps:
         return rotate(q, cos, sin).reshape(n, -1)
 
     def attend(self, q: Tensor, layer: int, window: int | None, rows: DeviceRows, longest: int) -> Tensor:
+        """Attention of q [n, NQ·D] over each row's keys -> [n, NQ·D]."""
         n, cache = len(q), self.cache
         n_pages = -(-rounded_up(longest) // cache.page_tokens)
         table = rows.table[:n, :n_pages].long()
@@ -109,7 +130,7 @@ class PlainOps:
     def draw(self, logits: Tensor, sampling: SamplingParams, is_end: Tensor, rows: DeviceRows) -> None:
         n = len(logits)
         token_row, start, length, limit, stop = (part[:n] for part in rows.state[:5])
-        words = rows.state[5:, :n].t().long() & MASK
+        words = rows.words[:, :n].t().long() & MASK
         token, logp = sample(logits, uniform(words, (length - start).long()), sampling)
         is_alive = stop == 0
         is_good = logp.isfinite()
@@ -146,6 +167,8 @@ class TritonOps:
         device = cos.device
         self.part = torch.empty(cells, n_query_heads, cache.head_dim, device=device)
         self.part_max, self.part_sum = torch.empty(2, cells, n_query_heads, device=device)
+        self.seed = torch.empty(n_rows, n_query_heads, cache.head_dim, device=device)
+        self.seed_max, self.seed_sum = torch.empty(2, n_rows, n_query_heads, device=device)
         self.chunks = -(-n_tokens // DRAW_BLOCK)
         self.weights = torch.empty(3, n_rows * self.chunks, device=device)
         self.cut = torch.empty(n_rows, device=device)
@@ -178,44 +201,46 @@ class TritonOps:
         gate_kernel[(n, -(-width // 1024))](gate_up, out, width, BLOCK=1024, num_warps=4)
         return out
 
-    def rotate_and_store(
-        self, qkv: Tensor, layer: int, norms: tuple[Tensor, Tensor] | None, eps: float, rows: DeviceRows
+    def mix(
+        self,
+        qkv: Tensor,
+        layer: int,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        window: int | None,
+        rows: DeviceRows,
+        longest: int,
     ) -> Tensor:
-        from dapo.rollout.local.kernels import rotate_and_store_kernel
-
-        n, cache = len(qkv), self.cache
-        q = torch.empty(n, self.n_query_heads * cache.head_dim, dtype=qkv.dtype, device=qkv.device)
-        keys, values = cache.keys[layer], cache.values[layer]
-        query_norm, key_norm = norms if norms is not None else (qkv, qkv)
-        rotate_and_store_kernel[(n,)](
-            qkv, self.cos, self.sin, query_norm, key_norm, rows.table, rows.length, rows.stop, q, keys, values,
-            eps, rows.table.stride(0), *keys.stride()[:3],
-            NQ=self.n_query_heads, NK=cache.n_heads, D=cache.head_dim, PAGE=cache.page_tokens,
-            HAS_NORM=norms is not None, HEADS=power_of_2(self.n_query_heads + 2 * cache.n_heads),
-            HALF=power_of_2(cache.head_dim // 2), num_warps=4,
-        )  # fmt: skip
-        return q
-
-    def attend(self, q: Tensor, layer: int, window: int | None, rows: DeviceRows, longest: int) -> Tensor:
-        from dapo.rollout.local.kernels import attend_kernel, combine_kernel
+        from dapo.rollout.local.kernels import attend_kernel, attend_prompts_kernel, combine_kernel
 
         del longest  # the kernel reads each row's own length
-        n, cache = len(q), self.cache
-        out = torch.empty_like(q)
+        n, cache, heads = len(qkv), self.cache, self.n_query_heads
+        out = torch.empty(n, heads * cache.head_dim, dtype=qkv.dtype, device=qkv.device)
         keys, values = cache.keys[layer], cache.values[layer]
+        query_norm, key_norm = norms if norms is not None else (qkv, qkv)
         splits, dim = self.splits(n), max(16, power_of_2(cache.head_dim))
-        group = self.n_query_heads // cache.n_heads
-        attend_kernel[(n, cache.n_heads, splits)](
-            q, keys, values, rows.table, rows.length, rows.stop, out, self.part, self.part_max, self.part_sum,
-            self.scaling, rows.table.stride(0), *keys.stride()[:3],
-            NQ=self.n_query_heads, G=group, D=cache.head_dim, PAGE=cache.page_tokens,
-            WINDOW=window or 0, SPLITS=splits, BLOCK=ATTEND_BLOCK, GROUP=max(16, power_of_2(group)), DIM=dim,
-            num_warps=ATTEND_WARPS, num_stages=ATTEND_STAGES,
+        group = heads // cache.n_heads
+        strides = (rows.table.stride(0), *keys.stride()[:3])
+        kinds = {"NQ": heads, "NK": cache.n_heads, "G": group, "D": cache.head_dim, "PAGE": cache.page_tokens}
+        kinds |= {"HAS_NORM": norms is not None, "DIM": dim}
+        has_seed = n >= FEWEST_FOR_PROMPTS and window is None
+        if has_seed:
+            attend_prompts_kernel[(n // 2, cache.n_heads)](
+                qkv, self.cos, self.sin, query_norm, keys, values, rows.table, rows.length, rows.chunk_rows,
+                rows.chunk_tokens, self.seed, self.seed_max, self.seed_sum, eps, self.scaling, *strides, **kinds,
+                MEMBERS=rows.chunk_rows.shape[1], BLOCK=64, ROWS=max(16, power_of_2(rows.chunk_rows.shape[1] * group)),
+                num_warps=4, num_stages=2,
+            )  # fmt: skip
+        attend_kernel[(cache.n_heads, n, splits)](
+            qkv, self.cos, self.sin, query_norm, key_norm, keys, values, rows.table, rows.length, rows.stop,
+            rows.shared, self.seed, self.seed_max, self.seed_sum, out, self.part, self.part_max, self.part_sum,
+            eps, self.scaling, *strides, **kinds, HAS_SEED=has_seed, WINDOW=window or 0, SPLITS=splits,
+            BLOCK=ATTEND_BLOCK, GROUP=max(16, power_of_2(group)), num_warps=ATTEND_WARPS, num_stages=ATTEND_STAGES,
         )  # fmt: skip
         if splits > 1:
-            combine_kernel[(n, self.n_query_heads)](
-                self.part, self.part_max, self.part_sum, out, NQ=self.n_query_heads, D=cache.head_dim, SPLITS=splits,
-                DIM=dim, num_warps=1,
+            combine_kernel[(n, heads)](
+                self.part, self.part_max, self.part_sum, out, NQ=heads, D=cache.head_dim, SPLITS=splits, DIM=dim,
+                num_warps=1,
             )  # fmt: skip
         return out
 
@@ -246,7 +271,9 @@ class TritonOps:
 
 
 # Measured on an H200 (docs/log.md): keys a program reads at a time, and the pipeline that hides the memory's latency.
-ATTEND_BLOCK, ATTEND_WARPS, ATTEND_STAGES = 64, 4, 3
+ATTEND_BLOCK, ATTEND_WARPS, ATTEND_STAGES = 32, 1, 3
+# From so many rows on, rows that share a prompt attend to it together: below, one more kernel costs more than it saves.
+FEWEST_FOR_PROMPTS = 64
 PROGRAMS_PER_PROCESSOR = 8
 MOST_SPLITS = 32
 DRAW_BLOCK = 4096
