@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from dapo.errors import EngineError
+from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams, concatenated
 from dapo.types import Completion, StopReason
@@ -41,6 +42,8 @@ ENVIRONMENT = {
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 CPU_BLOCK_TOKENS = 32
 TOKENS_PER_STEP = {"cuda": 8192, "cpu": 2048}  # prompt and response tokens that one step may compute
+# Mean distance of vLLM's log-probs from the policy's own, above which the weights did not arrive as they should.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 SEED_BITS = 63
 
@@ -89,7 +92,12 @@ class VllmEngine:
     ) -> None:
         if core is None:
             core = VllmCore(policy, max_concurrent=max_concurrent, max_tokens=max_tokens, memory_share=memory_share)
-            core.load(policy)
+            try:
+                core.load(policy)
+                core.check_weights(policy, max_tokens)
+            except BaseException:  # whatever stopped it: leave no vLLM behind
+                core.close()
+                raise
         self.core = core
         self.policy = policy
         self.sampling = sampling
@@ -382,6 +390,12 @@ class VllmCore:
             # Its default stops at 512, above which every kernel is launched one by one.
             arguments["compilation_config"] = {"max_cudagraph_capture_size": max_concurrent}
         config = self._vllm.EngineArgs(**arguments).create_engine_config()
+        if config.model_config.using_transformers_backend():
+            raise EngineError(
+                f"rollout.engine = vllm: vLLM {self._vllm.__version__} has no {type(policy.base).__name__} of its own "
+                "and would run Hugging Face's, whose classes it patches; the trainer's model would no longer run.",
+                remedy="Use engine local if it knows the architecture, or another version of vLLM.",
+            )
         if is_cpu:
             config.cache_config.kv_cache_memory_bytes = self._kv_bytes(config, max_concurrent, max_tokens, memory_share)
         return config
@@ -412,7 +426,8 @@ class VllmCore:
             top_k=sampling.top_k,
             seed=item.seed if sampling.temperature > 0 else None,
             max_tokens=item.request.max_new_tokens - len(item.tokens),
-            stop_token_ids=list(eos_ids),
+            stop_token_ids=[i for i in eos_ids if i < self._config.model_config.get_vocab_size()],
+            ignore_eos=True,  # what ends a response is said above
             logprobs=0,  # of the drawn token only
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
@@ -474,6 +489,36 @@ class VllmCore:
                 remedy='Use rollout.engine="local" if it knows the architecture.',
             )
 
+    def check_weights(self, policy: Policy, max_tokens: int) -> None:
+        """Let vLLM write a few tokens and compare log-probs; refuse a model whose weights it does not take over.
+
+        Catches what no list of architectures would: its reload leaves packed copies of some layers as they were.
+        """
+        vocabulary = policy.config.get_text_config().vocab_size
+        prompt = tuple((7 * i + 3) % vocabulary for i in range(min(5, max_tokens - 1)))
+        key = NoiseKey(0, "eval", "check", 0, 0)
+        item = Response(Request(-1, prompt, key, min(8, max_tokens - len(prompt)), 0), 0)
+        self.add(item, SamplingParams(), ())
+        is_finished = False
+        while not is_finished:
+            for new in self.step():
+                item.tokens += new.tokens
+                item.logp += new.logp
+                is_finished = new.is_finished
+        self.forget_prefixes()
+        with torch.no_grad():
+            packed = pack([prompt], [np.array(item.tokens)], policy.device)
+            expected = policy(packed, temperature=1.0, with_entropy=False)[0].float().cpu().numpy()
+        known = np.isfinite(expected)
+        gap = np.abs(np.array(item.logp, np.float32) - expected)[known].mean() if known.any() else 0.0
+        if not gap <= TOLERANCE[policy.dtype]:
+            raise EngineError(
+                f"rollout.engine = vllm: with this policy's weights, vLLM's {type(self._runner.get_model()).__name__} "
+                f"gives log-probs that differ from the policy's own by {gap:.2g} on average; vLLM "
+                f"{self._vllm.__version__} on {self.device} cannot take over weights of this architecture.",
+                remedy="Use engine local if it knows the architecture, or another version of vLLM.",
+            )
+
     def _repack_head(self, model: Any) -> None:
         """On a CPU vLLM multiplies by a packed copy of the head, which a reload of tied embeddings leaves as it was."""
         if self.device != "cpu":
@@ -484,7 +529,6 @@ class VllmCore:
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
-        self._vllm.distributed.parallel_state.destroy_model_parallel()  # its groups depend on the model
 
 
 def require_vllm() -> None:
@@ -507,7 +551,6 @@ def import_vllm() -> Any:
     try:
         import vllm
         import vllm.config
-        import vllm.distributed.parallel_state
         import vllm.model_executor.layers.vocab_parallel_embedding
         import vllm.model_executor.model_loader.reload
         import vllm.sampling_params
