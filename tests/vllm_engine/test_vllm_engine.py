@@ -115,7 +115,6 @@ def test_a_model_that_vllm_would_borrow_from_hugging_face_is_refused(engine: Mak
 
 
 def test_an_adapter_is_part_of_the_weights(engine: Make):
-    pytest.importorskip("peft")
     policy = add_lora(small_policy("qwen2-tied"), rank=2, alpha=4.0)
     ours = engine(policy)
     for version in (0, 1):
