@@ -15,8 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +26,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from dapo.errors import EngineError
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams, concatenated
-from dapo.types import Completion, StopReason
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams
+from dapo.rollout.written import Written, check_request, completions, from_state, to_state
+from dapo.types import StopReason
 
 # In process, no usage statistics sent anywhere, nothing reachable from outside, and the model runner that both releases
 # have and that knows log-probs after temperature.
@@ -58,6 +58,10 @@ class Response:
     logp: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
     tag: str | None = None
+
+    def written(self) -> Written:
+        tokens, version = np.array(self.tokens, np.int32), np.array(self.version, np.int32)
+        return Written(self.request, self.order, tokens, np.array(self.logp, np.float32), version)
 
     @property
     def seed(self) -> int:
@@ -133,7 +137,7 @@ class VllmEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         seen = {item.request.id for item in (*self._running.values(), *self._waiting)}
         for request in requests:
-            self._check(request, seen)
+            check_request(request, seen, self.max_tokens)
             seen.add(request.id)
         for request in requests:
             self._waiting.append(Response(request, self._n_submitted))
@@ -171,7 +175,7 @@ class VllmEngine:
         running = [i for i in self._running if i in wanted]
         self.core.abort([tag for i in running if (tag := self._running[i].tag)])
         finished = self._finish(dict.fromkeys(running, StopReason.ABORTED))
-        return finished + [self._completion(item, StopReason.ABORTED) for item in dropped]
+        return finished + self._completions(dropped, [StopReason.ABORTED] * len(dropped))
 
     def load_weights(self, policy: Policy, version: int) -> None:
         """Copy the policy's tensors into vLLM's model. What is in flight is sent again, so that its KV is new too."""
@@ -195,23 +199,15 @@ class VllmEngine:
         """Void the KV here too, so that going on and being restored are the same computation."""
         self._take_core()
         self._void_kv()
-        items = [*self._running.values(), *self._waiting]
         meta = {
             "tick": self.tick,
             "version": self.version,
             "n_submitted": self._n_submitted,
             "n_running": len(self._running),
             "is_paused": self._is_paused,
-            "requests": [asdict(item.request) for item in items],
-            "order": [item.order for item in items],
-            "lengths": [len(item.tokens) for item in items],
         }
-        arrays = {
-            "tokens": concatenated([np.array(item.tokens, np.int32) for item in items], np.int32),
-            "logp": concatenated([np.array(item.logp, np.float32) for item in items], np.float32),
-            "token_version": concatenated([np.array(item.version, np.int32) for item in items], np.int32),
-        }
-        return EngineState(meta, arrays)
+        items = [*self._running.values(), *self._waiting]
+        return to_state([item.written() for item in items], np.float32, meta)
 
     def restore(self, state: EngineState) -> None:
         meta = state.meta
@@ -221,18 +217,13 @@ class VllmEngine:
                 "responses in flight.",
                 remedy="Resume with at least as many.",
             )
-        bounds = pairwise([0, *accumulate(meta["lengths"])])
         items = [
-            Response(
-                Request(**{**raw, "prompt": tuple(raw["prompt"]), "key": NoiseKey(**raw["key"])}),
-                order,
-                *(state.arrays[name][start:end].tolist() for name in ("tokens", "logp", "token_version")),
-            )
-            for raw, order, (start, end) in zip(meta["requests"], meta["order"], bounds, strict=True)
+            Response(one.request, one.order, one.tokens.tolist(), one.logp.tolist(), one.version.tolist())
+            for one in from_state(state)
         ]
         seen: set[int] = set()
         for item in items:
-            self._check(item.request, seen)
+            check_request(item.request, seen, self.max_tokens)
             seen.add(item.request.id)
         self._take_core()
         self._void_kv()
@@ -241,21 +232,6 @@ class VllmEngine:
         self._waiting = deque(items[n:])
         self.tick, self.version, self._n_submitted = meta["tick"], meta["version"], meta["n_submitted"]
         self._is_paused = meta["is_paused"]
-
-    def _check(self, request: Request, seen: set[int]) -> None:
-        name = f"request {request.id} (problem {request.key.problem!r})"
-        if request.id in seen:
-            raise EngineError(f"{name}: this id is in flight already.")
-        if not request.prompt:
-            raise EngineError(f"{name}: the prompt is empty; a response needs at least one token to follow.")
-        if request.max_new_tokens < 1:
-            raise EngineError(f"{name}: max_new_tokens = {request.max_new_tokens} leaves nothing to write.")
-        if len(request.prompt) + request.max_new_tokens > self.max_tokens:
-            raise EngineError(
-                f"{name}: a prompt of {len(request.prompt)} tokens and a response of up to {request.max_new_tokens} do "
-                f"not fit into {self.max_tokens} tokens a response.",
-                remedy="Lower limits.max_prompt_tokens, so that such problems are dropped and counted.",
-            )
 
     def _take_core(self) -> None:
         """Have the machine to ourselves."""
@@ -304,17 +280,10 @@ class VllmEngine:
     def _finish(self, reasons: dict[int, StopReason]) -> list[Finished]:
         """Completions in order of submission."""
         items = sorted((self._running.pop(i) for i in reasons), key=lambda item: item.order)
-        return [self._completion(item, reasons[item.request.id]) for item in items]
+        return self._completions(items, [reasons[item.request.id] for item in items])
 
-    def _completion(self, item: Response, reason: StopReason) -> Finished:
-        tokenizer = self.policy.tokenizer
-        return item.request, Completion(
-            tokens=np.array(item.tokens, np.int32),
-            logp=np.array(item.logp, np.float32),
-            version=np.array(item.version, np.int32),
-            stop_reason=reason,
-            text="" if tokenizer is None else tokenizer.decode(item.tokens, skip_special_tokens=True),
-        )
+    def _completions(self, items: Sequence[Response], reasons: Sequence[StopReason]) -> list[Finished]:
+        return completions([item.written() for item in items], reasons, self.policy.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
