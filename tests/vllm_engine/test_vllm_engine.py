@@ -2,8 +2,6 @@
 
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -219,18 +217,3 @@ def own_sockets() -> set[str]:
     folder = f"/proc/{os.getpid()}/fd"
     links = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder) if os.path.lexists(f"{folder}/{name}")]
     return {link[8:-1] for link in links if link.startswith("socket:[")}
-
-
-def test_without_vllm_the_message_names_the_extra():
-    code = (
-        "import sys; sys.modules['vllm'] = None\n"
-        "import importlib.util; find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *rest: None if name == 'vllm' else find(name, *rest)\n"
-        "from dapo.cli.main import main\n"
-        "sys.argv = ['dapo', 'train', 'quickstart', '--set', 'rollout.engine=vllm', '--out', sys.argv[1]]\n"
-        "main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code, "/nonexistent/run"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "dapo[vllm]" in done.stderr
-    assert "Traceback" not in done.stderr
