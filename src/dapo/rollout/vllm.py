@@ -6,6 +6,7 @@ Everything that touches vLLM is in this file, and what differs between the relea
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import math
 import os
@@ -311,14 +312,14 @@ class VllmCore:
             write_shape(policy, folder)
             try:
                 config = self._configuration(folder, policy, max_concurrent, max_tokens, memory_share)
-                self._engine = vllm.LLMEngine.from_vllm_config(config, disable_log_stats=True)
+                self._engine: Any = vllm.LLMEngine.from_vllm_config(config, disable_log_stats=True)
             except (ValueError, RuntimeError, NotImplementedError) as error:
                 raise EngineError(
                     f"rollout.engine = vllm: vLLM {vllm.__version__} does not start with this model: {error}",
                     remedy="Change what it names (limits, rollout.vllm.gpu_memory_share), or set rollout.engine=local.",
                 ) from error
         self._config = config
-        self._runner = self._engine.model_executor.driver_worker.model_runner
+        self._runner: Any = self._engine.model_executor.driver_worker.model_runner
 
     def _configuration(
         self, folder: str, policy: Policy, max_concurrent: int, max_tokens: int, memory_share: float
@@ -356,8 +357,8 @@ class VllmCore:
         if is_cpu:
             arguments |= {"enforce_eager": True, "block_size": CPU_BLOCK_TOKENS}
         else:
-            # Its default stops at 512, above which every kernel is launched one by one.
-            arguments["compilation_config"] = {"max_cudagraph_capture_size": max_concurrent}
+            # Its default stops at 512, above which every kernel is launched one by one. It captures multiples of 16.
+            arguments["compilation_config"] = {"max_cudagraph_capture_size": -(-max_concurrent // 16) * 16}
         config = self._vllm.EngineArgs(**arguments).create_engine_config()
         if config.model_config.using_transformers_backend():
             raise EngineError(
@@ -497,7 +498,10 @@ class VllmCore:
                 module.quant_method.process_weights_after_loading(module)
 
     def close(self) -> None:
-        self._engine.engine_core.shutdown()
+        if self._engine is not None:
+            self._engine.engine_core.shutdown()
+            self._engine = self._runner = None
+            gc.collect()  # what is left of it refers to itself
 
 
 def require_vllm() -> None:
