@@ -185,6 +185,7 @@ def test_a_config_cannot_be_changed_after_loading():
         ("algorithm.mean_constant_tokens=8", ["algorithm.mean_constant_tokens: has no effect"]),
         ("cluster.gpus=8", ["cluster.gpus: has no effect here", "cluster.backend"]),
         ("rollout.tensor_parallel=2", ["rollout.tensor_parallel: has no effect here", "rollout.engine"]),
+        ("rollout.vllm.gpu_memory_share=0.5", ["rollout.vllm.gpu_memory_share: has no effect here", "rollout.engine"]),
         ("data.eval=[1, 2]", ["data.eval"]),
     ],
 )

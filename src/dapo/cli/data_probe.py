@@ -32,6 +32,7 @@ def probe_command(
     seed: exam.Seed = 0,
     concurrent: exam.Concurrent = 256,
     device: exam.Device = "auto",
+    engine: exam.Engine = "local",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -66,6 +67,7 @@ def probe_command(
         model=model, data=file, use="train", k=k, temperature=temperature, top_p=1.0,
         max_response_tokens=max_response_tokens, max_prompt_tokens=max_prompt_tokens, template=template, chat=chat,
         verifier=verifier, seed=seed, concurrent=concurrent, device=device,
+        engine=engine,
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
         examined = examine(examination, journal=journal, on_progress=on_progress)

@@ -27,6 +27,7 @@ def command(
     seed: exam.Seed = 0,
     concurrent: exam.Concurrent = 256,
     device: exam.Device = "auto",
+    engine: exam.Engine = "local",
     out: Annotated[Path | None, typer.Option(help="JSONL of all responses; an existing one is gone on with.")] = None,
     as_json: exam.AsJson = False,
 ) -> None:
@@ -43,6 +44,7 @@ def command(
         model=model, data=data, use="eval", k=k, temperature=temperature, top_p=top_p,
         max_response_tokens=max_response_tokens, max_prompt_tokens=max_prompt_tokens, template=template, chat=chat,
         verifier=verifier, seed=seed, concurrent=concurrent, device=device,
+        engine=engine,
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
         examined = examine(examination, journal=out, on_progress=on_progress)

@@ -19,6 +19,7 @@ Chat = Annotated[bool, typer.Option(help="Use the tokenizer's chat template.")]
 Verifier = Annotated[str, typer.Option(help="How answers are judged.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampling noise.")]
 Concurrent = Annotated[int, typer.Option(min=1, help="Responses written at the same time.")]
+Engine = Annotated[str, typer.Option(help="Who writes: local, or vllm where that is installed.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

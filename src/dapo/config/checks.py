@@ -254,7 +254,9 @@ NEEDS = (
         "eval.every_steps above 0 and a set in data.eval",
         "eval.every_steps",
     ),
-    Needs(("rollout.tensor_parallel",), lambda c: c.rollout.engine == "vllm", 'rollout.engine = "vllm"'),
+    Needs(
+        ("rollout.tensor_parallel", "rollout.vllm."), lambda c: c.rollout.engine == "vllm", 'rollout.engine = "vllm"'
+    ),
     Needs(("cluster.gpus",), lambda c: c.cluster.backend != "none", 'cluster.backend = "torchrun" or "ray"'),
 )
 

@@ -246,12 +246,24 @@ class TrainConfig(Section):
     seed: int = Field(0, ge=0, description="Seed of data order, sampling noise and mini-batch order.")
 
 
+class VllmConfig(Section):
+    """What only the vLLM engine knows."""
+
+    gpu_memory_share: float = Field(
+        0.4,
+        gt=0,
+        le=1,
+        description="Part of the GPU's memory that vLLM may take, weights and KV; on a CPU, of main memory.",
+    )
+
+
 class RolloutConfig(Section):
     """The engine that writes the responses."""
 
     engine: Literal["local", "vllm"] = Field("local", description="local runs on the trainer's own weights; or vllm.")
     max_concurrent_responses: int = Field(256, ge=1, description="Responses written at the same time.")
     tensor_parallel: int = Field(1, ge=1, description="With vllm: GPUs that hold one copy of the model together.")
+    vllm: VllmConfig = VllmConfig()
 
 
 class EvalConfig(Section):

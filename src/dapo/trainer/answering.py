@@ -17,10 +17,13 @@ from dapo.evaluation.journal import AnswerJournal
 from dapo.evaluation.runner import Answered, Answers, evaluate
 from dapo.models.load import load_policy
 from dapo.rewards import VerifierPool
-from dapo.rollout.engine import SamplingParams
+from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.vllm import VllmEngine, require_vllm
 from dapo.trainer.run import choose_device, choose_dtype
 from dapo.types import Problem
+
+ENGINES: dict[str, type[LocalEngine] | type[VllmEngine]] = {"local": LocalEngine, "vllm": VllmEngine}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Examination:
     seed: int
     concurrent: int
     device: str
+    engine: str = "local"
 
     def settings(self, location: str, problems: ProblemSet) -> dict[str, Any]:
         """What decides the responses and their verdicts; what only changes the speed is left out."""
@@ -48,7 +52,7 @@ class Examination:
             "model": location, "data": problems.sha256, "k": self.k, "temperature": self.temperature,
             "top_p": self.top_p, "max_response_tokens": self.max_response_tokens, "template": self.template,
             "chat": self.chat, "seed": self.seed, "verifier": self.verifier,
-        }  # fmt: skip
+        } | ({"engine": self.engine} if self.engine != "local" else {})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,10 @@ def examine(
     """
     if not 0 < exam.top_p <= 1:
         raise ConfigError(f"--top-p {exam.top_p}: must lie above 0 and at most 1.")
+    if exam.engine not in ENGINES:
+        raise ConfigError(f"--engine {exam.engine}: no such engine.", remedy=f"Use {' or '.join(ENGINES)}.")
+    if exam.engine == "vllm":
+        require_vllm()
     prompt = PromptFormat(exam.template, exam.chat)
     location, device = model_of(exam.model), choose_device(exam.device)
     problems = load_problems(exam.data, verifier=exam.verifier, use=exam.use)
@@ -79,7 +87,7 @@ def examine(
     with VerifierPool(exam.verifier) as judge:
         policy = load_policy(location, dtype=choose_dtype("auto", device), device=device)
         encoded, drops = encode_problems(problems, prompt, policy.tokenizer, max_prompt_tokens=exam.max_prompt_tokens)
-        engine = LocalEngine(
+        engine: Engine = ENGINES[exam.engine](
             policy,
             sampling=SamplingParams(temperature=exam.temperature, top_p=exam.top_p),
             max_concurrent=exam.concurrent,

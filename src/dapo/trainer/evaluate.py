@@ -22,7 +22,7 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
             continue
         start = time.perf_counter()
         settings = run.config.eval
-        engine = make_engine(run.config, run.policy, sampling_of(settings))
+        engine = make_engine(run.config, run.policy, sampling_of(settings), beside=run.engine)
 
         def on_answer(_answer: Answered, done: int, total: int) -> None:
             check_stop(run)

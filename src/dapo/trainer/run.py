@@ -21,8 +21,9 @@ from dapo.models.critic import load_critic, save_critic
 from dapo.models.load import load_policy, save_policy
 from dapo.models.policy import Policy, add_lora
 from dapo.rewards import VerifierPool
-from dapo.rollout.engine import SamplingParams
+from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.vllm import VllmEngine, require_vllm
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import AcceptanceRate, Source
@@ -69,7 +70,7 @@ class Run:
     config: Config
     folder: Path
     learner: Learner
-    engine: LocalEngine
+    engine: Engine
     judge: VerifierPool
     collector: Collector
     problems: EncodedSet
@@ -348,8 +349,12 @@ def assemble(
     is_start: bool = True,
 ) -> Run:
     """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
-    if config.rollout.engine != "local":
-        raise ConfigError(f"rollout.engine = {config.rollout.engine}: is not built yet.", remedy="Use local.")
+    if config.rollout.engine == "vllm":
+        require_vllm()
+    if config.rollout.tensor_parallel > 1:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: is not built yet.", remedy="Use 1."
+        )
     if config.cluster.backend != "none":
         raise ConfigError(f"cluster.backend = {config.cluster.backend}: is not built yet.", remedy="Use none.")
     device = choose_device(config.model.device)
@@ -463,7 +468,18 @@ def make_learner(
     return learner
 
 
-def make_engine(config: Config, policy: Policy, sampling: SamplingParams) -> LocalEngine:
+def make_engine(config: Config, policy: Policy, sampling: SamplingParams, beside: Engine | None = None) -> Engine:
+    """The engine the config names. vLLM is started once: a second engine shares the one of the engine it is beside."""
+    if isinstance(beside, VllmEngine):
+        return beside.beside(sampling)
+    if config.rollout.engine == "vllm":
+        return VllmEngine(
+            policy,
+            sampling=sampling,
+            max_concurrent=config.rollout.max_concurrent_responses,
+            max_tokens=config.limits.max_prompt_tokens + config.limits.max_response_tokens,
+            memory_share=config.rollout.vllm.gpu_memory_share,
+        )
     return LocalEngine(
         policy,
         sampling=sampling,
