@@ -38,7 +38,7 @@ def bench_rollout(
         ),
     ] = "fixed",
     engines: Annotated[str, typer.Option(help="Of local, plain, vllm, transformers; default: what is here.")] = "",
-    slots: Annotated[int, typer.Option(min=1, help="Responses at a time; 1024 on a GPU.")] = 0,
+    slots: Annotated[int, typer.Option(min=0, help="Responses at a time; 0: 1024 on a GPU, else 16.")] = 0,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each response of the fixed load.")] = 512,
     tokens_per_tick: Annotated[
         int, typer.Option(min=0, help="Tokens between two looks of the host; 0: by device.")

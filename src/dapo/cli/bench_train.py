@@ -168,8 +168,15 @@ class Setting:
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "limit_flops": LIMIT_FLOPS.get(name),
-            "versions": {package: metadata.version(package) for package in ("dapo", "torch", "transformers")},
+            "versions": {package: version_of(package) for package in ("dapo", "torch", "transformers")},
         }
+
+
+def version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from a checkout, without installation
+        return "source"
 
 
 # ------------------------------------------------------------------ measuring

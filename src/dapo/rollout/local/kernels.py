@@ -149,10 +149,10 @@ def attend_kernel(
     acc = tl.zeros([GROUP, DIM], tl.float32)
     if HAS_SEED:
         has_seed = is_alive & (split == 0) & (tl.load(shared + row) > 0) & (g < G)
-        cell = row * NQ + head * G + g
-        top = tl.load(seed_max + cell, mask=has_seed, other=float("-inf"))
-        total = tl.load(seed_sum + cell, mask=has_seed, other=0.0)
-        acc = tl.load(seed + cell[:, None] * D + d, mask=has_seed[:, None] & (d < D), other=0.0)
+        origin = row * NQ + head * G + g
+        top = tl.load(seed_max + origin, mask=has_seed, other=float("-inf"))
+        total = tl.load(seed_sum + origin, mask=has_seed, other=0.0)
+        acc = tl.load(seed + origin[:, None] * D + d, mask=has_seed[:, None] & (d < D), other=0.0)
     for start in range(begin, end, BLOCK):
         at = start + t
         is_seen = at < end
