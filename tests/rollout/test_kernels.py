@@ -31,7 +31,7 @@ def setting(seed: int = 0, page_tokens: int = PAGE) -> tuple[PlainOps, TritonOps
     angle = torch.arange(40)[:, None] * torch.rand(D // 2)[None]
     cos = torch.cat([angle.cos(), angle.cos()], 1).to(DEVICE)
     sin = torch.cat([-angle.sin(), angle.sin()], 1).to(DEVICE)
-    rows = DeviceRows(16, 10, 3, 2, torch.float32, torch.device(DEVICE))
+    rows = DeviceRows(16, 10, 3, torch.float32, torch.device(DEVICE))
     pages = torch.randperm(59)[: N * 10].view(N, 10) + 1
     rows.table[:N] = pages.int().to(DEVICE)
     rows.length[:N] = torch.tensor(LENGTHS, dtype=torch.int32)
@@ -83,20 +83,6 @@ def test_mix(window: int | None, splits: int, has_norms: bool, page_tokens: int)
     plain, fast, rows = setting(page_tokens=page_tokens)
     fast.splits = lambda _n: splits  # type: ignore[method-assign]
     check_mix(plain, fast, rows, has_norms, window)
-
-
-@pytest.mark.parametrize(("splits", "has_norms"), [(1, True), (4, False)])
-def test_rows_that_share_a_prompt_attend_to_it_together(splits: int, has_norms: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dapo.rollout.local.ops.FEWEST_FOR_PROMPTS", 1)
-    plain, fast, rows = setting()
-    fast.splits = lambda _n: splits  # type: ignore[method-assign]
-    rows.table[3:5, :4] = rows.table[3, :4]  # rows 3 and 4 have 16 tokens on 4 pages in common, rows 1 and 2 have 4
-    rows.table[2, :1] = rows.table[1, :1]
-    rows.length[1] = 7
-    rows.shared[:N] = torch.tensor([0, 4, 4, 16, 16], dtype=torch.int32)
-    rows.chunk_rows[:2] = torch.tensor([[3, 4], [1, 2]], dtype=torch.int32)
-    rows.chunk_tokens[:2] = torch.tensor([16, 4], dtype=torch.int32)
-    check_mix(plain, fast, rows, has_norms, None)
 
 
 def check_mix(plain: PlainOps, fast: TritonOps, rows: DeviceRows, has_norms: bool, window: int | None) -> None:

@@ -24,8 +24,6 @@ from dapo.rollout.local.weights import layer_weights
 from dapo.rollout.sampler import SamplingParams
 
 OpsKind = Literal["auto", "plain", "triton"]
-# Queries that attend to a shared prompt together: the rows of one matrix.
-PROMPT_ROWS = 64
 
 
 class PagedDecoder(Transformer):
@@ -56,8 +54,7 @@ class PagedDecoder(Transformer):
         )
         logp_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         table_pages = -(-self.max_tokens // page_tokens)
-        members = max(1, PROMPT_ROWS * self.n_heads // self.n_query_heads)
-        self.rows = DeviceRows(n_rows, table_pages, tokens_per_tick, members, logp_dtype, device)
+        self.rows = DeviceRows(n_rows, table_pages, tokens_per_tick, logp_dtype, device)
         self.weights = [layer_weights(layer) for layer in self.layers]
         head = policy.head
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
@@ -82,7 +79,6 @@ class PagedDecoder(Transformer):
         self,
         state: NDArray[np.int32],
         table: NDArray[np.int32],
-        chunks: tuple[NDArray[np.int32], NDArray[np.int32]],
         sampling: SamplingParams,
         *,
         n_steps: int,
@@ -90,8 +86,7 @@ class PagedDecoder(Transformer):
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
         """Send the rows, write n_steps tokens of each, fetch: length [n], stop [n], tokens and log-probs [n_steps, n].
 
-        state [10, n] and table [n, pages] describe the first rows, `chunks` those that share a prompt (`Seats.chunks`);
-        `longest` is the largest length among them.
+        state [9, n] and table [n, pages] describe the first rows; `longest` is the largest length among them.
         """
         n, rows = state.shape[1], self.rows
         size = self.batch_size(n)
@@ -99,10 +94,6 @@ class PagedDecoder(Transformer):
         rows.stop[n:size] = 1  # dead
         rows.length[n:size] = 1
         rows.table[:n, : table.shape[1]].copy_(torch.from_numpy(table))
-        chunk_rows, chunk_tokens = chunks
-        rows.chunk_rows[: len(chunk_rows)].copy_(torch.from_numpy(chunk_rows))
-        rows.chunk_tokens.zero_()
-        rows.chunk_tokens[: len(chunk_tokens)].copy_(torch.from_numpy(chunk_tokens))
         rows.clock.zero_()
         if self.has_graphs:
             graph = self._graph(size, sampling, state, longest)

@@ -104,7 +104,6 @@ class LocalEngine:
         self._waiting: deque[Written] = deque()
         self._ids: set[int] = set()  # waiting or in flight
         self._prompts: dict[tuple[int, ...], Prompt] = {}
-        self._n_prompts = 0  # ever seen
         self._put_aside: dict[int, Tensor] = {}  # request id -> keys and values of its own pages, on the host
         self._n_rows = 0  # rows in use, gaps included
         self._gaps: list[int] = []  # rows below _n_rows whose response has ended
@@ -156,14 +155,8 @@ class LocalEngine:
             return []
         longest = int(seats.length[:n].max())
         pages = seats.table[:n, : int(seats.n_pages[:n].max())]
-        chunk_rows, chunk_tokens, shared = seats.chunks(n, self._decoder.rows.chunk_rows.shape[1])
         length, stop, token, logp = self._decoder.tick(
-            seats.state(n, shared),
-            pages,
-            (chunk_rows, chunk_tokens),
-            self.sampling,
-            n_steps=self.tokens_per_tick,
-            longest=longest,
+            seats.state(n), pages, self.sampling, n_steps=self.tokens_per_tick, longest=longest
         )
         seats.append(n, np.where(seats.is_taken[:n], length - seats.length[:n], 0), token, logp, self.version)
         ended = np.flatnonzero(seats.is_taken[:n] & (stop != RUNNING)).tolist()
@@ -258,10 +251,7 @@ class LocalEngine:
 
     def _enqueue(self, item: Written) -> None:
         tokens = item.request.prompt[:-1]
-        if tokens not in self._prompts:
-            self._n_prompts += 1
-            self._prompts[tokens] = Prompt(tokens, self.page_tokens, self._n_prompts)
-        self._prompts[tokens].n_users += 1
+        self._prompts.setdefault(tokens, Prompt(tokens, self.page_tokens)).n_users += 1
         self._waiting.append(item)
 
     def _leave(self, prompt: Prompt) -> None:

@@ -59,80 +59,25 @@ def turned(source, norm, c, s, d, mask, eps, D: tl.constexpr, HAS_NORM: tl.const
 
 
 @triton.jit
-def attend_prompts_kernel(
-    qkv, cos, sin, query_norm, keys, values, table, length, chunk_rows, chunk_tokens, seed, seed_max, seed_sum,
-    eps, scale, table_stride, page_stride, head_stride, token_stride,
-    NQ: tl.constexpr, NK: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr,
-    MEMBERS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
-):  # fmt: skip
-    """Attention of up to MEMBERS rows at once over the pages of the prompt they share, for one key head.
-
-    What each row gets is where `attend_kernel` starts from, so that a shared prompt is read once and not once a row.
-    """
-    chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    n = tl.load(chunk_tokens + chunk)
-    if n > 0:
-        i, d, t = tl.arange(0, ROWS), tl.arange(0, DIM)[None, :], tl.arange(0, BLOCK)
-        member, g = i // G, i % G
-        row = tl.load(chunk_rows + chunk * MEMBERS + member, mask=member < MEMBERS, other=-1).to(tl.int64)
-        is_row = row >= 0
-        is_query = is_row[:, None] & (d < D)
-        row = tl.where(is_row, row, 0)
-        place = (tl.maximum(tl.load(length + row) - 1, 0).to(tl.int64) * D)[:, None] + d
-        c = tl.load(cos + place, mask=is_query, other=0.0).to(tl.float32)
-        s = tl.load(sin + place, mask=is_query, other=0.0).to(tl.float32)
-        source = qkv + (row * (NQ + 2 * NK) * D + (head * G + g) * D)[:, None]
-        query = turned(source, query_norm, c, s, d, is_query, eps, D, HAS_NORM)
-        leader = tl.load(chunk_rows + chunk * MEMBERS).to(tl.int64)
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, DIM], tl.float32)
-        for start in range(0, n, BLOCK):
-            at = start + t
-            is_seen = at < n
-            pages = tl.load(table + leader * table_stride + at // PAGE, mask=is_seen, other=0).to(tl.int64)
-            cell = (pages * page_stride + head * head_stride + (at % PAGE) * token_stride)[:, None] + d
-            is_cell = is_seen[:, None] & (d < D)
-            key = tl.load(keys + cell, mask=is_cell, other=0.0)
-            value = tl.load(values + cell, mask=is_cell, other=0.0)
-            score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
-            score = tl.where(is_seen[None, :], score, float("-inf"))
-            new_top = tl.maximum(top, tl.max(score, 1))
-            weight = tl.exp2(score - new_top[:, None])
-            shrink = tl.exp2(top - new_top)
-            total = total * shrink + tl.sum(weight, 1)
-            acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-            top = new_top
-        cell = row * NQ + head * G + g
-        tl.store(seed + cell[:, None] * D + d, acc, mask=is_query)
-        tl.store(seed_max + cell, top, mask=is_row)
-        tl.store(seed_sum + cell, total, mask=is_row)
-
-
-@triton.jit
 def attend_kernel(
-    qkv, cos, sin, query_norm, key_norm, keys, values, table, length, stop, shared, seed, seed_max, seed_sum,
-    out, part, part_max, part_sum,
+    qkv, cos, sin, query_norm, key_norm, keys, values, table, length, stop, out, part, part_max, part_sum,
     eps, scale, table_stride, page_stride, head_stride, token_stride,
     NQ: tl.constexpr, NK: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr,
-    HAS_SEED: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    WINDOW: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr,
 ):  # fmt: skip
-    """Turn, store and attend, for one row's newest token and one key head, over this split's share of the row's keys.
+    """Turn, store and attend, for one row's newest token and HEADS key heads, over this split's share of its keys.
 
     The G queries of a key head stand together as the rows of one small matrix (padded to GROUP). Softmax is computed on
     the way, with base-2 exponentials. The newest key and value go into their page and, from registers, into the sum.
     With SPLITS = 1 the result goes out; otherwise it waits for `combine_kernel`.
     """
-    head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    row, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
     is_alive = tl.load(stop + row) == 0
     newest = tl.where(is_alive, tl.load(length + row), 1) - 1  # its place, and the number of older keys
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(newest + 1 - WINDOW, 0)
-    if HAS_SEED:
-        oldest = tl.maximum(oldest, tl.where(is_alive, tl.load(shared + row), 0))
-    STARTS_WITHIN: tl.constexpr = WINDOW > 0 or (HAS_SEED and PAGE % BLOCK != 0)  # the oldest key, within its block
     first = oldest // BLOCK * BLOCK
     share = tl.cdiv(tl.cdiv(newest - first, BLOCK), SPLITS) * BLOCK
     begin = first + split * share
@@ -143,63 +88,59 @@ def attend_kernel(
     c = tl.load(cos + newest.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
     s = tl.load(sin + newest.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
     base = qkv + row * (NQ + 2 * NK) * D
-    query = turned(base + (head * G + g)[:, None] * D, query_norm, c, s, d, is_query, eps, D, HAS_NORM)
-    top = tl.full([GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP], tl.float32)
-    acc = tl.zeros([GROUP, DIM], tl.float32)
-    if HAS_SEED:
-        has_seed = is_alive & (split == 0) & (tl.load(shared + row) > 0) & (g < G)
-        origin = row * NQ + head * G + g
-        top = tl.load(seed_max + origin, mask=has_seed, other=float("-inf"))
-        total = tl.load(seed_sum + origin, mask=has_seed, other=0.0)
-        acc = tl.load(seed + origin[:, None] * D + d, mask=has_seed[:, None] & (d < D), other=0.0)
-    for start in range(begin, end, BLOCK):
-        at = start + t
-        is_seen = at < end
-        if STARTS_WITHIN:
-            is_seen = is_seen & (at >= oldest)
-        if PAGE >= BLOCK:
-            page = tl.load(table + row * table_stride + start // PAGE).to(tl.int64)
-            cell = page * page_stride + head * head_stride + (at % PAGE) * token_stride
-        else:
-            pages = tl.load(table + row * table_stride + at // PAGE, mask=is_seen, other=0).to(tl.int64)
-            cell = pages * page_stride + head * head_stride + (at % PAGE) * token_stride
-        is_cell = is_seen[:, None] & (d < D)
-        key = tl.load(keys + cell[:, None] + d, mask=is_cell, other=0.0)
-        value = tl.load(values + cell[:, None] + d, mask=is_cell, other=0.0)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
-        score = tl.where(is_seen[None, :], score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        if STARTS_WITHIN:  # a first block without a key: nothing to subtract from minus infinity
-            new_top = tl.maximum(new_top, -1e30)
-        weight = tl.exp2(score - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(weight, 1)
-        acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-        top = new_top
-    if split == SPLITS - 1:
-        one = tl.arange(0, 1)[:, None]
-        new_key = turned(base + (NQ + head + one) * D, key_norm, c, s, d, d < D, eps, D, HAS_NORM)
-        new_value = tl.load(base + (NQ + NK + head + one) * D + d, mask=d < D, other=0.0)
-        page = tl.load(table + row * table_stride + newest // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD).to(tl.int64)
-        cell = page * page_stride + head * head_stride + (newest % PAGE) * token_stride + d
-        tl.store(keys + cell, new_key, mask=d < D)
-        tl.store(values + cell, new_value, mask=d < D)
-        score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * (scale * LOG2E)
-        new_top = tl.maximum(top, score)
-        weight, shrink = tl.exp2(score - new_top), tl.exp2(top - new_top)
-        total = total * shrink + weight
-        acc = acc * shrink[:, None] + weight[:, None] * new_value.to(tl.float32)
-        top = new_top
+    for i in tl.static_range(HEADS):
+        head = tl.program_id(0) * HEADS + i
+        query = turned(base + (head * G + g)[:, None] * D, query_norm, c, s, d, is_query, eps, D, HAS_NORM)
+        top = tl.full([GROUP], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP], tl.float32)
+        acc = tl.zeros([GROUP, DIM], tl.float32)
+        for start in range(begin, end, BLOCK):
+            at = start + t
+            is_seen = at < end
+            if WINDOW > 0:
+                is_seen = is_seen & (at >= oldest)
+            if PAGE >= BLOCK:
+                page = tl.load(table + row * table_stride + start // PAGE).to(tl.int64)
+                cell = page * page_stride + head * head_stride + (at % PAGE) * token_stride
+            else:
+                pages = tl.load(table + row * table_stride + at // PAGE, mask=is_seen, other=0).to(tl.int64)
+                cell = pages * page_stride + head * head_stride + (at % PAGE) * token_stride
+            is_cell = is_seen[:, None] & (d < D)
+            key = tl.load(keys + cell[:, None] + d, mask=is_cell, other=0.0)
+            value = tl.load(values + cell[:, None] + d, mask=is_cell, other=0.0)
+            score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
+            score = tl.where(is_seen[None, :], score, float("-inf"))
+            new_top = tl.maximum(top, tl.max(score, 1))
+            if WINDOW > 0:  # a first block without a key: nothing to subtract from minus infinity
+                new_top = tl.maximum(new_top, -1e30)
+            weight = tl.exp2(score - new_top[:, None])
+            shrink = tl.exp2(top - new_top)
+            total = total * shrink + tl.sum(weight, 1)
+            acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+            top = new_top
+        if split == SPLITS - 1:
+            one = tl.arange(0, 1)[:, None]
+            new_key = turned(base + (NQ + head + one) * D, key_norm, c, s, d, d < D, eps, D, HAS_NORM)
+            new_value = tl.load(base + (NQ + NK + head + one) * D + d, mask=d < D, other=0.0)
+            home = tl.load(table + row * table_stride + newest // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD)
+            target = home.to(tl.int64) * page_stride + head * head_stride + (newest % PAGE) * token_stride + d
+            tl.store(keys + target, new_key, mask=d < D)
+            tl.store(values + target, new_value, mask=d < D)
+            new_score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * (scale * LOG2E)
+            last_top = tl.maximum(top, new_score)
+            new_weight, last_shrink = tl.exp2(new_score - last_top), tl.exp2(top - last_top)
+            total = total * last_shrink + new_weight
+            acc = acc * last_shrink[:, None] + new_weight[:, None] * new_value.to(tl.float32)
+            top = last_top
 
-    place = (head * G + g)[:, None] * D + d
-    if SPLITS == 1:
-        tl.store(out + row * NQ * D + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_query)
-    else:
-        cell = row * SPLITS + split
-        tl.store(part + cell * NQ * D + place, acc, mask=is_query)
-        tl.store(part_max + cell * NQ + head * G + g, top, mask=g < G)
-        tl.store(part_sum + cell * NQ + head * G + g, total, mask=g < G)
+        place = (head * G + g)[:, None] * D + d
+        if SPLITS == 1:
+            tl.store(out + row * NQ * D + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_query)
+        else:
+            piece = row * SPLITS + split
+            tl.store(part + piece * NQ * D + place, acc, mask=is_query)
+            tl.store(part_max + piece * NQ + head * G + g, top, mask=g < G)
+            tl.store(part_sum + piece * NQ + head * G + g, total, mask=g < G)
 
 
 @triton.jit
@@ -313,7 +254,7 @@ def draw_kernel(
     """Draw one token a row, and note it: the token where the cumulated weight passes the noise, in vocabulary order.
 
     First the block in which it passes, from the blocks' sums; then the token within, from that block alone. `state`
-    [10, rows] is as in `seats.py`: token, start, length, limit, stop, the four words of the noise key, and more.
+    [9, rows] is as in `seats.py`: token, start, length, limit, stop, and the four words of the noise key.
     """
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CHUNKS_UP)

@@ -167,8 +167,6 @@ class TritonOps:
         device = cos.device
         self.part = torch.empty(cells, n_query_heads, cache.head_dim, device=device)
         self.part_max, self.part_sum = torch.empty(2, cells, n_query_heads, device=device)
-        self.seed = torch.empty(n_rows, n_query_heads, cache.head_dim, device=device)
-        self.seed_max, self.seed_sum = torch.empty(2, n_rows, n_query_heads, device=device)
         self.chunks = -(-n_tokens // DRAW_BLOCK)
         self.weights = torch.empty(3, n_rows * self.chunks, device=device)
         self.cut = torch.empty(n_rows, device=device)
@@ -177,7 +175,7 @@ class TritonOps:
         """Parts into which each row's keys are cut, so that a small batch still fills the card; a power of 2."""
         wanted = PROGRAMS_PER_PROCESSOR * self.n_processors / (n * self.cache.n_heads)
         splits = 1
-        while splits < wanted and splits < MOST_SPLITS:
+        while 2 * splits <= min(wanted, MOST_SPLITS):
             splits *= 2
         return splits
 
@@ -211,7 +209,7 @@ class TritonOps:
         rows: DeviceRows,
         longest: int,
     ) -> Tensor:
-        from dapo.rollout.local.kernels import attend_kernel, attend_prompts_kernel, combine_kernel
+        from dapo.rollout.local.kernels import attend_kernel, combine_kernel
 
         del longest  # the kernel reads each row's own length
         n, cache, heads = len(qkv), self.cache, self.n_query_heads
@@ -220,22 +218,12 @@ class TritonOps:
         query_norm, key_norm = norms if norms is not None else (qkv, qkv)
         splits, dim = self.splits(n), max(16, power_of_2(cache.head_dim))
         group = heads // cache.n_heads
-        strides = (rows.table.stride(0), *keys.stride()[:3])
-        kinds = {"NQ": heads, "NK": cache.n_heads, "G": group, "D": cache.head_dim, "PAGE": cache.page_tokens}
-        kinds |= {"HAS_NORM": norms is not None, "DIM": dim}
-        has_seed = n >= FEWEST_FOR_PROMPTS and window is None
-        if has_seed:
-            attend_prompts_kernel[(n // 2, cache.n_heads)](
-                qkv, self.cos, self.sin, query_norm, keys, values, rows.table, rows.length, rows.chunk_rows,
-                rows.chunk_tokens, self.seed, self.seed_max, self.seed_sum, eps, self.scaling, *strides, **kinds,
-                MEMBERS=rows.chunk_rows.shape[1], BLOCK=64, ROWS=max(16, power_of_2(rows.chunk_rows.shape[1] * group)),
-                num_warps=4, num_stages=2,
-            )  # fmt: skip
-        attend_kernel[(cache.n_heads, n, splits)](
+        attend_kernel[(cache.n_heads // ATTEND_HEADS, n, splits)](
             qkv, self.cos, self.sin, query_norm, key_norm, keys, values, rows.table, rows.length, rows.stop,
-            rows.shared, self.seed, self.seed_max, self.seed_sum, out, self.part, self.part_max, self.part_sum,
-            eps, self.scaling, *strides, **kinds, HAS_SEED=has_seed, WINDOW=window or 0, SPLITS=splits,
-            BLOCK=ATTEND_BLOCK, GROUP=max(16, power_of_2(group)), num_warps=ATTEND_WARPS, num_stages=ATTEND_STAGES,
+            out, self.part, self.part_max, self.part_sum, eps, self.scaling, rows.table.stride(0), *keys.stride()[:3],
+            NQ=heads, NK=cache.n_heads, G=group, D=cache.head_dim, PAGE=cache.page_tokens, HAS_NORM=norms is not None,
+            WINDOW=window or 0, SPLITS=splits, HEADS=ATTEND_HEADS, BLOCK=ATTEND_BLOCK if dim <= 128 else 16,
+            GROUP=max(16, power_of_2(group)), DIM=dim, num_warps=ATTEND_WARPS, num_stages=ATTEND_STAGES,
         )  # fmt: skip
         if splits > 1:
             combine_kernel[(n, heads)](
@@ -272,8 +260,7 @@ class TritonOps:
 
 # Measured on an H200 (docs/log.md): keys a program reads at a time, and the pipeline that hides the memory's latency.
 ATTEND_BLOCK, ATTEND_WARPS, ATTEND_STAGES = 32, 1, 3
-# From so many rows on, rows that share a prompt attend to it together: below, one more kernel costs more than it saves.
-FEWEST_FOR_PROMPTS = 64
+ATTEND_HEADS = 1  # key heads a program attends with, one after the other
 PROGRAMS_PER_PROCESSOR = 8
 MOST_SPLITS = 32
 DRAW_BLOCK = 4096

@@ -39,7 +39,6 @@ class Prompt:
 
     tokens: tuple[int, ...]
     page_tokens: int
-    number: int  # of the prompt, in order of appearance
     pages: Pages = field(default_factory=lambda: NO_PAGES)  # full ones, then the tail if there is one
     n_users: int = 0  # requests with this prompt, waiting or running
     n_seated: int = 0  # running ones

@@ -25,20 +25,11 @@ class DeviceRows:
     """What a decode step reads and writes of each row: newest token, lengths, stop, noise key, page table, output."""
 
     def __init__(
-        self,
-        n_rows: int,
-        n_pages: int,
-        tokens_per_tick: int,
-        members: int,
-        logp_dtype: torch.dtype,
-        device: torch.device,
+        self, n_rows: int, n_pages: int, tokens_per_tick: int, logp_dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.state = torch.zeros(10, n_rows, dtype=torch.int32, device=device)
+        self.state = torch.zeros(9, n_rows, dtype=torch.int32, device=device)
         self.token, self.start, self.length, self.limit, self.stop = self.state[:5]
-        self.words, self.shared = self.state[5:9], self.state[9]
-        # Rows that attend to a prompt's shared pages together, up to `members` of them, and the tokens on those pages.
-        self.chunk_rows = torch.full((max(1, n_rows // 2), members), -1, dtype=torch.int32, device=device)
-        self.chunk_tokens = torch.zeros(len(self.chunk_rows), dtype=torch.int32, device=device)
+        self.words = self.state[5:]
         self.table = torch.zeros(n_rows, n_pages, dtype=torch.int32, device=device)
         self.out_token = torch.zeros(tokens_per_tick, n_rows, dtype=torch.int32, device=device)
         self.out_logp = torch.zeros(tokens_per_tick, n_rows, dtype=logp_dtype, device=device)
@@ -68,8 +59,6 @@ class Seats:
         self.table = np.zeros((n_rows, n_pages), np.int32)
         self.n_pages = np.zeros(n_rows, np.int32)
         self.is_taken = np.zeros(n_rows, bool)
-        self.prompt_number = np.zeros(n_rows, np.int64)
-        self.shared = np.zeros(n_rows, np.int32)  # tokens on the prompt's shared pages
         self.requests: list[Request | None] = [None] * n_rows
         self.prompts: list[Prompt | None] = [None] * n_rows
 
@@ -85,7 +74,6 @@ class Seats:
         self.table[row, : len(pages)], self.table[row, len(pages) :] = pages, 0
         self.n_pages[row] = len(pages)
         self.is_taken[row] = True
-        self.prompt_number[row], self.shared[row] = prompt.number, prompt.n_shared * prompt.page_tokens
         self.requests[row], self.prompts[row] = request, prompt
 
     def request(self, row: int) -> Request:
@@ -109,7 +97,7 @@ class Seats:
         return Written(self.request(row), int(self.order[row]), *arrays)
 
     def free(self, row: int) -> None:
-        self.is_taken[row], self.n_pages[row], self.length[row], self.shared[row] = False, 0, 1, 0
+        self.is_taken[row], self.n_pages[row], self.length[row] = False, 0, 1
         self.table[row] = 0
         self.requests[row] = self.prompts[row] = None
 
@@ -121,7 +109,6 @@ class Seats:
             history[new, :width] = history[old, :width]
         for array in (
             self.start, self.length, self.limit, self.order, self.words, self.table, self.n_pages, self.is_taken,
-            self.prompt_number, self.shared,
         ):  # fmt: skip
             array[new] = array[old]
         for i, j in zip(old, new, strict=True):
@@ -136,35 +123,13 @@ class Seats:
         self.table[row, column] = pages
         self.n_pages[rows] += counts.astype(np.int32)
 
-    def state(self, n: int, shared: NDArray[np.int32]) -> NDArray[np.int32]:
-        """[10, n] as `DeviceRows` has it; `shared` [n] are the tokens to which a row attends with others."""
+    def state(self, n: int) -> NDArray[np.int32]:
+        """[9, n] as `DeviceRows` has it."""
         row = np.arange(n)
         stop = np.where(self.is_taken[:n], RUNNING, EMPTY)
         newest = self.tokens[row, self.length[:n] - 1]
-        parts = [newest, self.start[:n], self.length[:n], self.limit[:n], stop, *self.words[:n].T, shared]
+        parts = [newest, self.start[:n], self.length[:n], self.limit[:n], stop, *self.words[:n].T]
         return np.stack(parts).astype(np.int32)
-
-    def chunks(self, n: int, members: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """Rows that share pages of a prompt, up to `members` together: rows [C, members] (−1 where there is none),
-        tokens on those pages [C], and [n] the same by row, 0 where a row stands alone."""
-        rows = np.flatnonzero(self.is_taken[:n] & (self.shared[:n] > 0))
-        rows = rows[np.argsort(self.prompt_number[rows], kind="stable")]
-        number = self.prompt_number[rows]
-        is_first = np.ones(len(rows), bool)
-        is_first[1:] = number[1:] != number[:-1]
-        start = np.maximum.accumulate(np.where(is_first, np.arange(len(rows)), 0))
-        within = np.arange(len(rows)) - start
-        chunk = np.cumsum(within % members == 0) - 1
-        size = np.bincount(chunk, minlength=1)
-        is_together = size[chunk] > 1
-        rows, within, chunk = rows[is_together], within[is_together], chunk[is_together]
-        _, chunk = np.unique(chunk, return_inverse=True)
-        n_chunks = int(chunk.max()) + 1 if len(chunk) else 0
-        chunk_rows = np.full((n_chunks, members), -1, np.int32)
-        chunk_rows[chunk, within % members] = rows
-        shared = np.zeros(n, np.int32)
-        shared[rows] = self.shared[rows]
-        return chunk_rows, self.shared[chunk_rows[:, 0]], shared
 
     def append(
         self,
