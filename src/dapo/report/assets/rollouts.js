@@ -5,7 +5,8 @@ const rollouts = {
   state: { run: 0, step: null, row: null, heat: "probability", verdict: "any", behaviour: "any", search: "", onlyCut: false, onlySplit: false, onlyClipped: false, everywhere: false },
   index: null,
   found: null, // Map "step/row" -> number of hits while a search is on
-  SHOWN_TOKENS: 700,
+  SHOWN_TOKENS: 700, // of a response, until more are asked for
+  COLOURED_TOKENS: 6000, // so many elements a browser lays out without a pause; longer responses are plain beyond
 
   get run() { return dapo.data.runs[rollouts.state.run]; },
   stepName: (step) => `step-${String(step).padStart(6, "0")}`,
@@ -231,9 +232,10 @@ const rollouts = {
     const response = rollouts.group.responses[body.dataset.at];
     const tokens = tokensOf(response);
     const hits = rollouts.hitsIn(response.text);
-    const limit = body.dataset.whole || hits.length ? tokens.length : rollouts.SHOWN_TOKENS;
+    const wanted = body.dataset.whole || hits.length ? tokens.length : rollouts.SHOWN_TOKENS;
+    const n = Math.min(wanted, tokens.length, rollouts.COLOURED_TOKENS);
     const parts = document.createDocumentFragment();
-    for (let i = 0; i < Math.min(limit, tokens.length); i++) {
+    for (let i = 0; i < n; i++) {
       const token = tokens[i];
       const isHit = hits.some(([from, to]) => token.from < to && token.to > from);
       const span = el(isHit ? "mark" : "span", { class: token.n > 0 && heat.mark ? heat.mark(token) : undefined });
@@ -243,11 +245,23 @@ const rollouts = {
       span.token = token;
       parts.append(span);
     }
+    if (wanted > n) parts.append(rollouts.plain(response.text, n ? tokens[n - 1].to : 0, hits));
     body.replaceChildren(parts);
-    if (tokens.length > limit) {
+    if (tokens.length > wanted) {
       body.append(el("button", { type: "button", class: "more", onclick() { body.dataset.whole = "yes"; rollouts.fill(body, HEATS[rollouts.state.heat]); } },
-        `show the other ${(tokens.length - limit).toLocaleString("en")} tokens`));
+        `show the other ${(tokens.length - wanted).toLocaleString("en")} tokens`));
     }
+  },
+
+  // The rest of a very long response: text and hits, without a colour per token.
+  plain(text, from, hits) {
+    const parts = document.createDocumentFragment();
+    for (const [start, end] of hits.filter((hit) => hit[1] > from)) {
+      parts.append(visible(text.slice(from, Math.max(from, start))), el("mark", {}, visible(text.slice(Math.max(from, start), end))));
+      from = end;
+    }
+    parts.append(visible(text.slice(from)));
+    return parts;
   },
 
   // ---------------------------------------------------------------- the same problem over the steps
