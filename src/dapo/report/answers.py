@@ -147,9 +147,10 @@ def flipped(run: RunRecord, flips: Sequence[Mapping[str, Any]]) -> Answer:
     up = [flip for flip in flips if flip["change"] >= 0.5]
     down = [flip for flip in flips if flip["change"] <= -0.5]
     detail = f"Of {len(flips)} held-out problems, by half or more of their responses."
-    return Answer(
-        "flips", question, f"{len(up)} learnt, {len(down)} lost", detail, BAD if len(down) > len(up) else PLAIN
-    )
+    counts = [("learnt", len(up)), ("little changed", len(flips) - len(up) - len(down)), ("lost", len(down))]
+    shares = [(label, n / len(flips)) for label, n in counts]
+    tone = BAD if len(down) > len(up) else PLAIN
+    return Answer("flips", question, f"{len(up)} learnt, {len(down)} lost", detail, tone, shares)
 
 
 def flips_of(run: RunRecord) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ const overview = {
     );
   },
 
-  // Best avg@k with its interval and the change since the start.
+  // avg@k before and now with its interval, the change since the start, and the best.
   score(run) {
     const verdict = el("p", { class: "verdict" },
       el("span", { class: `dot ${overview.tone(run)}` }), el("b", {}, "Doctor: "), run.verdict);
@@ -51,14 +51,17 @@ const overview = {
     const lines = run.evaluations.filter((line) => line.set === set);
     const first = lines[0];
     const best = lines.reduce((a, b) => (b.avg > a.avg ? b : a));
-    const change = best.avg - first.avg;
+    const last = lines[lines.length - 1];
+    const change = last.avg - first.avg;
+    const interval = (line) => `95 % interval ${line.avg_interval[0].toFixed(3)}–${line.avg_interval[1].toFixed(3)}`;
     return el("div", { class: "score" },
       el("div", { class: "figure" },
         lines.length > 1 ? el("span", { class: "from" }, first.avg.toFixed(3), el("span", { class: "arrow" }, " → ")) : null,
-        el("span", { class: "to" }, best.avg.toFixed(3))),
+        el("span", { class: change < 0 ? "to worse" : "to" }, last.avg.toFixed(3))),
       el("p", { class: "sub" },
-        `best avg@${best.k}, after step ${best.step}; 95 % interval ${best.avg_interval[0].toFixed(3)}–${best.avg_interval[1].toFixed(3)}; `,
+        `avg@${last.k} after step ${last.step}, ${interval(last)}; `,
         lines.length > 1 ? el("b", {}, `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(3)} since the start`) : "before training",
+        best === last ? "; the best so far" : `; best ${best.avg.toFixed(3)} after step ${best.step}, ${interval(best)}`,
         el("br"), `${best.problems} problems of ${set}`),
       verdict);
   },
@@ -110,7 +113,7 @@ const overview = {
 
   findings(run) {
     if (!run.findings.length) return null;
-    return el("div", { class: "findings" }, ...run.findings.map((finding) => el("details", { class: `finding ${finding.level}` },
+    return el("div", { class: "findings" }, ...run.findings.map((finding) => el("details", { class: `finding ${finding.level}`, open: finding.level === "severe" },
       el("summary", {}, el("b", {}, finding.title),
         el("span", { class: "sub" }, finding.steps ? ` steps ${finding.steps[0]}–${finding.steps[1]}` : "")),
       el("p", {}, visible(finding.detail)),
