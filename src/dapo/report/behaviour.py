@@ -6,6 +6,7 @@ import hashlib
 import re
 import tomllib
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from dapo.errors import ConfigError
@@ -29,14 +30,19 @@ ANSWER_ONLY_CHARACTERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """One pattern per kind of behaviour, and a name for the list they came from."""
+    """The phrases of each kind, each with the word that a text must hold for it to be worth a closer look."""
 
-    patterns: dict[str, re.Pattern[str]]
-    name: str
+    phrases: dict[str, list[tuple[str, re.Pattern[str]]]]
+    name: str  # of the list they came from
 
     def of(self, text: str) -> list[str]:
         """Which kinds this response shows."""
-        found = [kind for kind in BY_PHRASE if self.patterns[kind].search(text)]
+        lower = text.lower()
+        found = [
+            kind
+            for kind, phrases in self.phrases.items()
+            if any(word in lower and pattern.search(text) for word, pattern in phrases)
+        ]
         return [*found, "revised"] if is_revised(text) else found
 
 
@@ -57,15 +63,21 @@ def load_phrases(path: Path = SHIPPED) -> Phrases:
                     remedy=f"Use lists named {', '.join(BY_PHRASE)}.",
                 )
             wanted[kind] += [str(phrase) for phrase in phrases]
-    return Phrases({kind: pattern(phrases) for kind, phrases in wanted.items()}, hashlib.sha256(raw).hexdigest()[:12])
+    compiled = {kind: [(key_word(phrase), pattern(phrase)) for phrase in phrases] for kind, phrases in wanted.items()}
+    return Phrases(compiled, hashlib.sha256(raw).hexdigest()[:12])
 
 
-def pattern(phrases: list[str]) -> re.Pattern[str]:
-    """Any of the phrases; letters and digits at its ends must end a word, which Chinese has no mark for."""
-    return re.compile("|".join(bounded(phrase) for phrase in phrases) or r"(?!)", re.IGNORECASE)
+def key_word(phrase: str) -> str:
+    """The longest word, in lower case: looking for it costs next to nothing, and most responses lack it."""
+    return max(phrase.lower().split(), key=len, default="")
+
+
+def pattern(phrase: str) -> re.Pattern[str]:
+    return re.compile(bounded(phrase), re.IGNORECASE)
 
 
 def bounded(phrase: str) -> str:
+    """Letters at the ends of a phrase must end a word there; Chinese has no mark for that."""
     left = r"(?<![A-Za-zÀ-ÿ])" if re.match(r"[A-Za-zÀ-ÿ]", phrase) else ""
     right = r"(?![a-zà-ÿ])" if re.search(r"[A-Za-zÀ-ÿ]$", phrase) else ""
     body = r"\s+".join(re.escape(word) for word in phrase.split())
@@ -93,4 +105,5 @@ def is_answer_only(text: str, extracted: str | None) -> bool:
     rest = LABELS.sub(" ", text)
     if extracted:
         rest = rest.replace(extracted, " ")
-    return sum(c.isalnum() for c in rest) <= ANSWER_ONLY_CHARACTERS
+    working = (character for character in rest if character.isalnum())
+    return len(list(islice(working, ANSWER_ONLY_CHARACTERS + 1))) <= ANSWER_ONLY_CHARACTERS
