@@ -72,3 +72,20 @@ def test_a_resume_writes_the_steps_it_repeats_anew(folder: Path):
         run.close()
     assert (folder / "rollouts" / "step-000003" / "index.js").exists()
     assert len((folder / "eval_problems.jsonl").read_text().splitlines()) == 2
+
+
+def test_scripts_that_cannot_be_written_are_an_event_and_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dapo.trainer.records.write_chunks", full)
+    run = start_run(toy.recipe(tmp_path, "train.steps=1", dtype="float32"), tmp_path / "run")
+    try:
+        train(run)
+    finally:
+        run.close()
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "no browser scripts for step 1: OSError" in events
+    assert (tmp_path / "run" / "rollouts" / "step-000001.parquet").is_file()
+    write_page(tmp_path / "run")
+    assert (tmp_path / "run" / "rollouts" / "step-000001" / "index.js").is_file()

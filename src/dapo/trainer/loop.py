@@ -52,7 +52,8 @@ def train_step(run: Run, step: int) -> None:
         run.event("fill", message)
     if record is not None:
         path = run.folder / "rollouts" / f"step-{step:06d}.parquet"
-        write_rollouts(path, step, batch, record, run.token_pieces)
+        if problem := write_rollouts(path, step, batch, record, run.token_pieces):
+            run.event("rollouts", problem)
     timing = {"timing.sampling_s": sampled - start, "timing.step_s": time.perf_counter() - start}
     run.track(step_metrics(step, filled, batch, version) | learnt | timing)
     if run.evaluation_is_due():

@@ -22,8 +22,11 @@ def new_record(batch: Batch) -> StepRecord:
     return StepRecord(Ragged(batch.lengths, torch.float32, fill=float("nan")), Ragged(batch.lengths, torch.float32))
 
 
-def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord, pieces: TokenPieces | None) -> None:
-    """One row per response of the step's batch; written aside and renamed, and so are the browser's scripts."""
+def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord, pieces: TokenPieces | None) -> str | None:
+    """One row per response of the step's batch; written aside and renamed, and so are the browser's scripts.
+
+    Returns what went wrong with the scripts: no reason to stop a run, and a report makes them from the parquet.
+    """
     rows = range(len(batch.lengths))
     of = [(batch.groups[int(g)], row) for row, g in enumerate(batch.group)]
     G = len(batch.groups[0].completions) if batch.groups else 1
@@ -60,7 +63,11 @@ def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord, piec
     with aside.open("rb") as file:
         os.fsync(file.fileno())
     aside.replace(path)
-    write_chunks(table, chunk_folder(path), pieces)
+    try:
+        write_chunks(table, chunk_folder(path), pieces)
+    except Exception as error:
+        return f"no browser scripts for step {step}: {type(error).__name__}: {error}. `dapo report` will make them."
+    return None
 
 
 def token_pieces(tokenizer: Any) -> TokenPieces | None:

@@ -63,8 +63,9 @@ const curves = {
       dapo.data.runs.length > 1 ? curves.legend() : "",
       grid.children.length ? grid : el("p", { class: "sub" }, "No step has ended yet."));
     behaviour.draw();
-    theme.listeners.push(() => curves.redraw());
   },
+
+  listen() { theme.listeners.push(() => curves.redraw()); },
 
   controls() {
     return el("div", { class: "controls" },

@@ -13,9 +13,13 @@ const page = {
     overview.draw();
     curves.draw();
     rollouts.draw();
+    page.links();
+    document.documentElement.dataset.ready = "";
+  },
+
+  links() {
     const titles = [["overview", "Overview"], ["curves", "Curves"], ["behaviour", "Behaviour"], ["rollouts", "Rollouts"], ["flips", "Flips"], ["record", "Record"]];
     $("links").replaceChildren(...titles.filter(([id]) => !$(id).hidden).map(([id, text]) => el("a", { href: `#${id}` }, text)));
-    document.documentElement.dataset.ready = "";
   },
 
   // ---------------------------------------------------------------- live
@@ -56,9 +60,11 @@ const page = {
     }
     curves.update();
     rollouts.update();
+    page.links();
   },
 };
 
+curves.listen();
 $("theme").addEventListener("click", theme.toggle);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme.listeners.forEach((listener) => listener()));
 if ("live" in document.documentElement.dataset) page.follow();
