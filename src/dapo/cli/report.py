@@ -1,4 +1,4 @@
-"""`dapo report`: a run as one page."""
+"""`dapo report`: runs as one page, or a group of responses on the terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,55 @@ from typing import Annotated
 
 import typer
 
+from dapo.errors import ConfigError
 
-def command(folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not.")]) -> None:
-    """Write RUN/report.html: curves, evaluations and responses in one page that opens offline.
+
+def command(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, finished or not.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the page. Default: the run's own; for several runs `comparison` beside it."),
+    ] = None,
+    phrases: Annotated[
+        Path | None,
+        typer.Option(help="A phrase list for emergent behaviour. Default: RUN/phrases.toml, or the shipped one."),
+    ] = None,
+    beside: Annotated[
+        Path | None, typer.Option(help="Curves to lay beside the run's: a CSV with metric,step,value,label.")
+    ] = None,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Print on the terminal; write nothing.")] = False,
+    problem: Annotated[str | None, typer.Option(help="With --terminal: a problem's id, or the start of it.")] = None,
+    step: Annotated[int | None, typer.Option(help="With --terminal: a recorded step. Default: the last.")] = None,
+    heat: Annotated[
+        str,
+        typer.Option(
+            help="With --problem: what colours the tokens: probability, entropy, ratio, advantage, clipped, none."
+        ),
+    ] = "clipped",
+) -> None:
+    """Write report.html: curves, the doctor's verdict and a rollout browser in a page that opens offline.
 
     \b
     dapo report runs/first
+    dapo report runs/first runs/grpo --out comparison
+    dapo report runs/first --terminal --problem quickstart-0a1b
     """
-    from dapo.report.page import write_page
+    if not terminal:
+        for name, value in (("--problem", problem), ("--step", step)):
+            if value is not None:
+                raise ConfigError(
+                    f"{name} {value}: has no effect on a page.", remedy="Add --terminal, or leave it out."
+                )
+        from dapo.report.page import write_page
 
-    typer.echo(str(write_page(folder)))
+        typer.echo(str(write_page(*folders, out=out, phrases=phrases, beside=beside)))
+        return
+    for name, path in (("--out", out), ("--beside", beside), ("--phrases", phrases)):
+        if path is not None:
+            raise ConfigError(
+                f"{name} {path}: has no effect on the terminal.", remedy=f"Leave out {name} or --terminal."
+            )
+    from dapo.report.terminal import print_run
+
+    for folder in folders:
+        print_run(folder, problem=problem, step=step, heat=heat)

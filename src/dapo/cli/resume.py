@@ -22,6 +22,7 @@ def command(
     dapo resume runs/first
     dapo resume runs/first --set train.steps=200
     """
+    from dapo.cli.doctor import print_verdict
     from dapo.cli.watch_terminal import terminal_observer
     from dapo.trainer.loop import train
     from dapo.trainer.run import resume_run
@@ -33,3 +34,4 @@ def command(
         finally:
             run.close()
     typer.echo(f"{'Done' if run.step >= run.config.train.steps else 'Stopped'} after step {run.step}: {folder}")
+    print_verdict(folder)

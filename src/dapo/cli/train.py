@@ -27,6 +27,7 @@ def command(
 
 def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     """Start a run and train it; say where it is and how to go on."""
+    from dapo.cli.doctor import print_verdict
     from dapo.cli.watch_terminal import terminal_observer
     from dapo.trainer.loop import train
     from dapo.trainer.run import start_run
@@ -45,4 +46,5 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
             f"Done: {run.step} steps. Evaluate: dapo eval --model {folder} --data FILE. "
             f"Export: dapo export {folder} --out DIR"
         )
+    print_verdict(folder)
     return folder

@@ -257,6 +257,12 @@ NEEDS = (
     Needs(
         ("rollout.tensor_parallel", "rollout.vllm."), lambda c: c.rollout.engine == "vllm", 'rollout.engine = "vllm"'
     ),
+    Needs(
+        ("tracking.project",),
+        lambda c: bool({"wandb", "trackio"} & set(c.tracking.to)),
+        'tracking.to with "wandb" or "trackio"',
+        "tracking.to",
+    ),
     Needs(("cluster.gpus",), lambda c: c.cluster.backend != "none", 'cluster.backend = "torchrun" or "ray"'),
 )
 

@@ -294,6 +294,15 @@ class RolloutsConfig(Section):
     every_steps: int = Field(10, ge=0, description="Write all responses of every so many steps to parquet; 0 never.")
 
 
+class TrackingConfig(Section):
+    """Trackers beside the run's own files. None can stop or slow a run; a dead one becomes an event."""
+
+    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        (), description='Where metrics also go: ["tensorboard", "wandb", "trackio"], any of them; empty: nowhere.'
+    )
+    project: str = Field("dapo", min_length=1, description="Project name at wandb and trackio.")
+
+
 class ClusterConfig(Section):
     """More than one process."""
 
@@ -317,6 +326,7 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
+    tracking: TrackingConfig = TrackingConfig()
     cluster: ClusterConfig = ClusterConfig()
 
     @property

@@ -2,39 +2,155 @@
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
+import time
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dapo.errors import DataError
-from dapo.tracking.files import read_lines
+from dapo.report.chunks import chunk_folder, records_of
+
+RUNNING_SECONDS = 60.0  # a run that wrote nothing for so long, and for five of its steps, is not running
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The lines of a run, torn ones left out, and what was missing."""
+    """The lines of a run, torn ones left out, and what was missing or torn."""
 
     folder: Path
     config: dict[str, Any]
     metrics: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
     events: list[dict[str, Any]]
-    rollouts: list[Path]
+    rollouts: list[Path]  # the parquet of each recorded step; the browser's scripts are in the folder of that name
     missing: list[str]
+    eval_problems: list[dict[str, Any]] = field(default_factory=list)
+    silent_s: float = 0.0  # seconds since the run last wrote a line
+
+    @property
+    def steps(self) -> int:
+        """The last step that ended."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def wanted_steps(self) -> int:
+        return int(self.key("train", "steps", default=0))
+
+    @property
+    def state(self) -> str:
+        """finished, running or stopped; a run that has been silent for long is taken to be stopped."""
+        if self.metrics and self.steps >= self.wanted_steps:
+            return "finished"
+        longest = max((m.get("timing.step_s", 0.0) for m in self.metrics[-5:]), default=0.0)
+        return "running" if self.silent_s < max(RUNNING_SECONDS, 5 * longest) else "stopped"
+
+    @property
+    def is_paper_algorithm(self) -> bool:
+        """False where a switch of dapo-fast or a control experiment is on: config.schema.Config has the same rule."""
+        switches = ("carry_over", "partial_rollouts", "predictive")
+        is_fast = any(self.key("sampling", switch, default=False) for switch in switches)
+        return not is_fast and self.key("rewards", "control", default="none") == "none"
+
+    def key(self, *path: str, default: Any = None) -> Any:
+        value: Any = self.config
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return default if value is None else value
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) wherever the metric is a finite number."""
+        return [(int(m["step"]), float(m[name])) for m in self.metrics if is_number(m.get(name))]
+
+    def median(self, name: str, steps: slice) -> float | None:
+        values = [float(m[name]) for m in self.metrics[steps] if is_number(m.get(name))]
+        return statistics.median(values) if values else None
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def load_run(folder: Path) -> RunRecord:
     path = folder / "config.toml"
     if not path.is_file():
         raise DataError(f"{folder}: is not a run: it has no config.toml.", remedy="Name the folder of a run.")
-    files = {name: folder / f"{name}.jsonl" for name in ("metrics", "eval", "events")}
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(
+            f"{path}: not valid TOML: {error}.", remedy="Restore the file from a copy of the run."
+        ) from None
+    missing: list[str] = []
+    metrics = [m for m in read(folder / "metrics.jsonl", missing) if is_number(m.get("step"))]
+    evaluations = [e for e in read(folder / "eval.jsonl", missing) if is_evaluation(e)]
+    rollouts = list(records_of(folder / "rollouts"))
+    missing += [
+        f"rollouts/{p.name}: missing, and so are its scripts"
+        for p in expected_rollouts(folder, config, metrics)
+        if p not in rollouts
+    ]
+    written = [(folder / f"{name}.jsonl") for name in ("metrics", "eval", "events", "value")]
+    newest = max((p.stat().st_mtime for p in [path, *written] if p.exists()), default=0.0)
     return RunRecord(
         folder=folder,
-        config=tomllib.loads(path.read_text(encoding="utf-8")),
-        metrics=[line for line in read_lines(files["metrics"]) if "step" in line],
-        evaluations=[line for line in read_lines(files["eval"]) if "avg@k" in line],
-        events=list(read_lines(files["events"])),
-        rollouts=sorted((folder / "rollouts").glob("step-*.parquet")),
-        missing=[file.name for name, file in files.items() if name != "events" and not file.exists()],
+        config=config,
+        metrics=metrics,
+        evaluations=evaluations,
+        events=list(read(folder / "events.jsonl", missing, is_optional=True)),
+        rollouts=rollouts,
+        missing=missing,
+        eval_problems=[e for e in read(folder / "eval_problems.jsonl", missing, is_optional=True) if "ids" in e],
+        silent_s=max(0.0, time.time() - newest),
     )
+
+
+def read(path: Path, missing: list[str], *, is_optional: bool = False) -> Iterator[dict[str, Any]]:
+    """The whole lines of a JSONL file; what is torn or missing is noted."""
+    if not path.exists():
+        if not is_optional:
+            missing.append(f"{path.name}: missing")
+        return
+    torn = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for at, line in enumerate(file, start=1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                torn.append(at)
+                continue
+            if isinstance(record, dict):
+                yield record
+            else:
+                torn.append(at)
+    if torn:
+        lines = ", ".join(str(at) for at in torn[:5]) + (" …" if len(torn) > 5 else "")
+        missing.append(f"{path.name}: line {lines} is torn and left out")
+
+
+def is_evaluation(line: dict[str, Any]) -> bool:
+    interval = line.get("avg@k_interval")
+    numbers = [
+        line.get("step"),
+        line.get("avg@k"),
+        line.get("k"),
+        *(interval if isinstance(interval, list) else [None]),
+    ]
+    return all(is_number(value) for value in numbers) and "set" in line
+
+
+def expected_rollouts(folder: Path, config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[Path]:
+    """The records that the steps so far should have left: every so many steps, where something was trained on."""
+    every = config.get("rollouts", {}).get("every_steps", 0)
+    if not isinstance(every, int) or every < 1:
+        return []
+    due = [m for m in metrics if int(m["step"]) % every == 0 and m.get("sampling/groups_trained", 0)]
+    return [folder / "rollouts" / f"step-{int(m['step']):06d}.parquet" for m in due]
+
+
+def has_chunks(parquet: Path) -> bool:
+    return (chunk_folder(parquet) / "index.js").is_file()

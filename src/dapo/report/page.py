@@ -1,174 +1,312 @@
-"""One self-contained page of a run: curves, evaluations, events, and groups of responses. No script, no network.
+"""A page from run folders alone: it opens offline from the file system, and everything a model wrote stays text.
 
-Everything a model wrote is escaped text, and the page's content-security policy allows nothing but its own style.
+`report.html` lies beside a folder `report/` with its style, its scripts, plotly and the data; responses are loaded on
+demand from the scripts that the run wrote beside its parquet.
 """
 
 from __future__ import annotations
 
+import csv
+import json
+import math
+import os
+import shlex
+import shutil
 from collections.abc import Sequence
-from html import escape
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-import pyarrow.parquet as pq
+from pyarrow import Table
 
+from dapo.errors import DataError
+from dapo.report.answers import answer_all, flips_of
+from dapo.report.behaviour import MEANINGS, SHIPPED, Phrases, load_phrases
+from dapo.report.chunks import (
+    FORMAT,
+    chunk_folder,
+    make_chunks,
+    parse_script,
+    read_script,
+    read_table,
+    script,
+    write_chunks,
+)
+from dapo.report.doctor import Disk, Finding, examine, to_json, verdict
 from dapo.report.load import RunRecord, load_run
+from dapo.report.pieces import TokenPieces, find_tokenizer
 from dapo.tracking.files import replace_file
 from dapo.tracking.metrics import METRICS
 
-# (title, metrics drawn into one chart)
-CHARTS = [
-    ("Accuracy of all judged responses", ["accuracy"]),
-    ("Reward of trained responses", ["reward/mean", "reward/overlong"]),
-    ("Response length", ["length/mean", "length/p90"]),
-    ("Truncated share", ["length/truncated"]),
-    ("Entropy", ["policy/entropy"]),
-    ("Clipped tokens", ["clip/low", "clip/high"]),
-    ("Accepted groups", ["sampling/acceptance"]),
-    ("Gradient norm", ["policy/gradient_norm"]),
-]
-COLOURS = ("#1f6f8b", "#d9822b", "#5b8c5a")
-SHOWN_GROUPS = 3
+SCRIPTS = ("base.js", "overview.js", "curves.js", "rollouts.js", "main.js")
+ASSETS = (*SCRIPTS, "style.css")
+SHOWN_EVENTS = 200
+SHOWN_FLIPS = 400
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1080px; padding: 24px 16px 60px; }
-h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 36px 0 10px; }
-.sub { opacity: .7; } .big { font-size: 40px; font-weight: 650; margin: 14px 0 0; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)); gap: 18px; }
-figure { margin: 0; border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
-figcaption { font-size: 13px; } svg { width: 100%; height: auto; display: block; }
-svg text { font-size: 10px; fill: currentColor; opacity: .65; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
-td, th { padding: 3px 14px 3px 0; text-align: left; }
-.responses { display: grid; grid-template-columns: repeat(auto-fill, minmax(220px, 1fr)); gap: 10px; }
-.response { border: 1px solid var(--line); border-left-width: 4px; border-radius: 6px; padding: 8px 10px; }
-.CORRECT { border-left-color: #4a9d5b; } .WRONG { border-left-color: #c2543d; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 4px 0 0; font-size: 13px; }
-small { opacity: .7; }
-"""
+# What the page may do: run the scripts beside it and draw. No network, no inline script, no frame, no form.
+POLICY = (
+    "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline'; img-src data:; "
+    "connect-src {connect}; base-uri 'none'; form-action 'none'"
+)
 
 
-def write_page(folder: Path) -> Path:
-    """`folder`/report.html from what the folder holds."""
-    path = folder / "report.html"
-    replace_file(path, render(load_run(folder)))
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A run with the indexes of its recorded steps and what the doctor says."""
+
+    run: RunRecord
+    indexes: dict[int, dict[str, Any]]
+    findings: list[Finding]
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def summaries(self) -> list[tuple[int, dict[str, Any]]]:
+        return summaries_of(self.indexes)
+
+
+def write_page(
+    folder: Path,
+    *others: Path,
+    out: Path | None = None,
+    phrases: Path | None = None,
+    beside: Path | None = None,
+) -> Path:
+    """`report.html` in the run's folder, or in `out`; scripts that are missing are made from parquet."""
+    runs = [examine_run(run, phrases=phrases, is_writing=True) for run in (folder, *others)]
+    home = out or (folder if not others else folder.parent / "comparison")
+    assets = home / "report"
+    assets.mkdir(parents=True, exist_ok=True)
+    for name in ASSETS:
+        replace_file(assets / name, asset(name))
+    copy_plotly(assets / "plotly.min.js")
+    for at, examined in enumerate(runs):
+        replace_file(assets / f"history-{at}.js", script(f"history-{at}", json.dumps(history_of(examined))))
+    places = [os.path.relpath(run.run.folder.resolve() / "rollouts", home.resolve()) for run in runs]
+    data = page_data(runs, [quote(place) for place in places], read_beside(beside))
+    replace_file(assets / "data.js", script("page", dumps(data)))
+    path = home / "report.html"
+    replace_file(path, html(is_live=False))
     return path
 
 
-def render(run: RunRecord) -> str:
-    preset = str(run.config.get("preset", "?"))
-    sampling = run.config.get("sampling", {})
-    is_fast = any(sampling.get(key) for key in ("carry_over", "partial_rollouts", "predictive"))
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8>",
-        "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        "<meta name=viewport content='width=device-width, initial-scale=1'>",
-        f"<title>{escape(run.folder.name)}</title><style>{STYLE}</style>",
-        f"<h1>{escape(run.folder.name)}</h1>",
-        f"<div class=sub>preset {escape(preset)}{' (not the paper’s algorithm)' if is_fast else ''} · model "
-        f"{escape(str(run.config.get('model', {}).get('path')))} · {len(run.metrics)} steps</div>",
-        headline(run),
-        *(f"<p>Missing: {escape(name)}</p>" for name in run.missing),
-        "<h2>Curves</h2>",
-        f"<div class=charts>{''.join(charts(run))}</div>" if run.metrics else "<p>No step has ended yet.</p>",
-        evaluations(run),
-        groups(run),
-        events(run),
+def examine_run(folder: Path, *, phrases: Path | None = None, is_writing: bool = False) -> Examined:
+    """Read a run, index its rollouts, and let the doctor look at it."""
+    run = load_run(folder)
+    indexes, missing = read_indexes(run, phrases, is_writing=is_writing)
+    findings = examine(run, summaries_of(indexes), disk=Disk.of(folder))
+    return Examined(run, indexes, findings, missing)
+
+
+def summaries_of(indexes: dict[int, dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    return [
+        (step, index["summary"] | {"groups": len(index["groups"]["id"])}) for step, index in sorted(indexes.items())
     ]
-    return "\n".join(part for part in parts if part)
 
 
-def headline(run: RunRecord) -> str:
-    if not run.evaluations:
-        return ""
-    first, last = run.evaluations[0], run.evaluations[-1]
-    low, high = last["avg@k_interval"]
-    where = f"avg@{int(last['k'])} on {escape(str(last['set']))}, {int(last['problems'])} problems"
-    when = f"before training and after step {int(last['step'])}; 95 % interval {low:.3f} – {high:.3f}"
-    return f"<div class=big>{first['avg@k']:.3f} → {last['avg@k']:.3f}</div><div class=sub>{where}, {when}</div>"
+def read_indexes(
+    run: RunRecord, phrases: Path | None, *, is_writing: bool
+) -> tuple[dict[int, dict[str, Any]], list[str]]:
+    """The index of every recorded step; where it is missing or of another phrase list, it is made if we may write."""
+    listed = phrases_of(run.folder, phrases)
+    pieces = None
+    indexes, missing = {}, []
+    for parquet in run.rollouts:
+        index = read_script(chunk_folder(parquet) / "index.js")
+        is_stale = index is None or index.get("format") != FORMAT or index.get("phrases") != listed.name
+        if (index is None or (is_stale and is_writing)) and (table := read_table(parquet)) is not None:
+            pieces = pieces or find_tokenizer(run.folder, run.config)
+            index = make_index(table, parquet, pieces, listed, is_writing=is_writing)
+        if index is None or index.get("format") != FORMAT:
+            missing.append(f"rollouts/{parquet.name}: cannot be read; its step is left out of the browser")
+        else:
+            indexes[int(index["step"])] = index
+    return indexes, missing
 
 
-def charts(run: RunRecord) -> list[str]:
-    drawn = []
-    for title, names in CHARTS:
-        series = [
-            (name, [(float(m["step"]), float(m[name])) for m in run.metrics if isinstance(m.get(name), int | float)])
-            for name in names
-        ]
-        if any(points for _, points in series):
-            meanings = "; ".join(METRICS[name][1] for name in names)
-            drawn.append(
-                f"<figure><figcaption>{escape(title)}</figcaption>{chart(series)}<small>{escape(meanings)}</small></figure>"
+def make_index(
+    table: Table, parquet: Path, pieces: TokenPieces | None, phrases: Phrases, *, is_writing: bool
+) -> dict[str, Any]:
+    """The index of a step that has only parquet; its scripts are written where we may write."""
+    if is_writing:
+        write_chunks(table, chunk_folder(parquet), pieces, phrases)
+        index: dict[str, Any] = read_script(chunk_folder(parquet) / "index.js")
+        return index
+    *_, (_, text) = make_chunks(table, parquet.stem, pieces, phrases)
+    made: dict[str, Any] = parse_script(text)
+    return made
+
+
+def phrases_of(folder: Path, given: Path | None) -> Phrases:
+    own = folder / "phrases.toml"
+    return load_phrases(given or (own if own.is_file() else SHIPPED))
+
+
+def html(*, is_live: bool) -> str:
+    """The frame: no data, no text of a model; the scripts fill it."""
+    scripts = "\n".join(f'<script src="report/{name}" defer></script>' for name in SCRIPTS)
+    data = "" if is_live else '<script src="report/data.js" defer></script>'
+    return (
+        asset("page.html")
+        .replace("{{policy}}", POLICY.format(connect="'self'" if is_live else "'none'"))
+        .replace("{{live}}", " data-live" if is_live else "")
+        .replace("{{scripts}}", scripts.replace("</script>\n", f"</script>\n{data}\n", 1) if data else scripts)
+    )
+
+
+def asset(name: str) -> str:
+    return files("dapo.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def plotly_path() -> Path:
+    return Path(str(files("plotly").joinpath("package_data", "plotly.min.js")))
+
+
+def copy_plotly(target: Path) -> None:
+    source = plotly_path()
+    if not target.is_file() or target.stat().st_size != source.stat().st_size:
+        aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        shutil.copyfile(source, aside)
+        aside.replace(target)
+
+
+# ------------------------------------------------------------------ what the page knows
+
+
+def page_data(runs: Sequence[Examined], places: Sequence[str], beside: list[dict[str, Any]]) -> dict[str, Any]:
+    used = {name for examined in runs for line in examined.run.metrics for name in line}
+    return {
+        "runs": [run_data(examined, place) for examined, place in zip(runs, places, strict=True)],
+        "glossary": [[name, unit, meaning] for name, (unit, meaning) in METRICS.items() if name in used],
+        "behaviour": list(MEANINGS.items()),
+        "beside": beside,
+    }
+
+
+def run_data(examined: Examined, place: str) -> dict[str, Any]:
+    run = examined.run
+    flips = flips_of(run) if run.eval_problems else []
+    evaluations = [trimmed(line) for line in run.evaluations]
+    folder = shlex.quote(str(run.folder))
+    return {
+        "name": run.folder.resolve().name,
+        "folder": str(run.folder),
+        "place": place,
+        "state": run.state,
+        "step": run.steps,
+        "steps": run.wanted_steps,
+        "preset": str(run.key("preset", default="?")),
+        "is_paper_algorithm": run.is_paper_algorithm,
+        "model": str(run.key("model", "path", default="?")),
+        "data": str(run.key("data", "train", default="?")),
+        "verifier": str(run.key("rewards", "verifier", default="?")),
+        "commands": [
+            ["go on", f"dapo resume {folder}"],
+            ["evaluate", f"dapo eval --model {folder} --data FILE --k 32"],
+            ["export", f"dapo export {folder} --out DIR"],
+            ["watch", f"dapo watch {folder}"],
+        ],
+        "config": flat(run.config),
+        "verdict": verdict(examined.findings, run),
+        "findings": to_json(examined.findings),
+        "answers": [
+            asdict(answer) for answer in answer_all(run, examined.findings, examined.summaries, flips)
+        ],
+        "missing": [*run.missing, *examined.missing],
+        "metrics": columns(run.metrics),
+        "evaluations": evaluations,
+        "flips": flips[:SHOWN_FLIPS],
+        "events": [
+            [int(e.get("step") or 0), str(e.get("kind", "")), str(e.get("message", ""))]
+            for e in run.events[-SHOWN_EVENTS:]
+        ],
+        "rollouts": [{"step": step, **summary} for step, summary in examined.summaries],
+    }  # fmt: skip
+
+
+def trimmed(line: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation with its sources as pairs: names from data are never keys of the page."""
+    sources = line.get("by_source")
+    return {
+        "step": line["step"],
+        "set": str(line["set"]),
+        "k": line["k"],
+        "problems": line.get("problems"),
+        "avg": line["avg@k"],
+        "avg_interval": line["avg@k_interval"],
+        "pass": line.get("pass@k"),
+        "maj": line.get("maj@k"),
+        "unparseable": line.get("unparseable"),
+        "truncated": line.get("truncated"),
+        "mean_tokens": line.get("mean_tokens"),
+        "seconds": line.get("timing.evaluation_s"),
+        "by_source": sorted(sources.items()) if isinstance(sources, dict) else [],
+    }
+
+
+def columns(lines: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Metrics by name, one entry per step, None where a step has none. Only declared names: others are not ours."""
+    names = [name for name in METRICS if any(name in line for line in lines)]
+    return {name: [finite(line.get(name)) for line in lines] for name in names}
+
+
+def finite(value: object) -> float | None:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> list[list[str]]:
+    rows: list[list[str]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            rows += flat(value, f"{prefix}{name}.")
+        else:
+            rows.append([f"{prefix}{name}", json.dumps(value, ensure_ascii=False)])
+    return rows
+
+
+def history_of(examined: Examined) -> dict[str, Any]:
+    """Every recorded visit to every problem: which steps, where its group lies, how many were right."""
+    steps = sorted(examined.indexes)
+    visits: dict[str, list[list[int]]] = {}
+    for at, step in enumerate(steps):
+        groups = examined.indexes[step]["groups"]
+        for row, name in enumerate(groups["id"]):
+            visits.setdefault(name, []).append([at, row, groups["correct"][row], groups["size"][row]])
+    return {"steps": steps, "problems": list(visits.items())}
+
+
+def read_beside(path: Path | None) -> list[dict[str, Any]]:
+    """Curves to lay beside the run's, such as figures read off a paper: a CSV with metric, step, value and label."""
+    if path is None:
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise DataError(f"--beside {path}: {error.strerror}.", remedy="Name a CSV file.") from None
+    curves: dict[tuple[str, str], dict[str, Any]] = {}
+    for at, row in enumerate(rows, start=2):
+        metric, label = (row.get("metric") or "").strip(), (row.get("label") or path.stem).strip()
+        try:
+            step, value = float(row["step"]), float(row["value"])
+        except (KeyError, TypeError, ValueError):
+            raise DataError(
+                f"--beside {path}: line {at} has no number for step and value.",
+                remedy="Columns: metric,step,value,label (label may be left out).",
+            ) from None
+        if metric not in METRICS and metric != "avg@k":
+            raise DataError(
+                f"--beside {path}: line {at}: {metric!r} is no metric.", remedy="Names: docs/metrics.md, or avg@k."
             )
-    return drawn
+        curve = curves.setdefault((metric, label), {"metric": metric, "label": label, "x": [], "y": []})
+        curve["x"].append(step)
+        curve["y"].append(value)
+    return list(curves.values())
 
 
-def chart(series: Sequence[tuple[str, list[tuple[float, float]]]]) -> str:
-    """Lines in a box with the extremes of both axes named."""
-    width, height, left, bottom = 320, 150, 44, 18
-    points = [point for _, line in series for point in line]
-    x0, x1 = min(x for x, _ in points), max(x for x, _ in points)
-    y0, y1 = min(y for _, y in points), max(y for _, y in points)
-    wide, tall = (x1 - x0) or 1.0, (y1 - y0) or 1.0
-
-    def place(x: float, y: float) -> str:
-        return f"{left + (x - x0) / wide * (width - left - 6):.1f},{8 + (y1 - y) / tall * (height - bottom - 16):.1f}"
-
-    lines = [
-        f"<polyline fill=none stroke={colour} stroke-width=1.8 points='{' '.join(place(x, y) for x, y in line)}'/>"
-        for (_, line), colour in zip(series, COLOURS, strict=False)
-    ]
-    names = [
-        f"<text x={left + 90 * i} y={height - 4} style='fill:{colour};opacity:1'>{escape(name)}</text>"
-        for i, ((name, _), colour) in enumerate(zip(series, COLOURS, strict=False))
-    ]
-    axes = f"<text x=0 y=14>{y1:.3g}</text><text x=0 y={height - bottom - 4}>{y0:.3g}</text>"
-    return f"<svg viewBox='0 0 {width} {height}' role=img>{axes}{''.join(lines)}{''.join(names)}</svg>"
-
-
-def evaluations(run: RunRecord) -> str:
-    if not run.evaluations:
-        return ""
-    rows = "".join(
-        f"<tr><td>{int(e['step'])}<td>{escape(str(e['set']))}<td>{e['avg@k']:.3f}<td>{e['avg@k_interval'][0]:.3f} – "
-        f"{e['avg@k_interval'][1]:.3f}<td>{e['pass@k']:.3f}<td>{e['maj@k']:.3f}<td>{100 * e['unparseable']:.1f} %"
-        for e in run.evaluations
-    )
-    head = "<tr><th>step<th>set<th>avg@k<th>95 %<th>pass@k<th>maj@k<th>unparseable"
-    return f"<h2>Evaluations</h2><table>{head}{rows}</table>"
-
-
-def groups(run: RunRecord) -> str:
-    """A few groups of the first and the last recorded step, responses side by side."""
-    shown = []
-    for path in dict.fromkeys([*run.rollouts[:1], *run.rollouts[-1:]]):
-        columns = ["problem_id", "question", "answer", "response_text", "verdict", "reward", "stop_reason", "tokens"]
-        rows = pq.read_table(path, columns=columns).to_pylist()
-        by_problem: dict[str, list[dict[str, Any]]] = {}
-        for row in rows:
-            by_problem.setdefault(row["problem_id"], []).append(row)
-        shown.append(f"<h2>Responses of {escape(path.stem.replace('-', ' '))}</h2>")
-        for members in list(by_problem.values())[:SHOWN_GROUPS]:
-            first = members[0]
-            reference = f"<small>reference {escape(first['answer'])}</small>"
-            question = f"<p><b>{escape(first['question'])}</b> {reference}</p>"
-            shown.append(question + f"<div class=responses>{''.join(response(row) for row in members)}</div>")
-    return "".join(shown)
-
-
-def response(row: dict[str, Any]) -> str:
-    verdict = str(row["verdict"])
-    kind = "CORRECT" if verdict == "CORRECT" else "WRONG"
-    about = f"{verdict} · reward {row['reward']:+.2f} · {len(row['tokens'])} tokens · {row['stop_reason']}"
-    return f"<div class='response {kind}'><small>{escape(about)}</small><pre>{escape(row['response_text'])}</pre></div>"
-
-
-def events(run: RunRecord) -> str:
-    if not run.events:
-        return ""
-    rows = "".join(
-        f"<tr><td>{escape(str(e.get('step')))}<td>{escape(str(e.get('kind')))}<td>{escape(str(e.get('message')))}"
-        for e in run.events[-50:]
-    )
-    return f"<h2>Events</h2><table>{rows}</table>"
+def dumps(data: Any) -> str:
+    """JSON that is also safe as a script: ASCII only, and no NaN."""
+    return json.dumps(data, ensure_ascii=True, allow_nan=False)

@@ -6,11 +6,14 @@ import time
 from typing import Any
 
 from dapo.config.schema import EvalConfig
-from dapo.evaluation.runner import Answered, evaluate, summarise
+from dapo.evaluation.runner import Answered, Answers, evaluate, summarise
+from dapo.report.chunks import QUESTION_CHARACTERS
 from dapo.rollout.engine import SamplingParams
 from dapo.tracking.files import append_line, read_lines
 from dapo.trainer.interrupt import check_stop
+from dapo.trainer.problems import EncodedSet
 from dapo.trainer.run import Run, make_engine
+from dapo.types import Verdict
 
 
 def evaluate_run(run: Run) -> list[dict[str, Any]]:
@@ -42,10 +45,26 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
         line = {"step": run.step, **summarise(problem_set.name, problem_set.problems, answers, k=settings.k)}
         line["timing.evaluation_s"] = time.perf_counter() - start
         append_line(run.folder / "eval.jsonl", line)
+        append_line(
+            run.folder / "eval_problems.jsonl", {"step": run.step, **per_problem(problem_set, answers, settings.k)}
+        )
         for observer in run.observers:
             observer.on_evaluation(line)
         lines.append(line)
     return lines
+
+
+def per_problem(problem_set: EncodedSet, answers: Answers, k: int) -> dict[str, Any]:
+    """How many of each problem's k responses were right: what the report's list of flipped problems is made of."""
+    return {
+        "set": problem_set.name,
+        "k": k,
+        "ids": [problem.id for problem in problem_set.problems],
+        "questions": [" ".join(problem.question.split())[:QUESTION_CHARACTERS] for problem in problem_set.problems],
+        "correct": [
+            sum(answers[problem.id, i].verdict is Verdict.CORRECT for i in range(k)) for problem in problem_set.problems
+        ],
+    }
 
 
 def sampling_of(settings: EvalConfig) -> SamplingParams:

@@ -51,7 +51,9 @@ def train_step(run: Run, step: int) -> None:
     for message in filled.events:
         run.event("fill", message)
     if record is not None:
-        write_rollouts(run.folder / "rollouts" / f"step-{step:06d}.parquet", step, batch, record)
+        path = run.folder / "rollouts" / f"step-{step:06d}.parquet"
+        if problem := write_rollouts(path, step, batch, record, run.token_pieces):
+            run.event("rollouts", problem)
     timing = {"timing.sampling_s": sampled - start, "timing.step_s": time.perf_counter() - start}
     run.track(step_metrics(step, filled, batch, version) | learnt | timing)
     if run.evaluation_is_due():

@@ -1,14 +1,17 @@
-"""What the model wrote in a step, one row per response, as parquet: for the rollout browser and for audits."""
+"""What the model wrote in a step, one row per response: parquet for audits, scripts for the rollout browser."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from dapo.report.chunks import chunk_folder, write_chunks
+from dapo.report.pieces import TokenPieces
 from dapo.trainer.batch import Batch
 from dapo.trainer.ragged import Ragged
 from dapo.trainer.update import StepRecord
@@ -19,8 +22,11 @@ def new_record(batch: Batch) -> StepRecord:
     return StepRecord(Ragged(batch.lengths, torch.float32, fill=float("nan")), Ragged(batch.lengths, torch.float32))
 
 
-def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord) -> None:
-    """One row per response of the step's batch; written aside and renamed."""
+def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord, pieces: TokenPieces | None) -> str | None:
+    """One row per response of the step's batch; written aside and renamed, and so are the browser's scripts.
+
+    Returns what went wrong with the scripts: no reason to stop a run, and a report makes them from the parquet.
+    """
     rows = range(len(batch.lengths))
     of = [(batch.groups[int(g)], row) for row, g in enumerate(batch.group)]
     G = len(batch.groups[0].completions) if batch.groups else 1
@@ -52,7 +58,19 @@ def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord) -> N
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.tmp")
-    pq.write_table(pa.table(columns), aside, compression="zstd")
+    table = pa.table(columns)
+    pq.write_table(table, aside, compression="zstd")
     with aside.open("rb") as file:
         os.fsync(file.fileno())
     aside.replace(path)
+    try:
+        write_chunks(table, chunk_folder(path), pieces)
+    except Exception as error:
+        return f"no browser scripts for step {step}: {type(error).__name__}: {error}. `dapo report` will make them."
+    return None
+
+
+def token_pieces(tokenizer: Any) -> TokenPieces | None:
+    """What each token of the policy's tokenizer writes; None for one that is not a fast tokenizer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return None if backend is None else TokenPieces(backend)

@@ -20,6 +20,8 @@ from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.models.critic import load_critic, save_critic
 from dapo.models.load import load_policy, save_policy
 from dapo.models.policy import Policy, add_lora
+from dapo.report.chunks import drop_after
+from dapo.report.pieces import TokenPieces
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
@@ -43,7 +45,9 @@ from dapo.trainer.interrupt import check_stop
 from dapo.trainer.observer import Observer
 from dapo.trainer.optimizer import Optimizer
 from dapo.trainer.problems import EncodedSet, load_encoded
+from dapo.trainer.records import token_pieces
 from dapo.trainer.source import OrderedSource
+from dapo.trainer.track import TrackerObserver
 from dapo.trainer.update import Learner
 from dapo.trainer.value import ValueLearner
 from dapo.types import Group
@@ -58,6 +62,7 @@ SAFE_TO_CHANGE = (
     "checkpoint.",
     "eval.",
     "rollouts.",
+    "tracking.",
     "rewards.workers",
     "data.eval",
 )
@@ -85,6 +90,7 @@ class Run:
     value_steps: int = 0  # steps of value pretraining done
     saved: str = ""  # name of the newest checkpoint
     started: float = field(default_factory=time.monotonic)
+    token_pieces: TokenPieces | None = None
     _boundary: tuple[dict[str, Any], dict[str, torch.Tensor]] | None = None
 
     @property
@@ -298,12 +304,10 @@ def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observer
     run = assemble(config, folder, path, observers, critic_path=critic, is_start=checkpoint is None)
     if checkpoint is not None:
         run.restore(checkpoint)
-    for name in ("metrics.jsonl", "eval.jsonl", "events.jsonl"):
+    for name in ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl"):
         cut_back(folder / name, -1 if checkpoint is None else run.step)
     cut_back(folder / "value.jsonl", run.value_steps)
-    for path_ in (folder / "rollouts").glob("step-*.parquet"):
-        if int(path_.stem.removeprefix("step-")) > run.step:
-            path_.unlink()
+    drop_after(folder / "rollouts", run.step)
     if overrides:
         replace_file(folder / "config.toml", to_toml(config))
     for message in skipped:
@@ -357,6 +361,7 @@ def assemble(
         )
     if config.cluster.backend != "none":
         raise ConfigError(f"cluster.backend = {config.cluster.backend}: is not built yet.", remedy="Use none.")
+    observers = [*observers, *([TrackerObserver(config.tracking.to)] if config.tracking.to else [])]
     device = choose_device(config.model.device)
     dtype = choose_dtype(config.model.dtype, device)
     torch.manual_seed(config.train.seed)
@@ -404,7 +409,8 @@ def assemble(
         source=source,
         posteriors=posteriors,
         fill=CarryState(),
-        observers=list(observers),
+        observers=observers,
+        token_pieces=token_pieces(policy.tokenizer) if config.rollouts.every_steps else None,
     )
     for observer in observers:
         observer.on_start(run)

@@ -1,0 +1,171 @@
+"""The questions a newcomer asks of a run, answered in a sentence each from its own numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dapo.report.doctor import PHASES, Finding, phases
+from dapo.report.load import RunRecord
+
+GOOD, BAD, PLAIN = "good", "bad", "plain"
+
+CAUSES = {
+    "all_wrong": "all wrong",
+    "all_right": "all right",
+    "truncated": "cut off",
+    "surplus": "surplus",
+    "aborted": "aborted",
+    "stale": "too old",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A question, its short answer, the numbers behind it, and shares that add up to one where there are such."""
+
+    name: str
+    question: str
+    answer: str
+    detail: str
+    tone: str = PLAIN
+    shares: list[tuple[str, float]] = field(default_factory=list)
+
+
+def answer_all(
+    run: RunRecord,
+    findings: Sequence[Finding],
+    summaries: Sequence[tuple[int, Mapping[str, Any]]],
+    flips: Sequence[Mapping[str, Any]],
+) -> list[Answer]:
+    """Did it learn, did entropy collapse, why is it slow, what was clipped, what was wasted, what flipped."""
+    return [
+        learnt(run),
+        collapsed(run, findings),
+        slow(run),
+        clipped(run, summaries),
+        wasted(run),
+        flipped(run, flips),
+    ]
+
+
+def learnt(run: RunRecord) -> Answer:
+    question = "Did it learn?"
+    lines = evaluations_of_first_set(run)
+    if len(lines) >= 2:
+        first, last = lines[0], lines[-1]
+        moved = f"avg@{int(last['k'])} {first['avg@k']:.3f} → {last['avg@k']:.3f}"
+        low, high = last["avg@k_interval"]
+        before = "{:.3f}–{:.3f}".format(*first["avg@k_interval"])
+        interval = f"{moved}; 95 % interval {low:.3f}–{high:.3f} now, {before} before"
+        if low > first["avg@k_interval"][1]:
+            return Answer("learnt", question, "Yes", f"{interval}.", GOOD)
+        if high < first["avg@k_interval"][0]:
+            return Answer("learnt", question, "No, it got worse", f"{interval}.", BAD)
+        return Answer("learnt", question, "Not shown", f"{interval}: the intervals overlap.")
+    accuracy = run.series("accuracy")
+    if len(accuracy) >= 2:
+        detail = f"No second evaluation yet. Accuracy while training: {accuracy[0][1]:.3f} → {accuracy[-1][1]:.3f}."
+        return Answer("learnt", question, "Too early to say", detail)
+    return Answer("learnt", question, "Too early to say", "Nothing has been evaluated twice yet.")
+
+
+def evaluations_of_first_set(run: RunRecord) -> list[dict[str, Any]]:
+    return [e for e in run.evaluations if e["set"] == run.evaluations[0]["set"]]
+
+
+def collapsed(run: RunRecord, findings: Sequence[Finding]) -> Answer:
+    question = "Did entropy collapse?"
+    series = run.series("policy/entropy")
+    if not series:
+        return Answer("entropy", question, "Not measured", "No step has written an entropy yet.")
+    for finding in findings:
+        if finding.name.startswith("entropy-"):
+            answer = "Yes" if finding.name == "entropy-collapse" else "No, it is exploding"
+            return Answer("entropy", question, answer, finding.detail, BAD)
+    detail = f"{series[0][1]:.3f} → {series[-1][1]:.3f} nats per token"
+    accuracy = run.series("accuracy")
+    if series[-1][1] < series[0][1] / 2 and len(accuracy) > 1:
+        detail += f": more certain, and more often right ({accuracy[0][1]:.2f} → {accuracy[-1][1]:.2f})"
+    return Answer("entropy", question, "No", f"{detail}.", GOOD)
+
+
+def slow(run: RunRecord) -> Answer:
+    question = "Where does the time go?"
+    spent = phases(run)
+    if not spent:
+        return Answer("time", question, "Not measured", "No step has written its times yet.")
+    whole = sum(spent.values())
+    shares = sorted(((PHASES[name], seconds / whole) for name, seconds in spent.items()), key=lambda share: -share[1])
+    step = statistics.median(value for _, value in run.series("timing.step_s"))
+    tokens = sum(value for _, value in run.series("tokens/generated"))
+    seconds = sum(value for _, value in run.series("timing.step_s"))
+    rest = ", ".join(f"{name} {share:.0%}" for name, share in shares[1:4])
+    pace = f"{step:.1f} s a step" + (f", {tokens / seconds:,.0f} generated tokens a second" if seconds else "")
+    detail = (f"Then {rest}. " if rest else "") + f"{pace}."
+    return Answer("time", question, f"{shares[0][0].capitalize()}, {shares[0][1]:.0%}", detail, PLAIN, shares)
+
+
+def clipped(run: RunRecord, summaries: Sequence[tuple[int, Mapping[str, Any]]]) -> Answer:
+    question = "Which tokens were clipped?"
+    low, high = run.series("clip/low"), run.series("clip/high")
+    if not low or not high:
+        return Answer("clipped", question, "Not measured", "No step has written its clip fractions yet.")
+    shares = f"{statistics.fmean(v for _, v in low):.2%} low, {statistics.fmean(v for _, v in high):.2%} high"
+    counts: dict[str, int] = {}
+    for _, summary in summaries:
+        for token, n in [*summary.get("clipped_low", ()), *summary.get("clipped_high", ())]:
+            counts[token] = counts.get(token, 0) + n
+    often = sorted(counts, key=lambda token: -counts[token])[:4]
+    detail = "Most often " + ", ".join(repr(token) for token in often) + "." if often else "None in the recorded steps."
+    return Answer("clipped", question, shares, detail)
+
+
+def wasted(run: RunRecord) -> Answer:
+    question = "What was wasted, and why?"
+    generated = sum(value for _, value in run.series("tokens/generated"))
+    if not generated:
+        return Answer("waste", question, "Not measured", "No step has counted its tokens yet.")
+    shares = [
+        (label, sum(value for _, value in run.series(f"tokens/wasted_{cause}")) / generated)
+        for cause, label in CAUSES.items()
+    ]
+    shares = sorted((share for share in shares if share[1] > 0), key=lambda share: -share[1])
+    lost = sum(share for _, share in shares)
+    causes = ", ".join(f"{label} {share:.0%}" for label, share in shares[:3])
+    detail = f"Of {generated:,.0f} generated tokens" + (f": {causes}." if causes else " all were trained on.")
+    return Answer("waste", question, f"{lost:.0%} of the tokens", detail, PLAIN, [("trained on", 1 - lost), *shares])
+
+
+def flipped(run: RunRecord, flips: Sequence[Mapping[str, Any]]) -> Answer:
+    question = "Which problems flipped?"
+    if not flips:
+        why = "One evaluation is not enough." if run.evaluations else "Nothing has been evaluated yet."
+        return Answer("flips", question, "None known", why)
+    up = [flip for flip in flips if flip["change"] >= 0.5]
+    down = [flip for flip in flips if flip["change"] <= -0.5]
+    detail = f"Of {len(flips)} held-out problems, by half or more of their responses."
+    counts = [("learnt", len(up)), ("little changed", len(flips) - len(up) - len(down)), ("lost", len(down))]
+    shares = [(label, n / len(flips)) for label, n in counts]
+    tone = BAD if len(down) > len(up) else PLAIN
+    return Answer("flips", question, f"{len(up)} learnt, {len(down)} lost", detail, tone, shares)
+
+
+def flips_of(run: RunRecord) -> list[dict[str, Any]]:
+    """Every problem of the first evaluation set with its right responses over the steps, the most changed first."""
+    lines = [line for line in run.eval_problems if line["set"] == run.eval_problems[0]["set"]]
+    if len(lines) < 2:
+        return []
+    over: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        for name, question, correct in zip(line["ids"], line["questions"], line["correct"], strict=False):
+            entry = over.setdefault(
+                name, {"id": name, "question": question, "k": line["k"], "steps": [], "correct": []}
+            )
+            entry["steps"].append(line["step"])
+            entry["correct"].append(correct)
+    for entry in over.values():
+        entry["change"] = (entry["correct"][-1] - entry["correct"][0]) / max(1, entry["k"])
+    return sorted(over.values(), key=lambda entry: -abs(entry["change"]))

@@ -1,0 +1,182 @@
+"use strict";
+// The top of the page: what run this is, did it work, what the doctor says; and the tables at its foot.
+
+const overview = {
+  draw() {
+    const section = $("overview");
+    section.replaceChildren(...dapo.data.runs.map((run, at) => overview.run(run, at, dapo.data.runs.length)));
+    overview.flips();
+    overview.record();
+  },
+
+  run(run, at, n) {
+    return el("article", { class: "run" },
+      overview.heading(run, at, n),
+      overview.score(run),
+      ...run.missing.map((text) => el("p", { class: "missing" }, "Missing: ", text)),
+      n === 1 ? el("div", { class: "answers" }, ...run.answers.map((answer) => overview.answer(answer, run))) : null,
+      overview.findings(run),
+      el("details", { class: "commands" },
+        el("summary", {}, "Commands: go on, evaluate, export"),
+        ...run.commands.map(([name, text]) => el("div", { class: "row" }, el("span", { class: "label" }, name), commandLine(text)))),
+    );
+  },
+
+  heading(run, at, n) {
+    const chips = [
+      el("span", { class: "chip strong" }, run.preset),
+      run.is_paper_algorithm ? null : el("span", { class: "chip warn" }, "not the paper’s algorithm"),
+      el("span", { class: "chip" }, run.model),
+      el("span", { class: "chip" }, run.data),
+    ];
+    const done = run.steps ? Math.min(1, run.step / run.steps) : 0;
+    return el("header", { class: "heading" },
+      el("h1", {}, n > 1 ? el("i", { class: "key", style: { background: `var(--run-${at})` } }) : null, run.name),
+      el("div", { class: "chips" }, ...chips),
+      el("div", { class: "state" },
+        el("span", { class: `dot ${run.state}` }), `${run.state} · step ${run.step} of ${run.steps}`,
+        el("span", { class: "progress" }, el("span", { style: { width: `${100 * done}%` } }))),
+    );
+  },
+
+  // avg@k before and now with its interval, the change since the start, and the best.
+  score(run) {
+    const verdict = el("p", { class: "verdict" },
+      el("span", { class: `dot ${overview.tone(run)}` }), el("b", {}, "Doctor: "), run.verdict);
+    if (!run.evaluations.length) {
+      const what = run.step ? "No evaluation yet." : "No step has ended yet.";
+      return el("div", { class: "score" }, el("p", { class: "sub" }, what), verdict);
+    }
+    const set = run.evaluations[0].set;
+    const lines = run.evaluations.filter((line) => line.set === set);
+    const first = lines[0];
+    const best = lines.reduce((a, b) => (b.avg > a.avg ? b : a));
+    const last = lines[lines.length - 1];
+    const change = last.avg - first.avg;
+    const interval = (line) => `95 % interval ${line.avg_interval[0].toFixed(3)}–${line.avg_interval[1].toFixed(3)}`;
+    return el("div", { class: "score" },
+      el("div", { class: "figure" },
+        lines.length > 1 ? el("span", { class: "from" }, first.avg.toFixed(3), el("span", { class: "arrow" }, " → ")) : null,
+        el("span", { class: change < 0 ? "to worse" : "to" }, last.avg.toFixed(3))),
+      el("p", { class: "sub" },
+        `avg@${last.k} after step ${last.step}, ${interval(last)}; `,
+        lines.length > 1 ? el("b", {}, `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(3)} since the start`) : "before training",
+        best === last ? "; the best so far" : `; best ${best.avg.toFixed(3)} after step ${best.step}, ${interval(best)}`,
+        el("br"), `${best.problems} problems of ${set}`),
+      verdict);
+  },
+
+  tone(run) {
+    if (run.findings.some((finding) => finding.level === "severe")) return "bad";
+    if (run.findings.some((finding) => finding.level === "warning")) return "warn";
+    return run.step ? "good" : "";
+  },
+
+  LINKS: { learnt: "#curves", entropy: "#curves", time: "#curves", clipped: "#rollouts", waste: "#curves", flips: "#flips" },
+
+  answer(answer, run) {
+    const picture = answer.shares.length ? overview.bar(answer.shares) : overview.spark(answer.name, run);
+    return el("a", {
+      class: "answer", href: overview.LINKS[answer.name],
+      onclick() { if (answer.name === "clipped") rollouts.showClipped(); },
+    },
+      el("span", { class: "question" }, answer.question),
+      el("span", { class: `short ${answer.tone}` }, answer.answer),
+      picture,
+      el("span", { class: "detail" }, visible(answer.detail)));
+  },
+
+  bar(shares) {
+    const bar = el("span", { class: "bar-chart" });
+    shares.forEach(([label, share], at) => bar.append(el("span", {
+      title: `${label} ${format.percent(share)}`, style: { flexGrow: String(share), opacity: String(Math.max(0.14, 1 - 0.24 * at)) },
+    })));
+    return bar;
+  },
+
+  // A line without axes: the shape is the message, the numbers stand beside it.
+  spark(name, run) {
+    const values = {
+      learnt: run.evaluations.map((line) => line.avg),
+      entropy: run.metrics["policy/entropy"],
+      clipped: run.metrics["clip/high"],
+    }[name];
+    const points = (values || []).map((v, i) => [i, v]).filter(([, v]) => v !== null);
+    if (name === "flips" || points.length < 2) return null;
+    const [low, high] = [Math.min(0, ...points.map((p) => p[1])), Math.max(...points.map((p) => p[1]))];
+    const last = points[points.length - 1][0] || 1;
+    const place = ([x, y]) => `${(100 * x) / last},${27 - (24 * (y - low)) / (high - low || 1)}`;
+    return svg("svg", { class: "spark", viewBox: "0 0 100 30", preserveAspectRatio: "none", "aria-hidden": "true" },
+      svg("polygon", { points: `0,30 ${points.map(place).join(" ")} 100,30` }),
+      svg("polyline", { points: points.map(place).join(" ") }));
+  },
+
+  findings(run) {
+    if (!run.findings.length) return null;
+    return el("div", { class: "findings" }, ...run.findings.map((finding) => el("details", { class: `finding ${finding.level}`, open: finding.level === "severe" },
+      el("summary", {}, el("b", {}, finding.title),
+        el("span", { class: "sub" }, finding.steps ? ` steps ${finding.steps[0]}–${finding.steps[1]}` : "")),
+      el("p", {}, visible(finding.detail)),
+      el("p", { class: "remedy" }, el("b", {}, "Remedy: "), visible(finding.remedy)))));
+  },
+
+  // ---------------------------------------------------------------- problems that flipped
+
+  flips() {
+    const section = $("flips");
+    const run = dapo.data.runs.find((one) => one.flips.length);
+    section.hidden = !run;
+    if (!run) return;
+    const table = el("div", { class: "flip-list" });
+    const show = (which) => {
+      const chosen = run.flips.filter((flip) => (which === "learnt" ? flip.change > 0 : which === "lost" ? flip.change < 0 : flip.change === 0));
+      table.replaceChildren(...chosen.slice(0, 60).map(overview.flip));
+      if (!chosen.length) table.append(el("p", { class: "sub" }, "None."));
+      else if (chosen.length > 60) table.append(el("p", { class: "sub" }, `and ${chosen.length - 60} more`));
+    };
+    section.replaceChildren(
+      el("h2", {}, "Problems that flipped"),
+      el("p", { class: "sub" }, `Held-out problems of ${run.flips.length ? run.evaluations[0].set : ""}, right responses at each evaluation from left to right; the most changed first.`),
+      choices("Which problems", [["learnt", "Learnt"], ["lost", "Lost"], ["same", "Unchanged"]], "learnt", show),
+      table);
+    show("learnt");
+  },
+
+  flip(flip) {
+    const strip = el("span", { class: "strip" });
+    flip.correct.forEach((n, at) => strip.append(el("span", {
+      title: `step ${flip.steps[at]}: ${n} of ${flip.k} right`, style: { opacity: String(0.1 + (0.9 * n) / flip.k) },
+    })));
+    const counts = `${flip.correct[0]} → ${flip.correct[flip.correct.length - 1]} of ${flip.k}`;
+    return el("div", { class: "flip" }, strip, el("span", { class: "count" }, counts), el("span", { class: "text" }, visible(flip.question)));
+  },
+
+  // ---------------------------------------------------------------- tables
+
+  record() {
+    const parts = [el("h2", {}, "Record")];
+    for (const run of dapo.data.runs) {
+      const several = dapo.data.runs.length > 1 ? `${run.name}: ` : "";
+      if (run.evaluations.length) {
+        const head = ["step", "set", "avg@k", "95 %", "pass@k", "maj@k", "unparseable", "truncated", "tokens"];
+        const rows = run.evaluations.map((e) => [
+          e.step, e.set, e.avg.toFixed(3), `${e.avg_interval[0].toFixed(3)}–${e.avg_interval[1].toFixed(3)}`, format.number(e.pass),
+          format.number(e.maj), format.percent(e.unparseable), format.percent(e.truncated), format.number(e.mean_tokens)]);
+        parts.push(overview.fold(`${several}Evaluations (${rows.length})`, overview.table(head, rows), true));
+      }
+      if (run.events.length) {
+        parts.push(overview.fold(`${several}Events (${run.events.length})`, overview.table(["step", "kind", "message"], run.events)));
+      }
+      parts.push(overview.fold(`${several}Configuration`, overview.table(["key", "value"], run.config)));
+    }
+    const glossary = dapo.data.glossary.map(([name, unit, meaning]) => [name, unit, meaning]);
+    parts.push(overview.fold("Glossary of metrics", overview.table(["metric", "unit", "meaning"], glossary)));
+    $("record").replaceChildren(...parts);
+  },
+
+  fold: (title, body, isOpen = false) => el("details", { class: "fold", open: isOpen }, el("summary", {}, title), body),
+
+  table: (head, rows) => el("div", { class: "scroll" }, el("table", {},
+    el("thead", {}, el("tr", {}, ...head.map((text) => el("th", {}, text)))),
+    el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, visible(String(cell))))))))),
+};

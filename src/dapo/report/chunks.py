@@ -1,0 +1,295 @@
+"""Rollouts as scripts a browser can load from the file system: an index per step, and pieces of a few groups each.
+
+A run writes them beside its parquet as it goes (`rollouts/step-000120/index.js`, `000.js`, …); for a run that has only
+parquet, the report does. A script is one call, `dapo.put("step-000120/000", {...})`, and its argument is plain JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dapo.report.behaviour import KINDS, Phrases, is_answer_only, load_phrases
+from dapo.report.pieces import TokenPieces
+from dapo.tracking.files import sync_folder
+
+FORMAT = 1
+PIECE_CHARACTERS = 1_000_000  # about what one script holds: quick to load, and not one file per group
+QUESTION_CHARACTERS = 120
+TOP = 12
+PREFIX, SUFFIX = "dapo.put(", ");\n"
+
+Row = Mapping[str, Any]
+
+
+def chunk_folder(parquet: Path) -> Path:
+    return parquet.with_suffix("")
+
+
+def write_chunks(table: pa.Table, folder: Path, pieces: TokenPieces | None, phrases: Phrases | None = None) -> None:
+    """The scripts of one step's table, in a folder written aside and renamed."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for name, text in make_chunks(table, folder.name, pieces, phrases or load_phrases()):
+        (aside / f"{name}.js").write_text(text, encoding="ascii")
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.replace(folder)
+    sync_folder(folder.parent)
+
+
+def make_chunks(
+    table: pa.Table, step_name: str, pieces: TokenPieces | None, phrases: Phrases
+) -> Iterator[tuple[str, str]]:
+    """(name, script) of each piece, and of the index last."""
+    index = Index(step_name, phrases)
+    held: list[str] = []
+    size = number = 0
+    for rows in groups_of(table):
+        responses = [response_of(row, pieces, phrases) for row in rows]
+        group = json.dumps(group_of(rows[0], responses), allow_nan=False)
+        if held and size + len(group) > PIECE_CHARACTERS:
+            yield f"{number:03d}", script(f"{step_name}/{number:03d}", f"[{','.join(held)}]")
+            held, size, number = [], 0, number + 1
+        index.add(rows, responses, piece=number, at=len(held), pieces=pieces)
+        held.append(group)
+        size += len(group)
+    if held:
+        yield f"{number:03d}", script(f"{step_name}/{number:03d}", f"[{','.join(held)}]")
+    yield "index", script(f"{step_name}/index", json.dumps(index.to_json(), allow_nan=False))
+
+
+def script(name: str, body: str) -> str:
+    return f"{PREFIX}{json.dumps(name)},{body}{SUFFIX}"
+
+
+def read_script(path: Path) -> Any:
+    """The argument of a script of ours; None for a file that is torn or something else."""
+    try:
+        return parse_script(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def parse_script(text: str) -> Any:
+    if not text.startswith(PREFIX):
+        raise ValueError("not a script of ours")
+    return json.loads(text[text.index(",") + 1 : text.rindex(SUFFIX)])
+
+
+def read_table(parquet: Path) -> pa.Table | None:
+    """The rollouts of a step; None for a file that is missing or torn."""
+    try:
+        return pq.read_table(parquet)
+    except (OSError, pa.ArrowInvalid):
+        return None
+
+
+def groups_of(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    """Rows group by group, as they stand in the table: one problem's visit after another."""
+    numeric = [
+        name for name in ("tokens", "logp_old", "entropy", "advantage", "ratio", "clip") if name in table.column_names
+    ]
+    plain = table.drop_columns(
+        [*numeric, *(n for n in ("logp", "version", "prompt_tokens") if n in table.column_names)]
+    )
+    lists = {name: ragged(table[name]) for name in numeric}
+    held: list[dict[str, Any]] = []
+    for at, row in enumerate(plain.to_pylist()):
+        row |= {name: values[offsets[at] : offsets[at + 1]] for name, (values, offsets) in lists.items()}
+        if held and (row["problem_id"], row.get("visit")) != (held[0]["problem_id"], held[0].get("visit")):
+            yield held
+            held = []
+        held.append(row)
+    if held:
+        yield held
+
+
+def ragged(column: pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """All values of a list column in one array, and where each row begins."""
+    chunks = column.chunks
+    values = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
+    lengths = [np.nan_to_num(chunk.value_lengths().to_numpy(zero_copy_only=False)) for chunk in chunks]
+    joined = np.concatenate(lengths) if lengths else np.zeros(0)
+    return (
+        np.concatenate(values) if values else np.zeros(0),
+        np.concatenate([[0], np.cumsum(joined)]).astype(np.int64),
+    )
+
+
+def group_of(first: Row, responses: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": str(first["problem_id"]),
+        "visit": int(first.get("visit") or 0),
+        "question": clean(first.get("question")),
+        "answer": clean(first.get("answer")),
+        "source": clean(first.get("source")),
+        "responses": responses,
+    }
+
+
+def response_of(row: Row, pieces: TokenPieces | None, phrases: Phrases) -> dict[str, Any]:
+    """One response as the browser shows it; per-token numbers as float16 in base64, ratios as their logarithm."""
+    text = clean(row.get("response_text"))
+    tokens = row.get("tokens", ())
+    response: dict[str, Any] = {
+        "n": len(tokens),
+        "verdict": clean(row.get("verdict")),
+        "extracted": None if row.get("extracted") is None else clean(row["extracted"]),
+        "reward": number(row.get("reward")),
+        "raw": number(row.get("reward_raw")),
+        "overlong": number(row.get("reward_overlong")),
+        "stop": clean(row.get("stop_reason")),
+        "behaviour": phrases.of(text),
+        "is_answer_only": is_answer_only(text, row.get("extracted")),
+    }
+    shown, units = pieces.split(tokens, text) if pieces is not None else (text, np.zeros(0, np.uint16))
+    response["text"] = clean(shown)
+    if len(units):
+        response["units"] = encode(units)
+        response["logp"] = half(row.get("logp_old"))
+        response["entropy"] = half(row.get("entropy"))
+        response["advantage"] = constant_or_half(row.get("advantage"))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            response["log_ratio"] = half(np.log(np.asarray(row.get("ratio", ()), dtype=np.float64)))
+        clip = np.asarray(row.get("clip", ()))
+        response["clip"] = [[int(at), int(clip[at])] for at in np.flatnonzero(clip)]
+    return response
+
+
+def clean(text: object) -> str:
+    return "" if text is None else str(text)
+
+
+def number(value: object) -> float | None:
+    return round(float(value), 6) if isinstance(value, int | float) and np.isfinite(value) else None
+
+
+def half(values: Any) -> str | None:
+    return None if values is None or not len(values) else encode(np.asarray(values, dtype=np.float16))
+
+
+def constant_or_half(values: Any) -> float | str | None:
+    """A group's advantage is one number per response; a critic's is one per token."""
+    if values is None or not len(values):
+        return None
+    array = np.asarray(values)
+    return round(float(array[0]), 6) if bool((array == array[0]).all()) else half(array)
+
+
+def encode(values: NDArray[Any]) -> str:
+    return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()
+
+
+class Index:
+    """What the page knows of a step without loading its responses: one line per group, and sums over all of them."""
+
+    def __init__(self, step_name: str, phrases: Phrases) -> None:
+        self.step = int(step_name.removeprefix("step-"))
+        self.phrases = phrases.name
+        self.groups: dict[str, list[Any]] = {
+            name: []
+            for name in (
+                "id", "visit", "question", "answer", "piece", "at", "size", "correct", "unparseable", "truncated",
+                "answers", "tokens", "reward", "low", "high", *KINDS,
+            )
+        }  # fmt: skip
+        self.answers: Counter[str] = Counter()
+        self.references: Counter[str] = Counter()
+        self.clipped: dict[int, Counter[str]] = {-1: Counter(), 1: Counter()}
+        self.verdicts: Counter[str] = Counter()
+        self.answer_only = 0
+
+    def add(
+        self,
+        rows: Sequence[Row],
+        responses: Sequence[Mapping[str, Any]],
+        *,
+        piece: int,
+        at: int,
+        pieces: TokenPieces | None,
+    ) -> None:
+        first = rows[0]
+        clips = [np.asarray(row.get("clip", ())) for row in rows]
+        line = {
+            "id": str(first["problem_id"]),
+            "visit": int(first.get("visit") or 0),
+            "question": " ".join(clean(first.get("question"))[: 2 * QUESTION_CHARACTERS].split())[:QUESTION_CHARACTERS],
+            "answer": clean(first.get("answer"))[:QUESTION_CHARACTERS],
+            "piece": piece,
+            "at": at,
+            "size": len(rows),
+            "correct": sum(r["verdict"] == "CORRECT" for r in responses),
+            "unparseable": sum(r["verdict"] == "UNPARSEABLE" for r in responses),
+            "truncated": sum(r["stop"] == "LENGTH" for r in responses),
+            "answers": len({r["extracted"] for r in responses}),
+            "tokens": round(float(np.mean([r["n"] for r in responses])), 1),
+            "reward": number(float(np.mean([r["reward"] or 0.0 for r in responses]))),
+            "low": int(sum((clip < 0).sum() for clip in clips)),
+            "high": int(sum((clip > 0).sum() for clip in clips)),
+        }
+        for kind in KINDS:
+            line[kind] = sum(kind in r["behaviour"] for r in responses)
+        for name, value in line.items():
+            self.groups[name].append(value)
+        self.references[clean(first.get("answer"))[:QUESTION_CHARACTERS]] += 1
+        self.answers.update(r["extracted"][:QUESTION_CHARACTERS] for r in responses if r["extracted"] is not None)
+        self.verdicts.update(r["verdict"] for r in responses)
+        self.answer_only += sum(r["is_answer_only"] for r in responses)
+        if pieces is not None:
+            for row, clip in zip(rows, clips, strict=True):
+                for place in np.flatnonzero(clip):
+                    token = int(row["tokens"][place])
+                    self.clipped[int(np.sign(clip[place]))][token_name(pieces, token)] += 1
+
+    def to_json(self) -> dict[str, Any]:
+        n = sum(self.groups["size"])
+        top = self.answers.most_common(1)
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "phrases": self.phrases,
+            "groups": self.groups,
+            "summary": {
+                "responses": n,
+                "pieces": max(self.groups["piece"], default=-1) + 1,
+                "behaviour": {kind: sum(self.groups[kind]) for kind in KINDS},
+                "answer_only": self.answer_only,
+                "verdicts": sorted(self.verdicts.items()),
+                "top_answer": [*top[0], self.references[top[0][0]]] if top else None,
+                "clipped_low": self.clipped[-1].most_common(TOP),
+                "clipped_high": self.clipped[1].most_common(TOP),
+            },
+        }
+
+
+def token_name(pieces: TokenPieces, token: int) -> str:
+    return pieces.bytes[token].decode(errors="replace") if 0 <= token < len(pieces.bytes) else f"#{token}"
+
+
+def drop_after(rollouts: Path, last_step: int) -> None:
+    """Remove the records of steps after `last_step`, parquet and scripts alike: they will be written again."""
+    for path in records_of(rollouts):
+        if int(path.stem.removeprefix("step-")) > last_step:
+            path.unlink(missing_ok=True)
+            shutil.rmtree(chunk_folder(path), ignore_errors=True)
+
+
+def records_of(rollouts: Path) -> Iterable[Path]:
+    """The parquet names of all recorded steps, whether the parquet itself or only its scripts are there."""
+    names = {p.with_suffix("") for p in rollouts.glob("step-*.parquet")} | {
+        p for p in rollouts.glob("step-*") if p.is_dir()
+    }
+    steps = [p for p in names if p.name.removeprefix("step-").isdigit()]
+    return [p.with_suffix(".parquet") for p in sorted(steps, key=lambda p: int(p.name.removeprefix("step-")))]

@@ -1,0 +1,187 @@
+"""A run and its groups on a terminal, for people on a server; control characters of a response are written out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from dapo.errors import DataError
+from dapo.report.answers import answer_all, flips_of
+from dapo.report.behaviour import Phrases
+from dapo.report.chunks import groups_of, read_table, response_of
+from dapo.report.doctor import verdict
+from dapo.report.load import RunRecord
+from dapo.report.page import Examined, examine_run, phrases_of
+from dapo.report.pieces import TokenPieces, find_tokenizer
+
+# Everything but line feed and tab that a terminal would act on or hide; bidirectional marks too.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+HEATS = ("probability", "entropy", "ratio", "advantage", "clipped", "none")
+SHOWN_PROBLEMS = 40
+
+
+def print_run(
+    folder: Path, *, problem: str | None, step: int | None, heat: str, console: Console | None = None
+) -> None:
+    """The answers and the problems of a step; or one problem's responses."""
+    if heat not in HEATS:
+        raise DataError(f"--heat {heat}: no such colouring.", remedy=f"Use one of {', '.join(HEATS)}.")
+    console = console or Console(highlight=False)
+    examined = examine_run(folder)
+    if problem is None:
+        print_overview(examined, console)
+    if examined.run.rollouts:
+        parquet = pick_step(examined.run, step, problem)
+        table = read_table(parquet)
+        if table is None:
+            raise DataError(f"{parquet}: cannot be read.", remedy="Name another step with --step.")
+        groups = list(groups_of(table))
+        if problem is None:
+            print_problems(parquet, groups, console)
+        else:
+            phrases = phrases_of(folder, None)
+            pieces = find_tokenizer(folder, examined.run.config)
+            for rows in matching(groups, problem, parquet):
+                print_group(parquet, rows, pieces, phrases, heat, console)
+    elif problem is not None or step is not None:
+        raise DataError(f"{folder}: no step is recorded.", remedy="Set rollouts.every_steps = 10 in the recipe.")
+
+
+def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:
+    """The step asked for; else the last one, and for a problem the last one that has it."""
+    by_step = {int(path.stem.removeprefix("step-")): path for path in run.rollouts}
+    if step is not None:
+        if step not in by_step:
+            shown = ", ".join(str(s) for s in by_step)
+            raise DataError(f"--step {step}: is not recorded.", remedy=f"Recorded steps: {shown}.")
+        return by_step[step]
+    for path in reversed(run.rollouts):
+        if problem is None or any(str(name).startswith(problem) for name in problem_ids(path)):
+            return path
+    raise DataError(
+        f"--problem {problem}: no recorded step has it.", remedy=f"List them: dapo report {run.folder} --terminal"
+    )
+
+
+def problem_ids(path: Path) -> list[str]:
+    table = read_table(path)
+    return [] if table is None else table["problem_id"].unique().to_pylist()
+
+
+def matching(groups: list[list[dict[str, Any]]], problem: str, path: Path) -> list[list[dict[str, Any]]]:
+    found = [rows for rows in groups if str(rows[0]["problem_id"]).startswith(problem)]
+    if not found:
+        raise DataError(
+            f"--problem {problem}: {path.stem} does not have it.", remedy="Leave out --step to look further."
+        )
+    exact = [rows for rows in found if rows[0]["problem_id"] == problem]
+    return exact or found[:1]
+
+
+def print_overview(examined: Examined, console: Console) -> None:
+    run = examined.run
+    label = "" if run.is_paper_algorithm else " (not the paper's algorithm)"
+    console.print(
+        Text(f"{run.folder}  preset {run.key('preset')}{label}  {run.state}, step {run.steps} of {run.wanted_steps}")
+    )
+    for text in [*run.missing, *examined.missing]:
+        console.print(Text(f"Missing: {shown(text)}", style="yellow"))
+    console.print(Text(f"Doctor: {verdict(examined.findings, run)}"))
+    grid = Table.grid(padding=(0, 2))
+    flips = flips_of(run) if run.eval_problems else []
+    for answer in answer_all(run, examined.findings, examined.summaries, flips):
+        grid.add_row(
+            Text(answer.question, style="dim"), Text(shown(answer.answer), style="bold"), Text(shown(answer.detail))
+        )
+    console.print(grid)
+
+
+def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Console) -> None:
+    table = Table(title=f"{path.stem.replace('-', ' ')}: {len(groups)} problems", title_justify="left", box=None)
+    for name in ("problem", "right", "tokens", "question"):
+        table.add_column(name, justify="right" if name == "tokens" else "left", no_wrap=name != "question")
+    for rows in groups[:SHOWN_PROBLEMS]:
+        right = sum(row["verdict"] == "CORRECT" for row in rows)
+        tokens = float(np.mean([len(row["tokens"]) for row in rows]))
+        question = " ".join(str(rows[0].get("question", "")).split())[:90]
+        table.add_row(
+            Text(shown(str(rows[0]["problem_id"]))), f"{right}/{len(rows)}", f"{tokens:.0f}", Text(shown(question))
+        )
+    console.print(table)
+    if len(groups) > SHOWN_PROBLEMS:
+        console.print(Text(f"and {len(groups) - SHOWN_PROBLEMS} more"))
+
+
+def print_group(
+    path: Path, rows: list[dict[str, Any]], pieces: TokenPieces | None, phrases: Phrases, heat: str, console: Console
+) -> None:
+    first = rows[0]
+    right = sum(row["verdict"] == "CORRECT" for row in rows)
+    console.print(Text(shown(str(first.get("question", ""))), style="bold"))
+    console.print(
+        Text(f"{path.stem.replace('-', ' ')} · problem {shown(str(first['problem_id']))} · reference "
+             f"{shown(str(first.get('answer', '')))} · {right} of {len(rows)} right", style="dim")
+    )  # fmt: skip
+    for at, row in enumerate(rows):
+        response = response_of(row, pieces, phrases)
+        parts = [f"{name} {response[key] or 0.0:+.2f}" for name, key in (("verdict", "raw"), ("overlong", "overlong"))]
+        about = (
+            f"{at + 1}  {response['verdict']}  reward {response['reward'] or 0.0:+.2f} ({', '.join(parts)})  "
+            f"{response['n']} tokens, {response['stop']}"
+        )
+        colour = "green" if response["verdict"] == "CORRECT" else "red"
+        kinds = f" ({', '.join(response['behaviour'])})" if response["behaviour"] else ""
+        answer = f"answer {response['extracted'] if response['extracted'] is not None else 'not read'}{kinds}"
+        body = coloured(response, row, heat, pieces)
+        panel = Panel(body, title=Text(shown(about)), title_align="left", border_style=colour, padding=(0, 1))
+        panel.subtitle, panel.subtitle_align = Text(shown(answer)), "left"
+        console.print(panel)
+
+
+def coloured(response: Mapping[str, Any], row: Mapping[str, Any], heat: str, pieces: TokenPieces | None) -> Text:
+    """The response, its tokens on a background by `heat`."""
+    text = response["text"]
+    if pieces is None or heat == "none" or "units" not in response:
+        return Text(shown(text))
+    _, units = pieces.split(row["tokens"], text)
+    raw, at = text.encode("utf-16-le", "surrogatepass"), 0
+    body = Text()
+    for place, size in enumerate(units):
+        part = raw[2 * at : 2 * (at + int(size))].decode("utf-16-le", "replace")
+        body.append(shown(part), style=token_style(row, place, heat))
+        at += int(size)
+    return body
+
+
+def token_style(row: Mapping[str, Any], at: int, heat: str) -> str:
+    def value(name: str) -> float:
+        values = row.get(name, ())
+        return float(values[at]) if at < len(values) else float("nan")
+
+    if heat == "clipped":
+        return {-1: "bold white on blue", 1: "bold black on dark_orange"}.get(int(np.nan_to_num(value("clip"))), "")
+    if heat == "ratio":
+        off = value("ratio") - 1
+        return "" if not abs(off) > 0.02 else shade("dark_orange" if off > 0 else "dodger_blue2", abs(off) * 4)
+    if heat == "advantage":
+        return shade("dark_orange" if value("advantage") > 0 else "dodger_blue2", abs(value("advantage")) / 2)
+    strength = 1 - np.exp(value("logp_old")) if heat == "probability" else value("entropy") / 2
+    return shade("dark_cyan", float(strength))
+
+
+def shade(colour: str, strength: float) -> str:
+    if not strength > 0.1:
+        return ""
+    return f"bold white on {colour}" if strength > 0.5 else f"underline {colour}"
+
+
+def shown(text: str) -> str:
+    return CONTROL.sub(lambda match: f"⟨U+{ord(match.group()):04X}⟩", text)

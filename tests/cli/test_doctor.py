@@ -1,0 +1,39 @@
+"""`dapo doctor` as a user meets it: a run, and this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fake_runs import metrics, write_run
+
+from dapo.config.load import recipe_names
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dapo", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_run_with_a_fault_is_told_with_its_remedy(tmp_path: Path):
+    folder = write_run(tmp_path / "run", metrics(length__truncated=0.4))
+    answer = doctor(str(folder))
+    assert answer.returncode == 0
+    assert "Many responses are cut off" in answer.stdout
+    assert "40.0%" in answer.stdout
+    assert "Remedy: Raise limits.max_response_tokens" in answer.stdout
+    told = json.loads(doctor(str(folder), "--json").stdout)
+    assert [finding["name"] for finding in told["findings"]] == ["truncation"]
+
+
+def test_this_machine():
+    found = json.loads(doctor("--json").stdout)
+    assert found["cores"] == os.cpu_count()
+    assert found["torch"]
+    assert found["recipe"] in recipe_names()
+    for package, version in found["packages"].items():
+        told = [line for line in found["advice"] if package in line.lower() or "pip install" in line]
+        assert version is not None or told, package
+    shown = doctor().stdout
+    assert f"Fits this machine: {found['recipe']}" in shown

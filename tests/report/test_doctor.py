@@ -1,0 +1,246 @@
+"""The doctor: for every finding a run that has it and one that has not, derived from the thresholds themselves."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from fake_runs import evaluation, metrics, write_run
+
+from dapo.report.doctor import NOTE, Disk, Finding, Thresholds, examine, verdict
+from dapo.report.load import load_run
+
+T = Thresholds()
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+
+
+def look(folder: Path, lines: list[dict[str, float]], *, summaries=(), disk=None, **more) -> list[Finding]:
+    return examine(load_run(write_run(folder, lines, **more)), summaries, disk=disk)
+
+
+def names(findings: list[Finding]) -> set[str]:
+    return {finding.name for finding in findings}
+
+
+def falls(start: float, end: float):
+    return lambda t: start + (end - start) * t
+
+
+# name -> (metrics that have it, metrics just on the other side of its threshold)
+BY_METRICS = {
+    # Entropy falls below a quarter of its start, accuracy stands still; the other falls as much, but learns.
+    "entropy-collapse": (
+        metrics(accuracy=0.5, policy__entropy=lambda t: 0.4 if t < 0.5 else 0.4 * T.entropy_collapse_ratio * 0.9),
+        metrics(accuracy=falls(0.3, 0.7), policy__entropy=lambda t: 0.4 if t < 0.5 else 0.09),
+    ),
+    "entropy-explosion": (
+        metrics(policy__entropy=lambda t: 0.4 if t < 0.5 else 0.4 * T.entropy_explosion_ratio * 1.1),
+        metrics(policy__entropy=lambda t: 0.4 if t < 0.5 else 0.4 * T.entropy_explosion_ratio * 0.9),
+    ),
+    "one-sided-clipping": (
+        metrics(clip__low=2 * T.clip_share / T.clip_asymmetry * 0.9, clip__high=2 * T.clip_share),
+        metrics(clip__low=2 * T.clip_share / T.clip_asymmetry * 1.1, clip__high=2 * T.clip_share),
+    ),
+    "length-runaway": (
+        metrics(accuracy=0.5, length__mean=lambda t: 300 if t < 0.5 else 300 * T.length_runaway_ratio * 1.1),
+        metrics(
+            accuracy=falls(0.3, 0.7), length__mean=lambda t: 300 if t < 0.5 else 300 * T.length_runaway_ratio * 1.1
+        ),
+    ),
+    "truncation": (metrics(length__truncated=T.truncated + 0.01), metrics(length__truncated=T.truncated - 0.01)),
+    "too-easy": (
+        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=80, sampling__groups_all_wrong=20),
+        metrics(sampling__acceptance=T.acceptance + 0.01, sampling__groups_all_right=80, sampling__groups_all_wrong=20),
+    ),
+    "too-hard": (
+        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=20, sampling__groups_all_wrong=80),
+        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=80, sampling__groups_all_wrong=20),
+    ),
+    "low-acceptance": (
+        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=50, sampling__groups_all_wrong=50),
+        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=20, sampling__groups_all_wrong=80),
+    ),
+    "answer-only": (
+        metrics(
+            accuracy=falls(0.3, 0.7), length__mean=lambda t: 300 if t < 0.5 else 300 * T.answer_only_length_ratio * 0.9
+        ),
+        metrics(accuracy=0.5, length__mean=lambda t: 300 if t < 0.5 else 300 * T.answer_only_length_ratio * 0.9),
+    ),
+    "engine-gap": (
+        metrics(engine__gap_mean=T.engine_gap_nats * 1.1),
+        metrics(engine__gap_mean=T.engine_gap_nats * 0.9),
+    ),
+    "dead-gradients": (
+        metrics(policy__gradient_norm=lambda t: 0.5 if t < 0.8 else 0.0),
+        metrics(policy__gradient_norm=lambda t: 0.0 if t < 0.8 else 0.5),
+    ),
+    "non-finite-gradients": (
+        metrics(policy__skipped_updates=lambda t: float(t == 1.0)),
+        metrics(policy__skipped_updates=0),
+    ),
+    "verifier-failures": (
+        metrics(verdict__timeout=T.verifier_failures * 1.1),
+        metrics(verdict__timeout=T.verifier_failures * 0.9),
+    ),
+    "unparseable": (
+        metrics(verdict__unparseable=T.unparseable + 0.01),
+        metrics(verdict__unparseable=T.unparseable - 0.01),
+    ),
+    # 6 of 10 s is more than half; 4 of 10 is not.
+    "bound-by-sampling": (metrics(timing__sampling_s=6.0, timing__update_s=2.0), metrics()),
+    "bound-by-update": (metrics(timing__sampling_s=2.0, timing__update_s=6.0), metrics()),
+    "bound-by-old-logp": (metrics(timing__old_logp_s=6.0, timing__sampling_s=2.0, timing__update_s=1.0), metrics()),
+    "bound-by-other": (metrics(timing__sampling_s=2.0, timing__update_s=1.0, timing__old_logp_s=1.0), metrics()),
+    # checkpoint.every_steps = 10 of 30 steps: 10 x 6.5 minutes is more than an hour, 10 x 5.5 is not.
+    "rare-checkpoints": (metrics(timing__step_s=6.5 * 60), metrics(timing__step_s=5.5 * 60)),
+}
+
+
+@pytest.mark.parametrize("name", BY_METRICS)
+def test_a_finding_fires_on_the_run_that_has_it_and_not_on_the_other(tmp_path: Path, name: str):
+    has, has_not = BY_METRICS[name]
+    found = look(tmp_path / "has", has)
+    assert name in names(found)
+    assert name not in names(look(tmp_path / "not", has_not))
+    finding = next(finding for finding in found if finding.name == name)
+    assert re.search(r"\d", finding.detail)  # cites its numbers
+    assert finding.remedy
+    assert finding.steps is not None
+    assert 1 <= finding.steps[0] <= finding.steps[1] <= 30
+
+
+def test_a_healthy_run_gets_a_clean_bill(tmp_path: Path):
+    run = load_run(write_run(tmp_path, metrics(), evaluations=[evaluation(0, 0.3), evaluation(30, 0.6)]))
+    findings = examine(run, disk=Disk(free=500 * GIB, total=1000 * GIB, checkpoint=10 * GIB))
+    assert findings == []
+    assert verdict(findings, run).startswith("Clean bill")
+
+
+SHIPPED = [
+    "quickstart/dapo-seed0", "quickstart/dapo-seed1", "quickstart/dapo-seed2", "quickstart/vapo",
+    "arithmetic-smollm2-135m/seed0/", "arithmetic-smollm2-135m/seed1/",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_recorded_healthy_runs_get_a_clean_bill(tmp_path: Path, name: str):
+    prefix = name if name.endswith("/") else f"{name}."
+    lines = [json.loads(line) for line in (ROOT / f"docs/results/{prefix}metrics.jsonl").read_text().splitlines()]
+    evaluations = [json.loads(line) for line in (ROOT / f"docs/results/{prefix}eval.jsonl").read_text().splitlines()]
+    findings = look(tmp_path, lines, evaluations=evaluations)
+    assert [finding for finding in findings if finding.level != NOTE] == []
+
+
+@pytest.mark.parametrize("name", ["control-negated", "control-shuffled"])
+def test_the_recorded_controls_do_not(tmp_path: Path, name: str):
+    lines = [
+        json.loads(line) for line in (ROOT / f"docs/results/quickstart/{name}.metrics.jsonl").read_text().splitlines()
+    ]
+    evaluations = [
+        json.loads(line) for line in (ROOT / f"docs/results/quickstart/{name}.eval.jsonl").read_text().splitlines()
+    ]
+    assert "forgetting" in names(look(tmp_path, lines, evaluations=evaluations))
+
+
+def summary(responses: int = 100, answer_only: int = 0, top=None, groups: int = 10) -> dict:
+    return {"responses": responses, "answer_only": answer_only, "top_answer": top, "groups": groups}
+
+
+def test_answer_only_responses_are_counted_in_the_rollouts_where_there_are_any(tmp_path: Path):
+    rising = metrics(accuracy=falls(0.3, 0.7))
+    grown = int(100 * T.answer_only_rise)
+    has = [(10, summary(answer_only=5)), (30, summary(answer_only=5 + grown + 1))]
+    has_not = [(10, summary(answer_only=5)), (30, summary(answer_only=5 + grown))]
+    assert "answer-only" in names(look(tmp_path / "a", rising, summaries=has))
+    assert "answer-only" not in names(look(tmp_path / "b", rising, summaries=has_not))
+    assert "answer-only" not in names(look(tmp_path / "c", metrics(accuracy=0.5), summaries=has))
+
+
+def test_one_answer_dominates_unless_the_references_do_too(tmp_path: Path):
+    # ["42", how many responses say it, of how many problems it is the reference]
+    n = int(100 * T.dominating_answer)
+    asked = int(10 * T.dominating_reference)
+    for name, top, fires in (
+        ("has", ["42", n, asked], True),
+        ("rarer", ["42", n - 1, asked], False),
+        ("expected", ["42", n, asked + 1], False),
+    ):
+        found = names(look(tmp_path / name, metrics(), summaries=[(30, summary(top=top))]))
+        assert ("dominating-answer" in found) == fires, name
+
+
+def test_the_evaluation_has_fallen_only_where_the_intervals_part(tmp_path: Path):
+    parted = [evaluation(0, 0.5), evaluation(10, 0.7), evaluation(30, 0.7 - 0.03 - 0.03 - 0.01)]
+    touching = [evaluation(0, 0.5), evaluation(10, 0.7), evaluation(30, 0.7 - 0.03 - 0.03 + 0.01)]
+    assert "forgetting" in names(look(tmp_path / "a", metrics(), evaluations=parted))
+    assert "forgetting" not in names(look(tmp_path / "b", metrics(), evaluations=touching))
+
+
+def test_evaluation_bounds_the_time_from_its_own_share_on(tmp_path: Path):
+    whole = 30 * 10.0
+    share = T.evaluation_time_share
+    for name, seconds, fires in (
+        ("a", whole * share / (1 - share) * 1.1, True),
+        ("b", whole * share / (1 - share) * 0.9, False),
+    ):
+        lines = [evaluation(30, 0.5, **{"timing.evaluation_s": seconds})]
+        assert ("bound-by-evaluation" in names(look(tmp_path / name, metrics(), evaluations=lines))) == fires
+
+
+def test_a_disk_is_nearly_full_by_share_or_by_checkpoints(tmp_path: Path):
+    total = 1000 * GIB
+    enough = int(T.disk_free_share * total)
+    for name, disk, fires in (
+        ("share", Disk(enough - GIB, total, GIB), True),
+        ("room", Disk(enough + GIB, total, GIB), False),
+        ("checkpoints", Disk(100 * GIB, total, int(100 * GIB / T.disk_checkpoints) + GIB), True),
+        ("fits", Disk(100 * GIB, total, int(100 * GIB / T.disk_checkpoints) - GIB), False),
+    ):
+        assert ("disk-full" in names(look(tmp_path / name, metrics(), disk=disk))) == fires, name
+
+
+def test_a_run_that_stopped_before_its_end(tmp_path: Path):
+    import os
+    import time
+
+    folder = write_run(tmp_path, metrics(), wanted=100)
+    assert load_run(folder).state == "running"  # it wrote a moment ago
+    long_ago = time.time() - 3600
+    for path in folder.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    run = load_run(folder)
+    assert run.state == "stopped"
+    assert "stopped" in names(examine(run))
+    assert "stopped" not in names(look(tmp_path / "b", metrics()))
+
+
+@pytest.mark.parametrize(
+    "lines", [[], metrics(1), metrics(5), [{"step": 1}], [{"step": 1, "policy/entropy": float("nan")}]]
+)
+def test_a_young_or_empty_run_says_nothing_false(tmp_path: Path, lines: list):
+    run = load_run(write_run(tmp_path, lines, wanted=100))
+    findings = examine(run)
+    assert [f for f in findings if f.level != NOTE] == []
+    assert verdict(findings, run)
+
+
+def test_every_threshold_stands_in_the_docs_with_its_value():
+    text = (ROOT / "docs" / "doctor.md").read_text()
+    for field in dataclasses.fields(Thresholds):
+        value = getattr(T, field.name)
+        assert re.search(rf"`{field.name}` \| {re.escape(f'{value:g}')} \|", text), f"{field.name} = {value:g}"
+
+
+def test_every_finding_stands_in_the_docs():
+    text = (ROOT / "docs" / "doctor.md").read_text()
+    source = (ROOT / "src/dapo/report/doctor.py").read_text()
+    known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | {
+        "too-easy",
+        "too-hard",
+        "low-acceptance",
+        "bound-by-",
+    }
+    assert len(known) >= 17
+    assert [name for name in known if f"`{name}" not in text] == []
