@@ -11,7 +11,9 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Stream = Literal["train", "eval"]
@@ -51,6 +53,23 @@ def uniform(words: Tensor, position: Tensor) -> Tensor:
     high, low = philox(words[..., 0], words[..., 1], position & MASK, words[..., 2], words[..., 3])
     bits = ((high >> 6) << 26) | (low >> 6)
     return (bits.to(torch.float64) + 0.5) * 2.0**-52
+
+
+def uniform_on_host(words: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """`uniform` for words [4, n] at position [n], by a third of the calls: on a CPU they are what it costs."""
+    mask, half = np.uint64(MASK), np.uint64(32)
+    rounds = np.arange(ROUNDS, dtype=np.uint64)[:, None, None]
+    keys = (words[:2] + rounds * np.array([[WEYL_A], [WEYL_B]], np.uint64)) & mask  # [round, 2, n]
+    factors = np.array([[ROUND_B], [ROUND_A]], np.uint64)
+    turning, still = np.stack([words[2], position & mask]), np.stack([np.zeros_like(position), words[3]])
+    for key in keys:
+        # Rows are those that become x0 and x2 in `philox`; of one round's results the next one multiplies x2 and x0.
+        product = turning * factors
+        turning, still = (((product >> half) ^ still) ^ key)[::-1], product & mask
+    high, low = turning[1], still[0]
+    bits = ((high >> np.uint64(6)) << np.uint64(26)) | (low >> np.uint64(6))
+    drawn: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-52
+    return drawn
 
 
 def philox(key_a: Tensor, key_b: Tensor, position: Tensor, word_c: Tensor, word_d: Tensor) -> tuple[Tensor, Tensor]:

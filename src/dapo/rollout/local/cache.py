@@ -63,6 +63,21 @@ class PagedCache:
             blocks.append(pages.reshape(n, n_pages * self.page_tokens, self.n_heads, self.head_dim).transpose(1, 2))
         return blocks[0], blocks[1]
 
+    def dense(self, table: NDArray[np.int32]) -> Tensor:
+        """Contents [layer, 2, n, head, tokens, D] of rows whose pages are table [n, pages]; a copy."""
+        n, n_pages = table.shape
+        logical = self.data.transpose(3, 4) if self._is_token_first else self.data
+        pages = logical[:, :, self._index(table.ravel())]  # [layer, 2, n · pages, head, token, D]
+        pages = pages.view(*pages.shape[:2], n, n_pages, *pages.shape[3:]).transpose(3, 4)
+        return pages.reshape(*pages.shape[:4], n_pages * self.page_tokens, self.head_dim)
+
+    def store_dense(self, pages: NDArray[np.int32], first: int, content: Tensor) -> None:
+        """Put tokens of one row [layer, 2, head, tokens, D] into its pages, beginning with token `first` of them."""
+        place = torch.arange(first, first + content.shape[3], device=self.data.device)
+        logical = self.data.transpose(3, 4) if self._is_token_first else self.data
+        page = self._index(pages)[place // self.page_tokens]
+        logical[:, :, page, :, place % self.page_tokens] = content.permute(3, 0, 1, 2, 4)
+
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         self.data[:, :, self._index(target)] = self.data[:, :, self._index(source)]
 

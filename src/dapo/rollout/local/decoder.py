@@ -17,12 +17,15 @@ from torch import Tensor
 from dapo.models.logprobs import head_logits
 from dapo.models.policy import Policy
 from dapo.rollout.families import Transformer, rounded_up
+from dapo.rollout.local.block_ops import BlockOps
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
-from dapo.rollout.local.seats import DeviceRows
+from dapo.rollout.local.seats import BAD, DeviceRows
 from dapo.rollout.local.weights import layer_weights
 from dapo.rollout.sampler import SamplingParams
 
+# A row that only fills a batch up: no token, length 1, stopped.
+DEAD = torch.tensor([0, 0, 1, 0, 1, 0, 0, 0, 0], dtype=torch.int32)
 OpsKind = Literal["auto", "plain", "triton"]
 
 
@@ -56,7 +59,9 @@ class PagedDecoder(Transformer):
         table_pages = -(-self.max_tokens // page_tokens)
         self.rows = DeviceRows(n_rows, table_pages, tokens_per_tick, logp_dtype, device)
         self.weights = [layer_weights(layer) for layer in self.layers]
-        head = policy.head
+        # Found once: behind each of these names is a search through modules.
+        self.embed, self.norm = policy.backbone.embed_tokens, policy.backbone.norm
+        self.head = head = policy.head
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
         is_half_on_cuda = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
@@ -65,6 +70,8 @@ class PagedDecoder(Transformer):
         self.ops: Ops = (
             TritonOps(*shared, n_rows=n_rows, n_tokens=len(head.weight))
             if ops == "triton" or self.has_graphs
+            else BlockOps(*shared)
+            if ops == "auto" and device.type == "cpu"
             else PlainOps(*shared)
         )
         self.graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph] = {}
@@ -83,11 +90,15 @@ class PagedDecoder(Transformer):
         *,
         n_steps: int,
         longest: int,
+        serial: NDArray[np.int64],
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
         """Send the rows, write n_steps tokens of each, fetch: length [n], stop [n], tokens and log-probs [n_steps, n].
 
-        state [9, n] and table [n, pages] describe the first rows; `longest` is the largest length among them.
+        state [9, n] and table [n, pages] describe the first rows; `longest` is the largest length among them. A row
+        whose keys and values are not those of the last tick has another `serial` number.
         """
+        if isinstance(self.ops, BlockOps):
+            return self._tick_in_blocks(self.ops, state, table, sampling, n_steps, serial)
         n, rows = state.shape[1], self.rows
         size = self.batch_size(n)
         rows.state[:, :n].copy_(torch.from_numpy(state))
@@ -106,19 +117,50 @@ class PagedDecoder(Transformer):
         length, stop, token, logp = (part.cpu().numpy() for part in result)
         return length, stop, token, logp
 
+    def _tick_in_blocks(
+        self,
+        ops: BlockOps,
+        state: NDArray[np.int32],
+        table: NDArray[np.int32],
+        sampling: SamplingParams,
+        n_steps: int,
+        serial: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
+        """`tick` with the rows in the order of their blocks, and back."""
+        n, rows = state.shape[1], self.rows
+        size = rounded_up(n)
+        order = ops.blocks.arrange(serial, state[2].astype(np.int64), table, n_steps)
+        rows.state.numpy()[:, :n] = state[:, order]
+        rows.state[:, n:size] = DEAD[:, None]
+        rows.clock.zero_()
+        for _ in range(n_steps):
+            self.step(size, sampling, 0)
+        seat = np.empty(n, np.int64)
+        seat[order] = np.arange(n)
+        result = (rows.length[:n], rows.stop[:n], rows.out_token[:n_steps, :n], rows.out_logp[:n_steps, :n])
+        length, stop, token, logp = (part.numpy()[..., seat] for part in result)
+        if (stop == BAD).any():
+            ops.blocks.clear(serial[stop == BAD])
+        return length, stop, token, logp
+
+    def write_back(self, serial: int, pages: NDArray[np.int32], tokens: slice) -> None:
+        """Let the pages hold these tokens of a response, wherever its keys and values are while it runs."""
+        if isinstance(self.ops, BlockOps):
+            content = self.ops.blocks.read(serial, tokens.stop)[:, :, :, tokens.start :]
+            self.cache.store_dense(pages, 0, content)
+
     def step(self, n: int, sampling: SamplingParams, longest: int) -> None:
         """One token of rows 0..n−1: forward, draw, note."""
         ops, rows = self.ops, self.rows
-        x = self.policy.backbone.embed_tokens(rows.token[:n])  # [n, H]
+        x = self.embed(rows.token[:n])  # [n, H]
         y: Tensor | None = None
         for i, layer in enumerate(self.weights):
             h = ops.add_norm(x, y, layer.input_norm, layer.eps)
             y = layer.out(ops.mix(layer.qkv(h), i, layer.head_norms, layer.eps, layer.window, rows, longest))
             h = ops.add_norm(x, y, layer.post_norm, layer.eps)
             y = layer.mlp(h) if layer.gate_up is None else layer.down(ops.gate(layer.gate_up(h)))
-        norm = self.policy.backbone.norm
+        norm, head = self.norm, self.head
         h = ops.add_norm(x, y, norm.weight, norm.variance_epsilon)
-        head = self.policy.head
         logits = head_logits(h, head.weight, getattr(head, "bias", None))
         ops.draw(logits, sampling, self.is_end, rows)
         rows.clock += 1

@@ -156,7 +156,7 @@ class LocalEngine:
         longest = int(seats.length[:n].max())
         pages = seats.table[:n, : int(seats.n_pages[:n].max())]
         length, stop, token, logp = self._decoder.tick(
-            seats.state(n), pages, self.sampling, n_steps=self.tokens_per_tick, longest=longest
+            seats.state(n), pages, self.sampling, n_steps=self.tokens_per_tick, longest=longest, serial=seats.serial[:n]
         )
         seats.append(n, np.where(seats.is_taken[:n], length - seats.length[:n], 0), token, logp, self.version)
         ended = np.flatnonzero(seats.is_taken[:n] & (stop != RUNNING)).tolist()
@@ -276,7 +276,9 @@ class LocalEngine:
             self._put_aside.clear()
         self._grow()
         if self._is_stale:
-            for row in np.flatnonzero(self._seats.is_taken[: self._n_rows]).tolist():
+            running = np.flatnonzero(self._seats.is_taken[: self._n_rows]).tolist()
+            self._seats.renew(running)
+            for row in running:
                 prefixes += self._prefixes_of(row)
         self._is_stale = False
         copies: list[tuple[Pages, Pages]] = []
@@ -363,8 +365,10 @@ class LocalEngine:
         assert self.n_in_flight > 1, "a response alone always fits: `submit` refuses others"
         if not self._is_stale:
             # Only what is filled: the newest token's page may be there already, empty.
-            filled = pages_for(int(self._seats.length[row]) - 1, self.page_tokens) - self._seats.prompt(row).n_shared
-            self._put_aside[request.id] = self._decoder.cache.read(self._seats.own_pages(row)[:filled])
+            n_tokens, n_shared = int(self._seats.length[row]) - 1, self._seats.prompt(row).n_shared
+            pages = self._seats.own_pages(row)[: pages_for(n_tokens, self.page_tokens) - n_shared]
+            self._decoder.write_back(int(self._seats.serial[row]), pages, slice(n_shared * self.page_tokens, n_tokens))
+            self._put_aside[request.id] = self._decoder.cache.read(pages)
         self._waiting.appendleft(self._stand_up(row))
         self._gaps = sorted([*self._gaps, row])
         self._is_crowded = True

@@ -59,6 +59,9 @@ class Seats:
         self.table = np.zeros((n_rows, n_pages), np.int32)
         self.n_pages = np.zeros(n_rows, np.int32)
         self.is_taken = np.zeros(n_rows, bool)
+        # A number of its own for every response with the keys and values it has: new ones, new number.
+        self.serial = np.zeros(n_rows, np.int64)
+        self._n_serials = 0
         self.requests: list[Request | None] = [None] * n_rows
         self.prompts: list[Prompt | None] = [None] * n_rows
 
@@ -75,6 +78,12 @@ class Seats:
         self.n_pages[row] = len(pages)
         self.is_taken[row] = True
         self.requests[row], self.prompts[row] = request, prompt
+        self.renew([row])
+
+    def renew(self, rows: Sequence[int]) -> None:
+        """The keys and values of these rows are computed anew: who remembers others by the serial number is wrong."""
+        self.serial[list(rows)] = np.arange(self._n_serials + 1, self._n_serials + 1 + len(rows))
+        self._n_serials += len(rows)
 
     def request(self, row: int) -> Request:
         request = self.requests[row]
@@ -109,6 +118,7 @@ class Seats:
             history[new, :width] = history[old, :width]
         for array in (
             self.start, self.length, self.limit, self.order, self.words, self.table, self.n_pages, self.is_taken,
+            self.serial,
         ):  # fmt: skip
             array[new] = array[old]
         for i, j in zip(old, new, strict=True):

@@ -43,9 +43,9 @@ def layer_weights(layer: Layer) -> LayerWeights:
         norms = (layer.query_norm.weight, layer.key_norm.weight)
     return LayerWeights(
         qkv=joined([attention.q_proj, attention.k_proj, attention.v_proj]),
-        out=attention.o_proj,
+        out=joined([attention.o_proj]),
         gate_up=joined([mlp.gate_proj, mlp.up_proj]) if is_gated else None,
-        down=mlp.down_proj,
+        down=joined([mlp.down_proj]),
         mlp=mlp,
         input_norm=layer.input_norm.weight,
         post_norm=layer.post_norm.weight,
@@ -58,6 +58,9 @@ def layer_weights(layer: Layer) -> LayerWeights:
 def joined(linears: Sequence[Any]) -> Projection:
     """One projection for several with the same input. Adapters and other wrapped layers are called one by one."""
     if any(type(linear) is not nn.Linear for linear in linears):
+        if len(linears) == 1:
+            alone: Projection = linears[0]
+            return alone
         return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
     weight = side_by_side([linear.weight for linear in linears])
     biases = [linear.bias for linear in linears]

@@ -1,0 +1,77 @@
+"""Dense blocks: a response keeps its keys and values through promotion, moves and the end of others."""
+
+import numpy as np
+import torch
+
+from dapo.rollout.local.blocks import SHORTEST_CLASS, Blocks, capacity_for
+from dapo.rollout.local.cache import PagedCache
+from dapo.rollout.noise import NoiseKey, uniform, uniform_on_host
+
+PAGE = 4
+
+
+def cache_and_table(n: int, pages: int) -> tuple[PagedCache, np.ndarray]:
+    sizes = {"n_layers": 2, "n_pages": 1 + n * pages, "page_tokens": PAGE, "n_heads": 2, "head_dim": 3}
+    cache = PagedCache(**sizes, dtype=torch.float32, device=torch.device("cpu"))
+    cache.data.normal_(generator=torch.Generator().manual_seed(0))
+    return cache, np.random.default_rng(0).permutation(n * pages).reshape(n, pages).astype(np.int32) + 1
+
+
+def test_length_classes_double():
+    S = SHORTEST_CLASS
+    length = np.array([1, S, S + 1, 2 * S, 2 * S + 1, 5 * S])
+    assert capacity_for(length).tolist() == [S, S, 2 * S, 2 * S, 4 * S, 8 * S]
+
+
+def test_whoever_comes_goes_and_grows_everybody_keeps_what_was_theirs():
+    n, pages = 12, 40
+    cache, table = cache_and_table(n, pages)
+    whole = cache.dense(table)  # [layer, 2, n, head, tokens, D]
+    blocks = Blocks(cache, max_tokens=pages * PAGE)
+    rng = np.random.default_rng(1)
+    length = rng.integers(2, 70, n)
+    alive = np.arange(8)  # seats hold responses alive[0], alive[1], …; serial = response + 100
+    for tick in range(60):
+        if tick % 5 == 4 and len(alive) > 3:
+            alive = np.delete(alive, rng.integers(len(alive)))
+        if tick == 20:
+            alive = np.append(alive, [8, 9, 10, 11])
+        if tick % 7 == 3:
+            alive = rng.permutation(alive)
+        order = blocks.arrange(alive + 100, length[alive], table[alive], 1)
+        assert sorted(order.tolist()) == list(range(len(alive)))
+        assert blocks.spans[-1].end == len(alive)
+        for span in blocks.spans:
+            for slot, seat in enumerate(order[span.first : span.end]):
+                response = alive[seat]
+                T = length[response] - 1
+                assert span.block.capacity >= length[response]
+                assert torch.equal(span.block.data[:, :, slot, :, :T], whole[:, :, response, :, :T])
+                assert torch.equal(blocks.read(response + 100, T), whole[:, :, response, :, :T])
+                # what a step would write at the newest token's place
+                span.block.data[:, :, slot, :, T] = whole[:, :, response, :, T]
+        length[alive] += 1
+
+
+def test_a_cleared_response_leaves_zeros_behind():
+    cache, table = cache_and_table(2, 5)
+    cache.data[:, :, table[0]] = float("nan")
+    blocks = Blocks(cache, max_tokens=20)
+    blocks.arrange(np.array([1, 2]), np.array([9, 9]), table, 1)
+    blocks.clear(np.array([1]))
+    blocks.arrange(np.array([2]), np.array([10]), table[1:], 1)
+    assert all(block.data.isfinite().all() for block in blocks.blocks.values())
+
+
+def test_what_is_written_back_is_what_the_pages_then_hold():
+    cache, table = cache_and_table(1, 5)
+    expected = torch.randn_like(cache.dense(table)[:, :, 0])  # [layer, 2, head, tokens, D]
+    cache.store_dense(table[0], 0, expected[:, :, :, :18])
+    assert torch.equal(cache.dense(table)[:, :, 0, :, :18], expected[:, :, :, :18])
+
+
+def test_the_hosts_noise_is_the_devices():
+    words = np.array([NoiseKey(3, "train", "p", 0, i).words() for i in range(50)])
+    position = np.arange(50) ** 3
+    expected = uniform(torch.from_numpy(words), torch.from_numpy(position)).numpy()
+    assert (uniform_on_host(words.T.astype(np.uint64), position.astype(np.uint64)) == expected).all()
