@@ -38,8 +38,21 @@ def is_known(layer: nn.Module) -> bool:
 
 
 def runs_fused(x: Tensor) -> bool:
-    """Where the kernels run: CUDA with Triton, in the precisions they know."""
+    """Where the kernels run: CUDA with Triton, in the precisions they know; a CPU in float32."""
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        return True
     return runs_triton(x.device.type) and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+
+
+def kernels_for(x: Tensor) -> Any:
+    """The module of the kernels: Triton's, or those in torch for a CPU."""
+    if runs_triton(x.device.type):
+        from dapo.models.kernels import layers
+
+        return layers
+    from dapo.models.kernels import host
+
+    return host
 
 
 def layer_forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -109,19 +122,15 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor | None, Tensor]:
-        from dapo.models.kernels.layers import norm_forward
-
         rows = x.reshape(-1, x.shape[-1])
         other = None if residual is None else residual.reshape(-1, x.shape[-1])
-        total, normed, inverse_rms = norm_forward(rows.contiguous(), other, weight, eps)
+        total, normed, inverse_rms = kernels_for(x).norm_forward(rows.contiguous(), other, weight, eps)
         ctx.save_for_backward(total, weight, inverse_rms)
         ctx.has_residual = residual is not None
         return None if residual is None else total.view(x.shape), normed.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        from dapo.models.kernels.layers import norm_backward
-
         total, weight, inverse_rms = ctx.saved_tensors
         grad_total, grad_normed = grads
         assert grad_normed is not None, "autograd fills in zeros"
@@ -130,7 +139,7 @@ class _Norm(torch.autograd.Function):
         from_sum = None
         if ctx.has_residual and grad_total is not None:
             from_sum = grad_total.reshape(total.shape).contiguous()
-        grad, grad_weight = norm_backward(rows, from_sum, total, weight, inverse_rms)
+        grad, grad_weight = kernels_for(total).norm_backward(rows, from_sum, total, weight, inverse_rms)
         grad = grad.view(shape)
         return grad, grad if ctx.has_residual else None, grad_weight.to(weight.dtype), None
 
@@ -144,20 +153,23 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        from dapo.models.kernels.layers import rotate
-
         ctx.save_for_backward(cos, sin)
-        return rotate(q, k, cos, sin, is_backward=False)
+        turned: tuple[Tensor, Tensor] = kernels_for(q).rotate(q, k, cos, sin, is_backward=False)
+        return turned
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from dapo.models.kernels.layers import rotate
-
-        return *rotate(grads[0], grads[1], *ctx.saved_tensors, is_backward=True), None, None
+        return *kernels_for(grads[0]).rotate(grads[0], grads[1], *ctx.saved_tensors, is_backward=True), None, None
 
 
 def gated(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
-    """down(silu(gate) · up). The product is not kept: the backward pass makes it again while it reads gate and up."""
+    """down(silu(gate) · up). The product is not kept: the backward pass makes it again while it reads gate and up.
+
+    In torch on a CPU that would be two passes more, so there it is kept.
+    """
+    if not runs_triton(gate.device.type):
+        plain: Tensor = down(nn.functional.silu(gate) * up)
+        return plain
     if type(down) is nn.Linear and not down._forward_hooks and not down._forward_pre_hooks:
         result: Tensor = _GatedDown.apply(gate, up, down.weight, down.bias)  # type: ignore[no-untyped-call]
     else:

@@ -31,7 +31,8 @@ class Bucket:
 
     rows: int
     length: int
-    source: Tensor  # [S·L] place of each cell in the packed batch; cells past a row's end repeat its last token
+    source: Tensor | None  # [S·L] place of each cell in the packed batch, cells past a row's end repeat its last token;
+    # None: the block is the packed batch, cell by cell
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,15 @@ class Packed:
         return tuple(torch.split(values, list(self.lengths)))
 
     @cached_property
-    def buckets(self) -> tuple[tuple[Bucket, ...], Tensor]:
-        """Padded blocks for kernels that know no packing, and [T] where each packed token lies in their sequence."""
+    def buckets(self) -> tuple[tuple[Bucket, ...], Tensor | None]:
+        """Padded blocks for kernels that know no packing, and [T] where each packed token lies in their sequence.
+
+        Sequences of one length are a block as they are, and no token has to move: None.
+        """
         device = self.input_ids.device
         lengths = np.asarray(self.sequence_lengths)
+        if (lengths == lengths[0]).all():
+            return (Bucket(len(lengths), int(lengths[0]), None),), None
         starts = np.concatenate([[0], np.cumsum(lengths)])
         home = np.empty(starts[-1], dtype=np.int64)
         buckets: list[Bucket] = []
@@ -186,7 +192,10 @@ def _bucketed(
     for bucket in buckets:
         rows, length = bucket.rows, bucket.length
         q_block, k_block, v_block = (
-            x.index_select(0, bucket.source).view(rows, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)
+            (x if bucket.source is None else x.index_select(0, bucket.source))
+            .reshape(rows, length, *x.shape[1:])
+            .transpose(1, 2)
+            for x in (q, k, v)
         )  # [S, H, L, D]
         mask = _window_mask(length, window, q.device) if window is not None and window < length else None
         block = F.scaled_dot_product_attention(
@@ -200,7 +209,7 @@ def _bucketed(
             enable_gqa=q.shape[1] != k.shape[1],
         )
         blocks.append(block.transpose(1, 2).reshape(rows * length, *q.shape[1:]))
-    return torch.cat(blocks).index_select(0, home)  # [T, Hq, D]
+    return blocks[0] if home is None else torch.cat(blocks).index_select(0, home)  # [T, Hq, D]
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None, window: int | None) -> Tensor:

@@ -1,0 +1,49 @@
+"""The fused layers on a CPU against the library's own: log-probs and every gradient, with and without equal lengths."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from dapo.models.fused_layers import fuse_layers, kernels_for
+from dapo.models.kernels import host
+from dapo.models.packing import Packed, pack
+from dapo.models.triton_support import is_interpreted
+from tiny_models import FAMILIES, VOCABULARY, tiny_policy
+
+pytestmark = pytest.mark.skipif(is_interpreted(), reason="Triton's interpreter takes the CPU over")
+
+
+def batch(lengths: list[tuple[int, int]]) -> Packed:
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(3, VOCABULARY, p).tolist() for p, _ in lengths]
+    return pack(prompts, [rng.integers(3, VOCABULARY, r) for _, r in lengths], "cpu")
+
+
+@pytest.mark.parametrize("lengths", [[(1, 1), (2, 5), (3, 0), (1, 8)], [(2, 5), (3, 4), (1, 6)]])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_and_gradients_equal_the_librarys(family: str, lengths: list[tuple[int, int]]):
+    plain = tiny_policy(family, torch.float32)
+    fused = copy.deepcopy(plain)
+    assert fuse_layers(fused.backbone) == len(fused.backbone.layers)
+    assert kernels_for(torch.zeros(1)) is host
+    packed = batch(lengths)
+    weight = torch.randn(packed.n_targets, generator=torch.Generator().manual_seed(0))
+    results = []
+    for policy in (plain, fused):
+        logp, _ = policy(packed, temperature=0.8)
+        (logp * weight).sum().backward()
+        results.append((logp.detach(), {name: p.grad for name, p in policy.named_parameters()}))
+    assert_close(results[1][0], results[0][0], atol=1e-5, rtol=1e-5)
+    for name, gradient in results[0][1].items():
+        assert_close(results[1][1][name], gradient, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_float64_runs_the_librarys_own_code():
+    plain = tiny_policy("llama")
+    fused = copy.deepcopy(plain)
+    fuse_layers(fused.backbone)
+    packed = batch([(2, 5), (1, 3)])
+    assert torch.equal(plain(packed, temperature=1.0)[0], fused(packed, temperature=1.0)[0])
