@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dapo.models.packing import PACKED_ATTENTION
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
-from dapo.rollout.plain.engine import PlainEngine
+from dapo.rollout.local.engine import LocalEngine
 from dapo.sampling.compare import Clocked, Load, Outcome, compare_on
 from dapo.sampling.virtual import log_normal_lengths, name_of
 from dapo.types import StopReason
@@ -37,7 +37,7 @@ SMALL = Load(
 )
 
 
-class PacedEngine(PlainEngine):
+class PacedEngine(LocalEngine):
     """The local engine, with the length of each response given: it ends there, and says its name as its text."""
 
     def __init__(self, policy: Policy, *, load: Load, length_of: Callable[[Request], int]) -> None:
