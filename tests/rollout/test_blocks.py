@@ -3,9 +3,12 @@
 import numpy as np
 import torch
 
+from dapo.rollout.engine import NoiseKey, Request, SamplingParams
 from dapo.rollout.local.blocks import SHORTEST_CLASS, Blocks, capacity_for
 from dapo.rollout.local.cache import PagedCache
-from dapo.rollout.noise import NoiseKey, uniform, uniform_on_host
+from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.noise import uniform, uniform_on_host
+from tiny_models import tiny_policy
 
 PAGE = 4
 
@@ -61,6 +64,32 @@ def test_a_cleared_response_leaves_zeros_behind():
     blocks.clear(np.array([1]))
     blocks.arrange(np.array([2]), np.array([10]), table[1:], 1)
     assert all(block.data.isfinite().all() for block in blocks.blocks.values())
+
+
+def test_an_engine_taken_back_to_another_state_remembers_nobody():
+    """Seats are numbered from 1 again: whoever sits there must not read the keys and values of an earlier one."""
+    policy = tiny_policy()
+
+    def request(i: int) -> Request:
+        return Request(i, (3 + i, 4, 5), NoiseKey(0, "train", str(i), 0, 0), 12, group=i)
+
+    def run(engine: LocalEngine, ids: list[int]) -> list[list[int]]:
+        engine.submit([request(i) for i in ids])
+        done = {}
+        while engine.n_in_flight or engine.n_waiting:
+            done |= {request.id: completion.tokens.tolist() for request, completion in engine.advance()}
+        return [done[i] for i in ids]
+
+    def fresh() -> LocalEngine:
+        return LocalEngine(policy, sampling=SamplingParams(), max_concurrent=4, max_tokens=32)
+
+    expected = run(fresh(), [4, 5, 6])
+    engine = fresh()
+    empty = engine.snapshot()
+    engine.submit([request(i) for i in (1, 2, 3)])
+    engine.advance()
+    engine.restore(empty)
+    assert run(engine, [4, 5, 6]) == expected
 
 
 def test_what_is_written_back_is_what_the_pages_then_hold():

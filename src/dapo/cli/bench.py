@@ -6,12 +6,14 @@ import typer
 
 from dapo.cli.bench_rollout import bench_rollout
 from dapo.cli.bench_sampling import bench_sampling
+from dapo.cli.bench_step import bench_step
 from dapo.cli.bench_train import bench_train
 from dapo.cli.bench_verify import bench_verify
 
 command = typer.Typer(no_args_is_help=True, help="Measure speed against the peers that are installed.")
 command.command("rollout")(bench_rollout)
 command.command("sampling")(bench_sampling)
+command.command("step")(bench_step)
 command.command("train")(bench_train)
 command.command("verify")(bench_verify)
 

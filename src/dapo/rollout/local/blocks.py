@@ -108,6 +108,12 @@ class Blocks:
         self._serial, self._order = serial.copy(), np.concatenate(order)
         return self._order
 
+    def forget(self) -> None:
+        """Nobody is known any more: serial numbers begin anew."""
+        for block in self.blocks.values():
+            block.serial = NOBODY
+        self.spans, self._serial, self._order = [], NOBODY, NOBODY
+
     def clear(self, serial: Ints) -> None:
         """Forget responses that hold non-finite numbers: the next one there must not multiply them by 0."""
         for block in self.blocks.values():

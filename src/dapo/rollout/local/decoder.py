@@ -143,6 +143,11 @@ class PagedDecoder(Transformer):
             ops.blocks.clear(serial[stop == BAD])
         return length, stop, token, logp
 
+    def forget(self) -> None:
+        """All rows are free, and their serial numbers will be given again."""
+        if isinstance(self.ops, BlockOps):
+            self.ops.blocks.forget()
+
     def write_back(self, serial: int, pages: NDArray[np.int32], tokens: slice) -> None:
         """Let the pages hold these tokens of a response, wherever its keys and values are while it runs."""
         if isinstance(self.ops, BlockOps):

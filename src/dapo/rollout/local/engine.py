@@ -99,6 +99,7 @@ class LocalEngine:
     def _clear(self) -> None:
         """Nobody waits, nobody runs, all pages are free."""
         decoder = self._decoder
+        decoder.forget()
         self._pool = PagePool(decoder.cache.n_pages)
         self._seats = Seats(decoder.n_rows, self.max_tokens, decoder.rows.table.shape[1], self._logp_dtype)
         self._waiting: deque[Written] = deque()

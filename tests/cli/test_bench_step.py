@@ -1,0 +1,73 @@
+"""`dapo bench step`: our side is a real run of fixed work; a peer that is not there is said to be so."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from dapo.cli.bench import command
+from dapo.cli.bench_step import DigitShare, medians
+from dapo.cli.trl_peer import sum_of
+from dapo.errors import ConfigError
+
+SMALL = [
+    "step",
+    "--prompts",
+    "2",
+    "--responses",
+    "2",
+    "--tokens",
+    "20",
+    "--steps",
+    "3",
+    "--hidden",
+    "16",
+    "--layers",
+    "1",
+]
+
+
+def test_our_side_trains_and_a_missing_peer_is_named():
+    no_trl = [*SMALL, "--peer-python", "/nowhere/python", "--sides", "dapo,trl", "--json"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "dapo", "bench", *no_trl], capture_output=True, text=True, check=True
+    )
+    figures = json.loads(answer.stdout.splitlines()[-1])
+    ours, trl = figures["sides"]["dapo"], figures["sides"]["trl"]
+    assert ours["seconds"] > 0
+    assert ours["cpu_seconds"] > 0
+    assert "did not run" in trl["settings"]
+    assert "seconds" not in trl
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--steps", "1"], "not counted"),
+        (["--responses", "1"], "no baseline"),
+        (["--sides", "verl"], "no side verl"),
+        (["--tokens", "4"], "overlong"),
+    ],
+)
+def test_bad_input_is_refused(arguments: list[str], words: str):
+    result = CliRunner().invoke(command, [*SMALL, *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert words in str(result.exception)
+
+
+def test_medians_leave_the_first_step_out():
+    marks = [(0.0, 0.0), (9.0, 9.0), (10.0, 9.5), (12.0, 10.5), (15.0, 12.0)]
+    assert medians(marks) == {"seconds": 2.0, "cpu_seconds": 1.0, "first_s": 9.0}
+
+
+def test_the_judge_grades_by_the_share_of_digits():
+    judge = DigitShare()
+    tickets = [judge.submit(text, "") for text in ("12ab", "123", "")]
+    assert [judgement.value for judgement in judge.wait(tickets).values()] == [0.5, 1.0, 0.0]
+
+
+def test_prompts_are_the_same_every_time_and_of_one_length():
+    assert {len(sum_of(i)) for i in range(100)} == {8}
+    assert sum_of(7) == sum_of(7) != sum_of(8)
