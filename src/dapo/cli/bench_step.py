@@ -128,7 +128,7 @@ def save_models(plan: Plan, folder: Path) -> int:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # of writing a file
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     words = ["<pad>", "<eos>", "<unk>", *CHARACTERS]
     config = LlamaConfig(
         vocab_size=len(words), hidden_size=plan.hidden, intermediate_size=4 * plan.hidden,

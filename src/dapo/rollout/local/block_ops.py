@@ -34,6 +34,7 @@ class BlockOps(PlainOps):
         self.cells: list[Tensor] = []  # where each span's newest keys go
         self.lengths: list[int] = []  # tokens that each span attends over
         self.masks: dict[int | None, list[Tensor]] = {}
+        self.averages: dict[int, Tensor] = {}  # [H, 1] of 1 / H
         self.position = self.place[:0]
 
     def add_norm(self, x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -41,7 +42,12 @@ class BlockOps(PlainOps):
             return super().add_norm(x, y, weight, eps)
         if y is not None:
             x += y
-        return F.rms_norm(x, weight.shape, weight, eps)
+        width = x.shape[-1]
+        if width not in self.averages:
+            self.averages[width] = x.new_full((width, 1), 1 / width)
+        # As a product the mean is the quickest, and bit for bit the same however many rows there are.
+        mean = torch.mm((x * x).view(-1, width), self.averages[width]).view(*x.shape[:-1], 1)
+        return (x * mean.add_(eps).rsqrt_()).mul_(weight)
 
     def gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
