@@ -157,3 +157,28 @@ def test_joined_weights_are_the_same_parameters_and_can_be_saved(tmp_path):
         torch.testing.assert_close(loaded[name], tensor, atol=1e-6, rtol=0)
     shape = (len(q), len(k))
     assert shape == (32, 16)
+
+
+def test_an_engine_beside_another_shares_its_pages_and_leaves_its_responses_alone():
+    policy = tiny_policy("qwen2")
+    engine = local(policy)
+    engine.submit(requests())
+    early = [item for _ in range(9) for item in engine.advance()]
+    other = engine.beside(SamplingParams(temperature=0.0))
+    assert other._decoder is engine._decoder
+    greedy = PlainEngine(policy, sampling=SamplingParams(temperature=0.0), max_concurrent=8, max_tokens=MAX_TOKENS)
+    for each in (other, greedy):
+        each.submit(requests(n_groups=3))
+    assert_same(drain(other), drain(greedy))
+    assert_same({r.id: c for r, c in early} | drain(engine), expected(policy, requests()))
+    assert engine._pool.n_free == engine._pool.n_pages
+
+
+def test_a_cache_too_small_for_one_response_is_refused_by_name():
+    per_token = 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, head size, bytes
+    need = (MAX_TOKENS // 4 + 2) * 4 * per_token / 2**30
+    with pytest.raises(EngineError, match=r"rollout.kv_cache_gib = .*64 tokens"):
+        local(tiny_policy(), kv_gib=0.99 * need)
+    engine = local(tiny_policy(), kv_gib=1.01 * need)
+    engine.submit(requests())
+    assert_same(drain(engine), expected(tiny_policy(), requests()))

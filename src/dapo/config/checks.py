@@ -254,6 +254,7 @@ NEEDS = (
         "eval.every_steps above 0 and a set in data.eval",
         "eval.every_steps",
     ),
+    Needs(("rollout.kv_cache_gib",), lambda c: c.rollout.engine == "local", 'rollout.engine = "local"'),
     Needs(
         ("rollout.tensor_parallel", "rollout.vllm."), lambda c: c.rollout.engine == "vllm", 'rollout.engine = "vllm"'
     ),

@@ -261,8 +261,15 @@ class VllmConfig(Section):
 class RolloutConfig(Section):
     """The engine that writes the responses."""
 
-    engine: Literal["local", "vllm"] = Field("local", description="local runs on the trainer's own weights; or vllm.")
+    engine: Literal["local", "plain", "vllm"] = Field(
+        "local", description="local runs on the trainer's own weights; plain is its slow reference; or vllm."
+    )
     max_concurrent_responses: int = Field(256, ge=1, description="Responses written at the same time.")
+    kv_cache_gib: OptionalFloat = Field(
+        None,
+        gt=0,
+        description="With local: memory of the KV cache; none is enough for all, at most 0.4 of what is free.",
+    )
     tensor_parallel: int = Field(1, ge=1, description="With vllm: GPUs that hold one copy of the model together.")
     vllm: VllmConfig = VllmConfig()
 

@@ -19,11 +19,16 @@ from dapo.models.load import load_policy
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.vllm import VllmEngine, require_vllm
 from dapo.trainer.run import choose_device, choose_dtype
 from dapo.types import Problem
 
-ENGINES: dict[str, type[LocalEngine] | type[VllmEngine]] = {"local": LocalEngine, "vllm": VllmEngine}
+ENGINES: dict[str, type[LocalEngine] | type[PlainEngine] | type[VllmEngine]] = {
+    "local": LocalEngine,
+    "plain": PlainEngine,
+    "vllm": VllmEngine,
+}
 
 
 @dataclass(frozen=True, slots=True)

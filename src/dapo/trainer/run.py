@@ -25,6 +25,7 @@ from dapo.report.pieces import TokenPieces
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.vllm import VllmEngine, require_vllm
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector, VerdictJournal
@@ -475,23 +476,22 @@ def make_learner(
 
 
 def make_engine(config: Config, policy: Policy, sampling: SamplingParams, beside: Engine | None = None) -> Engine:
-    """The engine the config names. vLLM is started once: a second engine shares the one of the engine it is beside."""
-    if isinstance(beside, VllmEngine):
+    """The engine the config names. A second one shares the memory of the engine it is beside."""
+    if isinstance(beside, (VllmEngine, LocalEngine)):
         return beside.beside(sampling)
-    if config.rollout.engine == "vllm":
-        return VllmEngine(
-            policy,
-            sampling=sampling,
-            max_concurrent=config.rollout.max_concurrent_responses,
-            max_tokens=config.limits.max_prompt_tokens + config.limits.max_response_tokens,
-            memory_share=config.rollout.vllm.gpu_memory_share,
-        )
-    return LocalEngine(
-        policy,
-        sampling=sampling,
-        max_concurrent=config.rollout.max_concurrent_responses,
-        max_tokens=config.limits.max_prompt_tokens + config.limits.max_response_tokens,
-    )
+    concurrent = config.rollout.max_concurrent_responses
+    longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+    match config.rollout.engine:
+        case "vllm":
+            share = config.rollout.vllm.gpu_memory_share
+            return VllmEngine(
+                policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest, memory_share=share
+            )
+        case "plain":
+            return PlainEngine(policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest)
+        case "local":
+            gib = config.rollout.kv_cache_gib
+            return LocalEngine(policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest, kv_gib=gib)
 
 
 def choose_device(wanted: str) -> str:

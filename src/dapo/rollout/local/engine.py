@@ -7,6 +7,7 @@ but what happens once per response: beginning, end, and being put aside.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -44,9 +45,10 @@ class Prefix:
 class LocalEngine:
     """Writes responses with the trainer's own weights, in the trainer's process. Implements `Engine`.
 
-    `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt, in `kv_tokens` tokens of cache
-    (None: enough for all at their full length, as far as memory allows). A tick writes up to `tokens_per_tick` tokens
-    of each. An update of the weights in place must be announced by `load_weights` before the next tick.
+    `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt, in a cache of `kv_gib` GiB or
+    `kv_tokens` tokens (None: enough for all at their full length, as far as memory allows). A tick writes up to
+    `tokens_per_tick` tokens of each. An update of the weights in place must be announced by `load_weights` before the
+    next tick.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class LocalEngine:
         max_concurrent: int,
         max_tokens: int,
         version: int = 0,
+        kv_gib: float | None = None,
         kv_tokens: int | None = None,
         tokens_per_tick: int | None = None,
         page_tokens: int | None = None,
@@ -72,7 +75,7 @@ class LocalEngine:
         self.page_tokens = page_tokens or (64 if is_cuda else 16)
         self.tick = 0
         self.faults: list[Fault] = []
-        self._kv_tokens = kv_tokens
+        self._kv_gib, self._kv_tokens = kv_gib, kv_tokens
         self._ops: OpsKind = ops
         self._n_submitted = 0
         self._is_paused = False
@@ -111,18 +114,40 @@ class LocalEngine:
 
     def _affordable_pages(self) -> int:
         """Pages of the cache: what was asked for, or enough for everybody, as far as memory allows."""
-        if self._kv_tokens is not None:
-            return max(pages_for(self._kv_tokens, self.page_tokens), pages_for(self.max_tokens, self.page_tokens) + 1)
         per_response = pages_for(self.max_tokens, self.page_tokens) + 1
+        if self._kv_tokens is not None:
+            return max(pages_for(self._kv_tokens, self.page_tokens), per_response)
         enough = self.max_concurrent * per_response
-        if self.policy.device.type != "cuda":
-            return enough
         config = self.policy.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.policy.dtype.itemsize
+        if self._kv_gib is not None:
+            asked = int(self._kv_gib * 2**30 / (per_token * self.page_tokens)) - 1
+            if asked < per_response:
+                raise EngineError(
+                    f"rollout.kv_cache_gib = {self._kv_gib}: one response of {self.max_tokens:,} tokens, prompt "
+                    f"included, needs {(per_response + 1) * self.page_tokens * per_token / 2**30:.3g}.",
+                    remedy="Raise it, or lower limits.max_response_tokens.",
+                )
+            return asked
+        if self.policy.device.type != "cuda":
+            return enough
         free, _ = torch.cuda.mem_get_info(self.policy.device)
         affordable = int(MEMORY_SHARE * free / (per_token * self.page_tokens))
         return max(min(enough, affordable), per_response)
+
+    def beside(self, sampling: SamplingParams) -> LocalEngine:
+        """Another engine on the same cache and graphs, with its own sampling parameters: an evaluation amid training.
+
+        What is in flight here stands up and goes on, on fresh keys and values, when the other one is done.
+        """
+        self.snapshot()
+        other = copy.copy(self)
+        other.sampling, other.faults = sampling, []
+        other.tick = other._n_submitted = 0
+        other._is_paused = other._is_crowded = other._is_stale = False
+        other._clear()
+        return other
 
     @property
     def n_in_flight(self) -> int:
@@ -272,6 +297,7 @@ class LocalEngine:
         """Pages for the tokens of this tick; free rows to waiting requests; KV for what has none."""
         prefixes: list[Prefix] = []
         if self._is_stale:
+            self._decoder.forget()
             for prompt in self._prompts.values():
                 prompt.is_filled = False
             self._put_aside.clear()
