@@ -34,12 +34,14 @@ def run(*command: str) -> bool:
 def find_or_get() -> str:
     if path := installed():
         return path
-    if playwright_has_one() or run(sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"):
+    if playwright_has_one():
         return "bundled"
     sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    if shutil.which("apt-get"):  # where Playwright's own download is out of reach
+    if shutil.which("apt-get"):  # first: Playwright's own download is out of reach behind many walls
         run(*sudo, "apt-get", "update", "-q")
         run(*sudo, "apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium")
+    if installed() is None and run(sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"):
+        return "bundled"
     path = installed()
     if path is None:
         sys.exit("no Chromium could be installed: install one and name it, CHROMIUM=/path make test-browser")
