@@ -31,5 +31,5 @@ def test_evaluation_refuses_what_is_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(EngineError, match=r"dapo\[vllm\]"):
         examine(examination("vllm"))
-    with pytest.raises(ConfigError, match=r"--engine vlm: no such engine\.\nUse local or vllm"):
+    with pytest.raises(ConfigError, match=r"--engine vlm: no such engine\.\nUse local or plain or vllm"):
         examine(examination("vlm"))

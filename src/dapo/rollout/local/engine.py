@@ -21,7 +21,7 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
-from dapo.rollout.families import rounded_up
+from dapo.rollout.families import check_family, rounded_up
 from dapo.rollout.local.decoder import OpsKind, PagedDecoder
 from dapo.rollout.local.pages import PagePool, Pages, Prompt, pages_for
 from dapo.rollout.local.seats import BAD, ENDED, RUNNING, Seats
@@ -114,6 +114,7 @@ class LocalEngine:
 
     def _affordable_pages(self) -> int:
         """Pages of the cache: what was asked for, or enough for everybody, as far as memory allows."""
+        check_family(self.policy)
         per_response = pages_for(self.max_tokens, self.page_tokens) + 1
         if self._kv_tokens is not None:
             return max(pages_for(self._kv_tokens, self.page_tokens), per_response)
