@@ -182,3 +182,73 @@ def test_a_cache_too_small_for_one_response_is_refused_by_name():
     engine = local(tiny_policy(), kv_gib=1.01 * need)
     engine.submit(requests())
     assert_same(drain(engine), expected(tiny_policy(), requests()))
+
+
+def crowded(policy: Policy) -> LocalEngine:
+    engine = local(policy, kv_tokens=120)
+    engine.submit(requests())
+    while not engine._is_crowded:
+        assert not engine.advance(), "nothing ends before pages run out"
+    return engine
+
+
+@pytest.mark.parametrize("what", ["snapshot", "beside", "load", "restore"])
+def test_a_crowded_engine_goes_on(what: str):
+    policy = tiny_policy()
+    engine = crowded(policy)
+    if what == "snapshot":
+        engine.snapshot()
+    elif what == "beside":
+        engine.beside(SamplingParams())
+    elif what == "load":
+        engine.load_weights(tiny_policy(), 0)
+    else:
+        state = engine.snapshot()
+        engine = local(policy, kv_tokens=10_000)
+        engine.restore(state)
+    assert_same(drain(engine), expected(policy, requests()))
+
+
+@pytest.mark.parametrize(("ops", "tokens_per_tick"), [("auto", 1), ("plain", 4)])
+def test_a_prompt_that_is_not_finite_hurts_no_neighbour(ops: str, tokens_per_tick: int):
+    """Its padding goes to a page that shorter rows carry behind their mask, where 0 times NaN would be NaN."""
+    policy = tiny_policy()
+    healthy = [request(i, i, n_prompt=4 + i, max_new_tokens=3) for i in range(6)]
+    wanted = expected(policy, healthy)
+    met = {token for r in healthy for token in (*r.prompt, *wanted[r.id].tokens.tolist())}
+    poison = next(token for token in range(3, VOCABULARY) if token not in met)
+    with torch.no_grad():
+        policy.backbone.embed_tokens.weight[poison] = float("nan")
+    sick = Request(99, (5, poison, 7), NoiseKey(0, "train", "sick", 0, 0), 30, group=99)
+    engine = local(policy, rows=16, ops=ops, tokens_per_tick=tokens_per_tick)
+    engine.submit([*healthy, sick])
+    got = drain(engine)
+    assert [fault.request.id for fault in engine.faults] == [99]
+    del got[99]
+    assert_same(got, wanted)
+
+
+def test_an_exception_in_the_middle_of_a_tick_leaves_no_wrong_keys():
+    policy = tiny_policy()
+    engine = local(policy)
+    engine.submit(requests())
+    prefill, engine._decoder.prefill = engine._decoder.prefill, None  # type: ignore[method-assign, assignment]
+    with pytest.raises(TypeError):
+        engine.advance()
+    engine._decoder.prefill = prefill  # type: ignore[method-assign]
+    assert_same(drain(engine), expected(policy, requests()))
+
+
+def test_long_responses_do_not_depend_on_their_neighbours_to_the_last_bit():
+    policy = tiny_policy("llama", torch.float32, max_position_embeddings=2048)
+    lengths = [260, 300, 384, 480, 700]
+    wanted = [request(i, 50 + i, n_prompt=n, max_new_tokens=40) for i, n in enumerate(lengths)]
+    engine = local(policy, max_tokens=1024, page_tokens=16)
+    engine.submit(wanted)
+    among = drain(engine)
+    for each in wanted:
+        alone = local(policy, max_tokens=1024, page_tokens=16)
+        alone.submit([each])
+        completion = drain(alone)[each.id]
+        assert completion.tokens.tobytes() == among[each.id].tokens.tobytes()
+        assert completion.logp.tobytes() == among[each.id].logp.tobytes()

@@ -17,10 +17,11 @@ from toy import recipe
 
 from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
-from dapo.errors import CheckpointError, ConfigError
+from dapo.errors import CheckpointError, ConfigError, EngineError
+from dapo.tracking.files import read_lines
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
-from dapo.trainer.run import resume_run, start_run
+from dapo.trainer.run import Run, resume_run, start_run
 
 HERE = Path(__file__).parent
 
@@ -363,3 +364,24 @@ def test_verdicts_that_depend_on_the_clock_are_replayed_on_resume(tmp_path: Path
     train(resumed)
     resumed.close()
     assert metrics(tmp_path / "run") == before
+
+
+def test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_run_goes_on(tmp_path: Path):
+    def poisoned(name: str, *overrides: str) -> Run:
+        run = start_run(recipe(tmp_path, "train.steps=1", "sampling.dynamic=false", *overrides), tmp_path / name, [])
+        with torch.no_grad():
+            run.policy.backbone.embed_tokens.weight[12] = float("nan")
+        return run
+
+    run = poisoned("on")
+    train(run)
+    run.close()
+    events = [event for event in read_lines(run.folder / "events.jsonl") if event["kind"] == "fault"]
+    [metrics] = read_lines(run.folder / "metrics.jsonl")
+    assert len(events) == metrics["engine/faults"] > 0
+    assert "logits are not finite" in events[0]["message"]
+
+    run = poisoned("stop", "rollout.on_fault=stop")
+    with pytest.raises(EngineError, match=r"rollout.on_fault = stop"):
+        train(run)
+    run.close()

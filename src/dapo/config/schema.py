@@ -270,6 +270,9 @@ class RolloutConfig(Section):
         gt=0,
         description="With local: memory of the KV cache; none is enough for all, at most 0.4 of what is free.",
     )
+    on_fault: Literal["go_on", "stop"] = Field(
+        "go_on", description="After a response whose logits are not finite: leave it out and go on, or stop the run."
+    )
     tensor_parallel: int = Field(1, ge=1, description="With vllm: GPUs that hold one copy of the model together.")
     vllm: VllmConfig = VllmConfig()
 

@@ -24,6 +24,8 @@ MOVING_ROPES = ("dynamic", "longrope")
 # however many rows there are (measured: float32 on CPU, one thread, bit for bit), so that a response does not depend
 # on its neighbours even in its last digits; and shapes change rarely.
 STEP = 16
+# Up to so many tokens attention adds in the same order however far a row is padded; beyond, only for equal widths.
+SAME_SUMS = 368
 
 
 def rounded_up(n: int, step: int = STEP) -> int:

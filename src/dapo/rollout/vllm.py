@@ -237,8 +237,12 @@ class VllmEngine:
     def _take_core(self) -> None:
         """Have the machine to ourselves."""
         other = self.core.owner
-        if other is not None and other is not self:
-            other._withdraw()
+        if other is not self:
+            if other is not None:
+                other._withdraw()
+            self.core.abort(
+                sorted(self.core.in_flight)
+            )  # of an engine that is gone: an evaluation that was interrupted
         self.core.owner = self
 
     def _withdraw(self) -> None:
@@ -306,6 +310,7 @@ class VllmCore:
         self._vllm = vllm
         self._n_sent = 0
         self._owner: weakref.ref[VllmEngine] | None = None
+        self.in_flight: set[str] = set()  # tags of all responses inside vLLM
         self.device = policy.device.type
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-") as folder, _random_state_kept():
             # vLLM reads a model's shape from a folder; the weights come from the policy itself.
@@ -406,6 +411,7 @@ class VllmCore:
         tag = f"{item.request.id}-{self._n_sent}"  # never used twice
         prompt = {"prompt_token_ids": [*item.request.prompt, *item.tokens]}
         self._engine.add_request(tag, prompt, params)
+        self.in_flight.add(tag)
         return tag
 
     def step(self) -> list[NewTokens]:
@@ -420,11 +426,13 @@ class VllmCore:
             logp = [entry[token].logprob for entry, token in zip(part.logprobs or (), part.token_ids, strict=True)]
             why = f"finish reason {part.finish_reason}"
             new.append(NewTokens(output.request_id, part.token_ids, logp, output.finished, why))
+        self.in_flight -= {item.tag for item in new if item.is_finished}
         return new
 
     def abort(self, tags: Sequence[str]) -> None:
         if tags:
             self._engine.abort_request(list(tags))
+            self.in_flight.difference_update(tags)
 
     def forget_prefixes(self) -> None:
         """Nothing may be in flight."""

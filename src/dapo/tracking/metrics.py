@@ -37,6 +37,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "clip/dual": ("", "share of tokens bounded by the dual clip"),
     "clip/high_probability_mean": ("", "mean probability of the tokens clipped high (DAPO Fig. 3)"),
     "clip/high_probability_max": ("", "largest probability of a token clipped high (DAPO Fig. 3: below 0.2)"),
+    "engine/faults": ("", "responses the engine gave up because their logits were not finite"),
     "engine/gap_mean": ("nats", "mean |log π_trainer − log π_engine| of the sampled tokens"),
     "engine/gap_max": ("nats", "largest |log π_trainer − log π_engine|"),
     "engine/kl": ("nats", "KL(engine ‖ trainer), k3"),

@@ -16,7 +16,7 @@ from dapo.algorithms.shaping import soft_overlong_penalty
 from dapo.config.schema import Config
 from dapo.models.packing import Packed, pack
 from dapo.trainer.ragged import Ragged
-from dapo.types import Group, Judgement, Verdict
+from dapo.types import Group, Judgement, StopReason, Verdict
 
 
 @dataclass(slots=True)
@@ -87,7 +87,10 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
         overlong_penalty=penalty,
         is_correct=torch.tensor([judgement.accuracy for judgement in judgements], dtype=torch.bool),
         is_truncated=truncated,
-        is_in_loss=torch.tensor([n > 0 for n in lengths], dtype=torch.bool)
+        # A response that the engine gave up is judged as wrong, but what it says is nothing to learn from.
+        is_in_loss=torch.tensor(
+            [c.stop_reason is not StopReason.ABORTED and len(c.tokens) > 0 for c in completions], dtype=torch.bool
+        )
         & (~truncated if config.shaping.overlong_filter else torch.ones_like(truncated)),
         advantage=Ragged(lengths, real),
         logp_engine=Ragged.of([completion.logp for completion in completions], real),

@@ -7,6 +7,7 @@ import time
 from dapo.sampling.fill import fill
 from dapo.trainer.batch import make_batch
 from dapo.trainer.evaluate import evaluate_run
+from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import Interrupted, stop_on_signals
 from dapo.trainer.pretrain_value import pretrain_value
 from dapo.trainer.records import new_record, write_rollouts
@@ -40,6 +41,7 @@ def train_step(run: Run, step: int) -> None:
     version = run.collector.journal.version = run.learner.updates
     filled = fill(run.collector, run.source, config, run.fill, version=version, progress=run.on_fill)
     sampled = time.perf_counter()
+    faults = report_faults(run)
     batch = make_batch(filled.groups, config, run.policy.dtype)
     record = new_record(batch) if run.is_due(config.rollouts.every_steps, step) and filled.groups else None
     learnt = update_policy(
@@ -54,6 +56,7 @@ def train_step(run: Run, step: int) -> None:
         path = run.folder / "rollouts" / f"step-{step:06d}.parquet"
         if problem := write_rollouts(path, step, batch, record, run.token_pieces):
             run.event("rollouts", problem)
+    learnt["engine/faults"] = faults
     timing = {"timing.sampling_s": sampled - start, "timing.step_s": time.perf_counter() - start}
     run.track(step_metrics(step, filled, batch, version) | learnt | timing)
     if run.evaluation_is_due():

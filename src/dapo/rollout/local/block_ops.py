@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dapo.rollout.families import rotate, rounded_up
+from dapo.rollout.families import SAME_SUMS, rotate, rounded_up
 from dapo.rollout.local.blocks import Blocks, Span
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.ops import STOP, PlainOps
@@ -67,7 +67,8 @@ class BlockOps(PlainOps):
             slot = torch.arange(span.end - span.first)[:, None]
             cell = torch.add((slot * self.cache.n_heads + head) * capacity, own[:, None])
             self.cells.append(cell.view(-1))
-            self.lengths.append(min(rounded_up(int(own.max()) + 1), capacity))
+            # Beyond SAME_SUMS the width decides the last bits: it must follow from a row's own length, as blocks do.
+            self.lengths.append(capacity if capacity > SAME_SUMS else min(rounded_up(int(own.max()) + 1), capacity))
 
     def rotate_and_store(
         self, qkv: Tensor, layer: int, norms: tuple[Tensor, Tensor] | None, eps: float, rows: DeviceRows

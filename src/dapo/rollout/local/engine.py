@@ -21,7 +21,7 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
-from dapo.rollout.families import check_family, rounded_up
+from dapo.rollout.families import SAME_SUMS, STEP, check_family, rounded_up
 from dapo.rollout.local.decoder import OpsKind, PagedDecoder
 from dapo.rollout.local.pages import PagePool, Pages, Prompt, pages_for
 from dapo.rollout.local.seats import BAD, ENDED, RUNNING, Seats
@@ -176,12 +176,19 @@ class LocalEngine:
         if self._is_paused:
             return []
         self.tick += 1
+        try:
+            return self._advance()
+        except BaseException:  # what was half done has no keys and values one could trust
+            self._is_stale = True
+            raise
+
+    def _advance(self) -> list[Finished]:
         self._seat()
         n, seats = self._n_rows, self._seats
         if n == 0:
             return []
         longest = int(seats.length[:n].max())
-        pages = seats.table[:n, : int(seats.n_pages[:n].max())]
+        pages = seats.table[:n, : int(seats.n_pages[:n].max()) + STEP]  # zeros behind: no page of an earlier tenant
         length, stop, token, logp = self._decoder.tick(
             seats.state(n), pages, self.sampling, n_steps=self.tokens_per_tick, longest=longest, serial=seats.serial[:n]
         )
@@ -231,14 +238,13 @@ class LocalEngine:
         self._waiting.extendleft(reversed(standing))
         self._n_rows, self._gaps = 0, []
         self._put_aside.clear()
-        self._is_stale = True
+        self._is_stale, self._is_crowded = True, False
         meta = {
             "tick": self.tick,
             "version": self.version,
             "n_submitted": self._n_submitted,
             "n_running": n_running,
             "is_paused": self._is_paused,
-            "is_crowded": self._is_crowded,
         }
         return to_state(list(self._waiting), self._logp_dtype, meta)
 
@@ -261,8 +267,8 @@ class LocalEngine:
             self._enqueue(item)
         self._ids = seen
         self.tick, self.version, self._n_submitted = meta["tick"], meta["version"], meta["n_submitted"]
-        self._is_paused, self._is_crowded = meta["is_paused"], meta.get("is_crowded", False)
-        self._is_stale = True
+        self._is_paused = meta["is_paused"]
+        self._is_stale, self._is_crowded = True, False
 
     # ------------------------------------------------------------------ who sits where
 
@@ -297,6 +303,7 @@ class LocalEngine:
     def _seat(self) -> None:
         """Pages for the tokens of this tick; free rows to waiting requests; KV for what has none."""
         prefixes: list[Prefix] = []
+        copies: list[tuple[Pages, Pages]] = []
         if self._is_stale:
             self._decoder.forget()
             for prompt in self._prompts.values():
@@ -308,10 +315,10 @@ class LocalEngine:
             self._seats.renew(running)
             for row in running:
                 prefixes += self._prefixes_of(row)
+                copies += self._tail_of(row)
         self._is_stale = False
-        copies: list[tuple[Pages, Pages]] = []
         returns: list[tuple[Pages, Tensor]] = []
-        while self._waiting and not self._is_crowded:
+        while self._waiting and not (self._is_crowded and self.n_in_flight):
             seat = self._begin(self._waiting[0])
             if seat is None:
                 break
@@ -323,10 +330,11 @@ class LocalEngine:
                 prefixes += self._prefix_of_prompt(prompt)
             else:
                 prefixes += self._prefixes_of(row)
-                if len(item.tokens) == 0 and len(prompt.tail):
-                    copies.append((prompt.tail, self._seats.own_pages(row)[:1]))
+                copies += self._tail_of(row)
         self._close_gaps()
         self._prefill(prefixes)
+        if prefixes:  # padding may have left numbers on page 0 that are not finite, and 0 times those is not 0
+            self._decoder.cache.clear(np.zeros(1, np.int32))
         if copies:
             source, target = (np.concatenate(parts) for parts in zip(*copies, strict=True))
             self._decoder.cache.copy(source, target)
@@ -431,6 +439,13 @@ class LocalEngine:
             wanted.append(Prefix(seats.tokens[row, :length].copy(), slots))
         return wanted
 
+    def _tail_of(self, row: int) -> list[tuple[Pages, Pages]]:
+        """The prompt's last page, to be copied to a row's own first one, where nothing is written yet."""
+        prompt = self._seats.prompt(row)
+        if self._seats.length[row] > self._seats.start[row] or not len(prompt.tail):
+            return []
+        return [(prompt.tail, self._seats.own_pages(row)[:1])]
+
     def _prefix_of_prompt(self, prompt: Prompt) -> list[Prefix]:
         if prompt.is_filled or not prompt.tokens:
             return []
@@ -448,6 +463,8 @@ class LocalEngine:
         while prefixes:
             width = rounded_up(len(prefixes[0].tokens))
             chunk = prefixes[: max(1, PREFILL_TOKENS // width)]
+            if width > SAME_SUMS and device.type == "cpu":  # a prefix's width must not be its neighbour's
+                chunk = [prefix for prefix in chunk if rounded_up(len(prefix.tokens)) == width]
             prefixes = prefixes[len(chunk) :]
             ids, slots = np.empty((len(chunk), width), np.int64), np.zeros((len(chunk), width), np.int64)
             for i, prefix in enumerate(chunk):

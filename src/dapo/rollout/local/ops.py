@@ -101,8 +101,10 @@ class PlainOps:
             )
         cos, sin = self.cos[position, None], self.sin[position, None]
         page = rows.table[:n].gather(1, (position // cache.page_tokens)[:, None])[:, 0].long()
-        page = torch.where(rows.is_alive(n), page, 0)
-        cache.keys[layer][page, :, position % cache.page_tokens] = rotate(k, cos, sin)
+        is_alive = rows.is_alive(n)
+        page = torch.where(is_alive, page, 0)
+        k, v = (torch.where(is_alive[:, None, None], x, 0) for x in (rotate(k, cos, sin), v))  # page 0 stays finite
+        cache.keys[layer][page, :, position % cache.page_tokens] = k
         cache.values[layer][page, :, position % cache.page_tokens] = v
         return rotate(q, cos, sin).reshape(n, -1)
 
