@@ -12,12 +12,13 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help quickstart test test-slow test-vllm test-browser test-trackers check format lint types clean
+.PHONY: help quickstart test test-slow test-distributed test-vllm test-browser test-trackers check format lint types clean
 
 help:
 	@echo "make quickstart   first result on this machine"
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
+	@echo "make test-distributed runs on 2 and 4 processes beside runs on one; ranks that are killed"
 	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own)"
 	@echo "make test-browser the report in a real Chromium, which is installed if there is none"
 	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
@@ -38,7 +39,7 @@ quickstart: $(INSTALLED)
 	@$(BIN)/dapo quickstart
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm and not browser and not trackers"
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm and not browser and not trackers and not distributed"
 
 test-slow: $(INSTALLED)
 	@$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not browser" --timeout 1800
@@ -74,6 +75,9 @@ $(VENV)/.trackers: $(INSTALLED)
 
 test-trackers: $(VENV)/.trackers
 	@PYTHONPATH=src $(VENV)/trackers/bin/python -m pytest -m trackers tests/tracking
+
+test-distributed: $(INSTALLED)
+	@$(BIN)/python -m pytest -m "distributed and not gpu" --timeout 1800
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff format --check .

@@ -29,16 +29,20 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     """Start a run and train it; say where it is and how to go on."""
     from dapo.cli.doctor import print_verdict
     from dapo.cli.watch_terminal import terminal_observer
+    from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
     from dapo.trainer.run import start_run
 
-    folder = out or Path("runs") / f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with terminal_observer() as view:
-        run = start_run(resolved, folder, [view])
+    with open_world(resolved.config.cluster) as world, terminal_observer(is_shown=world.is_first) as view:
+        now = time.strftime("%Y%m%d-%H%M%S")
+        folder = Path(world.from_first(str(out or Path("runs") / f"{resolved.name}-{now}")))
+        run = start_run(resolved, folder, [view], world=world)
         try:
             train(run)
         finally:
             run.close()
+    if not world.is_first:
+        raise typer.Exit
     if run.step < run.config.train.steps:
         typer.echo(f"Stopped after step {run.step} of {run.config.train.steps}. Go on: dapo resume {folder}")
     else:
