@@ -43,8 +43,8 @@ def end_of(process: subprocess.Popen[str], seconds: float) -> tuple[int, str, st
     return process.returncode, out, err
 
 
-# In the second step: after the first checkpoint, in the middle of sampling or between the step's two updates.
-@pytest.mark.parametrize(("rank", "phase", "n"), [(1, "fill", 40), (0, "fill", 40), (1, "update", 3)])
+# In the second of three steps (ticks 41 to 68): in the middle of sampling, or between the two updates.
+@pytest.mark.parametrize(("rank", "phase", "n"), [(1, "fill", 50), (0, "fill", 50), (1, "update", 3)])
 def test_a_killed_rank_ends_the_run_and_resume_goes_on_exactly(root: Path, rank: int, phase: str, n: int):
     name = f"killed-{rank}-{phase}"
     plan: dict[str, Any] = {"name": name, "overrides": [*STEPS, "cluster.shard=full"], "kill": [rank, phase, n]}

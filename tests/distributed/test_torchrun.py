@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,12 @@ PLANS: dict[str, dict[str, Any]] = {
     "few": {"overrides": ["train.steps=2", "sampling.prompts_per_step=1", "sampling.responses_per_prompt=2",
                           "train.updates_per_step=1"]},  # fewer rows than ranks
     "float32": {"overrides": [*UNEVEN, "train.lr=1e-4"], "dtype": "float32"},
+    # Sharded, its masters are float32 and its layers gathered with 16 bits: the plain bfloat16 path in another order.
+    "bfloat16": {"overrides": [*UNEVEN, "train.steps=1"], "dtype": "bfloat16"},
 }  # fmt: skip
+if find_spec("peft") is not None:
+    adapter = [*UNEVEN, "train.steps=2", "model.lora.rank=4"]
+    PLANS |= {"lora": {"overrides": adapter}, "lora-tied": {"overrides": adapter, "family": "llama-tied"}}
 # Each of them on so many ranks, sharded or not. A start costs seconds, so not everything runs everywhere.
 LAYOUTS = {
     "dapo": ["2-none", "2-full", "4-none", "4-full"],
@@ -41,8 +47,12 @@ LAYOUTS = {
     "ppo": ["2-none", "4-full"],
     "few": ["2-none", "4-full"],
     "float32": ["2-none", "2-full", "4-none", "4-full"],
+    "bfloat16": ["2-none", "2-full"],
+    "lora": ["2-none", "2-full"],
+    "lora-tied": ["2-none", "2-full"],
 }
-EVERYWHERE = [(name, layout) for name, layouts in LAYOUTS.items() for layout in layouts]
+EVERYWHERE = [(name, layout) for name in PLANS for layout in LAYOUTS[name]]
+EXACT = [case for case in EVERYWHERE if case[0] not in ("float32", "bfloat16")]
 HALF = 2  # steps before the runs that are resumed on fewer ranks
 
 
@@ -96,7 +106,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     assert a.keys() == b.keys()
-    return max((a[name] - b[name]).abs().max().item() for name in a)
+    return max((a[name] - b[name]).abs().max().item() for name in a if a[name].numel())
 
 
 def lines(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -120,7 +130,7 @@ def test_the_same_groups_are_chosen_and_the_same_tokens_drawn_as_in_one_process(
     assert written(runs / f"{name}-{layout}") == expected
 
 
-@pytest.mark.parametrize(("name", "layout"), [case for case in EVERYWHERE if case[0] != "float32"])
+@pytest.mark.parametrize(("name", "layout"), EXACT)
 def test_in_float64_weights_and_metrics_are_those_of_one_process(runs: Path, name: str, layout: str):
     run = runs / f"{name}-{layout}"
     assert furthest(weights(run), weights(runs / name)) < 1e-9
@@ -137,6 +147,18 @@ def test_in_float32_every_updates_gradient_is_within_1e_5_of_its_norm(runs: Path
         norm = torch.cat([g.flatten() for g in expected.values()]).double().norm()
         gap = torch.cat([(got[name] - g).flatten() for name, g in expected.items()]).double().norm()
         assert gap / norm < 1e-5, path.name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS["bfloat16"])
+def test_in_bfloat16_loss_and_gradient_are_as_near_as_its_digits_allow(runs: Path, layout: str):
+    line, expected = lines(runs / f"bfloat16-{layout}")[0], lines(runs / "bfloat16")[0]
+    for name in ("policy/loss", "policy/gradient_norm"):
+        assert line[name] == pytest.approx(expected[name], rel=2**-8)
+    assert written(runs / f"bfloat16-{layout}") == written(runs / "bfloat16")
+    saved = sorted((runs / f"bfloat16-{layout}" / "checkpoints").glob("step-*"))[-1] / "state.safetensors"
+    masters = {name: t for name, t in load_file(saved).items() if name.startswith("optimizer.master.")}
+    assert masters
+    assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS["dapo"])

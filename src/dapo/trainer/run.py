@@ -554,7 +554,7 @@ def layers_of(module: Any) -> list[torch.nn.Module]:
 def is_sharded(config: Config, policy: Policy, device: str, world: World) -> bool:
     """Shard over the ranks? `auto`: where one GPU has not twice the room for weights, gradients and optimizer."""
     shard = config.cluster.shard
-    if world.size == 1 and shard != "full":
+    if config.cluster.backend == "none" or (world.size == 1 and shard != "full"):
         return False
     if shard == "auto":
         if device != "cuda":
