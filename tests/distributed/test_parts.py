@@ -207,10 +207,10 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "1
 @pytest.mark.parametrize(
     ("cluster", "environment", "why"),
     [
-        ({"backend": "torchrun"}, {}, "not started by torchrun"),
+        ({"backend": "torchrun"}, {}, "not started as a rank"),
         ({"backend": "none"}, TORCHRUN, "each would do the whole run"),
         ({"backend": "torchrun", "gpus": 4}, TORCHRUN, "torchrun started 2 processes"),
-        ({"backend": "ray"}, {}, "not built yet"),
+        ({"backend": "ray"}, {}, "not started as a rank"),
     ],
 )
 def test_config_and_launcher_must_agree(cluster: dict[str, Any], environment: dict[str, str], why: str):

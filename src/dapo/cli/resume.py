@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dapo.cli.train import is_ray_driver
 from dapo.config.load import parse_override
 
 
@@ -29,8 +31,14 @@ def command(
     from dapo.trainer.run import read_run_config, resume_run
 
     changes = [parse_override(text) for text in set_ or []]
-    cluster = read_run_config(folder, changes).cluster
-    with open_world(cluster) as world, terminal_observer(is_shown=world.is_first) as view:
+    config = read_run_config(folder, changes)
+    if is_ray_driver(config.cluster):
+        from dapo.distributed.ray_workers import supervise
+
+        command = ["-m", "dapo", *sys.argv[1:]]
+        supervise(config.cluster, lambda: command, folder.absolute(), on_gpus=config.model.device != "cpu")
+        return
+    with open_world(config.cluster) as world, terminal_observer(is_shown=world.is_first) as view:
         run = resume_run(folder, changes, [view], world=world)
         try:
             train(run)

@@ -143,7 +143,7 @@ def open_world(cluster: ClusterConfig, environment: Mapping[str, str] = os.envir
     The rank that fails first says why; ranks that fail because it is gone are silent. All end with an error.
     """
     check_launch(cluster, environment)
-    if cluster.backend != "torchrun":
+    if cluster.backend == "none":
         yield ALONE
         return
     import torch.distributed as dist
@@ -154,7 +154,7 @@ def open_world(cluster: ClusterConfig, environment: Mapping[str, str] = os.envir
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=cluster.timeout_s))
     except (RuntimeError, ValueError) as error:
-        raise EngineError(f"cluster.backend = torchrun: the ranks do not find each other: {error}") from None
+        raise EngineError(f"cluster.backend = {cluster.backend}: the ranks do not find each other: {error}") from None
     world = Ranks(dist.get_rank(), dist.get_world_size())
     store = dist.distributed_c10d._get_default_store()
     try:
@@ -205,8 +205,6 @@ def is_about_peers(error: RuntimeError) -> bool:
 def check_launch(cluster: ClusterConfig, environment: Mapping[str, str]) -> None:
     """Config and launcher must agree on how many processes there are, and that there are some."""
     size = environment.get("WORLD_SIZE")
-    if cluster.backend == "ray":
-        raise ConfigError("cluster.backend = ray: is not built yet.", remedy="Use torchrun.")
     if cluster.backend == "none":
         if size is not None and int(size) > 1:
             raise ConfigError(
@@ -217,7 +215,7 @@ def check_launch(cluster: ClusterConfig, environment: Mapping[str, str]) -> None
     missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name not in environment]
     if size is None or missing:
         raise ConfigError(
-            f"cluster.backend = torchrun: {missing[0]} is not set, so this process was not started by torchrun.",
+            f"cluster.backend = {cluster.backend}: {missing[0]} is not set, so this process was not started as a rank.",
             remedy="Start it with: torchrun --nproc-per-node N -m dapo train RECIPE --set cluster.backend=torchrun",
         )
     if cluster.gpus not in (1, int(size)):
