@@ -12,12 +12,13 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help quickstart test test-slow test-vllm test-browser test-trackers check format lint types clean
+.PHONY: help quickstart test test-slow test-distributed test-scale test-vllm test-browser test-trackers check format lint types clean
 
 help:
 	@echo "make quickstart   first result on this machine"
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
+	@echo "make test-distributed runs on 2 and 4 processes beside one, by torchrun and Ray; ranks that are killed"
 	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own)"
 	@echo "make test-browser the report in a real Chromium, which is installed if there is none"
 	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
@@ -38,7 +39,7 @@ quickstart: $(INSTALLED)
 	@$(BIN)/dapo quickstart
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm and not browser and not trackers"
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm and not browser and not trackers and not distributed"
 
 test-slow: $(INSTALLED)
 	@$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not browser" --timeout 1800
@@ -74,6 +75,19 @@ $(VENV)/.trackers: $(INSTALLED)
 
 test-trackers: $(VENV)/.trackers
 	@PYTHONPATH=src $(VENV)/trackers/bin/python -m pytest -m trackers tests/tracking
+
+# Ray and peft see the project's environment, but do not change it; peft's own dependencies are there already.
+$(VENV)/.scale: $(INSTALLED)
+	@$(PYTHON) -m venv $(VENV)/scale
+	@$(VENV)/scale/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'ray==2.60.*' psutil pyyaml
+	@$(VENV)/scale/bin/python -m pip install --quiet --disable-pip-version-check --no-deps peft accelerate
+	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/scale/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	@touch $@
+
+test-distributed: $(VENV)/.scale
+	@OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "distributed and not gpu" --timeout 1800 tests/distributed
+
+test-scale: test-distributed
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff format --check .

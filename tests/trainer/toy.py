@@ -37,14 +37,21 @@ def slow_while_marked(response: str, answer: str, meta: Mapping[str, object]) ->
 
 def recipe(folder: Path, *overrides: str, dtype: str = "float64") -> "Resolved":
     """A small run on a tiny Llama saved under `folder`."""
-    # Here, because verifier workers import this module: without torch they start in a tenth of the time.
     from dapo.config import load_recipe
+
+    path, keys = recipe_file(folder, dtype=dtype)
+    return load_recipe(str(path), [*keys, *overrides])
+
+
+def recipe_file(folder: Path, *, dtype: str = "float64", family: str = "llama") -> tuple[Path, list[str]]:
+    """The same as a file and what to set on top of it, for the command line."""
+    # Here, because verifier workers import this module: without torch they start in a tenth of the time.
     from dapo.models.load import save_policy
     from tiny_models import tiny_policy
 
     model = folder / "model"
     if not model.exists():
-        save_policy(tiny_policy("llama", seed=1), model)
+        save_policy(tiny_policy(family, seed=1), model)
     keys = [
         f"model.path={model}", f"model.dtype={dtype}", "model.device=cpu",
         "data.train=toy:problems", "data.eval=[]", "rewards.verifier=toy:contains", "rewards.workers=1",
@@ -54,6 +61,7 @@ def recipe(folder: Path, *overrides: str, dtype: str = "float64") -> "Resolved":
         "rollouts.every_steps=1", "rollout.max_concurrent_responses=32",
     ]  # fmt: skip
     text = folder / "toy.toml"
-    base = (Path(__file__).parents[2] / "recipes" / "quickstart.toml").read_text()
-    text.write_text(base.replace("k = 8", "").replace("overlong_buffer_tokens = 16", "overlong_buffer_tokens = 4"))
-    return load_recipe(str(text), [*keys, *overrides])
+    if not text.exists():  # ranks that share a folder must not find it half-written
+        base = (Path(__file__).parents[2] / "recipes" / "quickstart.toml").read_text()
+        text.write_text(base.replace("k = 8", "").replace("overlong_buffer_tokens = 16", "overlong_buffer_tokens = 4"))
+    return text, keys

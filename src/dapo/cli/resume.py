@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dapo.cli.train import is_ray_driver
 from dapo.config.load import parse_override
 
 
@@ -24,14 +26,25 @@ def command(
     """
     from dapo.cli.doctor import print_verdict
     from dapo.cli.watch_terminal import terminal_observer
+    from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
-    from dapo.trainer.run import resume_run
+    from dapo.trainer.run import read_run_config, resume_run
 
-    with terminal_observer() as view:
-        run = resume_run(folder, [parse_override(text) for text in set_ or []], [view])
+    changes = [parse_override(text) for text in set_ or []]
+    config = read_run_config(folder, changes)
+    if is_ray_driver(config.cluster):
+        from dapo.distributed.ray_workers import supervise
+
+        command = ["-m", "dapo", *sys.argv[1:]]
+        supervise(config.cluster, lambda: command, folder.absolute(), on_gpus=config.model.device != "cpu")
+        return
+    with open_world(config.cluster) as world, terminal_observer(is_shown=world.is_first) as view:
+        run = resume_run(folder, changes, [view], world=world)
         try:
             train(run)
         finally:
             run.close()
+    if not world.is_first:
+        raise typer.Exit
     typer.echo(f"{'Done' if run.step >= run.config.train.steps else 'Stopped'} after step {run.step}: {folder}")
     print_verdict(folder)

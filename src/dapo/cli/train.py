@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +11,7 @@ from typing import Annotated
 import typer
 
 from dapo.config import Resolved, load_recipe
+from dapo.config.schema import ClusterConfig
 
 
 def command(
@@ -29,16 +32,22 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     """Start a run and train it; say where it is and how to go on."""
     from dapo.cli.doctor import print_verdict
     from dapo.cli.watch_terminal import terminal_observer
+    from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
     from dapo.trainer.run import start_run
 
-    folder = out or Path("runs") / f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with terminal_observer() as view:
-        run = start_run(resolved, folder, [view])
+    if is_ray_driver(resolved.config.cluster):
+        return train_on_ray(resolved, out)
+    with open_world(resolved.config.cluster) as world, terminal_observer(is_shown=world.is_first) as view:
+        now = time.strftime("%Y%m%d-%H%M%S")
+        folder = Path(world.from_first(str(out or Path("runs") / f"{resolved.name}-{now}")))
+        run = start_run(resolved, folder, [view], world=world)
         try:
             train(run)
         finally:
             run.close()
+    if not world.is_first:
+        raise typer.Exit
     if run.step < run.config.train.steps:
         typer.echo(f"Stopped after step {run.step} of {run.config.train.steps}. Go on: dapo resume {folder}")
     else:
@@ -47,4 +56,27 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
             f"Export: dapo export {folder} --out DIR"
         )
     print_verdict(folder)
+    return folder
+
+
+def is_ray_driver(cluster: ClusterConfig) -> bool:
+    """Is this the process that starts the ranks, and not one of them?"""
+    return cluster.backend == "ray" and "RANK" not in os.environ
+
+
+def train_on_ray(resolved: Resolved, out: Path | None) -> Path:
+    """The same command on every rank, supervised; after a fault, `dapo resume`."""
+    from dapo.distributed.ray_workers import supervise
+    from dapo.trainer.run import refuse_existing
+
+    folder = (out or Path("runs") / f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    refuse_existing(folder)
+    typed = sys.argv[1:]
+    own = [] if "--out" in typed else ["--out", str(folder)]
+
+    def command() -> list[str]:
+        goes_on = (folder / "config.toml").exists()
+        return ["-m", "dapo", *(["resume", str(folder)] if goes_on else [*typed, *own])]
+
+    supervise(resolved.config.cluster, command, folder, on_gpus=resolved.config.model.device != "cpu")
     return folder

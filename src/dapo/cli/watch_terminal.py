@@ -18,8 +18,11 @@ from dapo.trainer.run import Run
 
 
 @contextmanager
-def terminal_observer() -> Iterator[Observer]:
+def terminal_observer(*, is_shown: bool = True) -> Iterator[Observer]:
     """The view for this output. However the run ends, the terminal gets its cursor back."""
+    if not is_shown:  # another rank's view is enough
+        yield Observer()
+        return
     view = LiveView() if sys.stdout.isatty() else PlainLines()
     try:
         yield view

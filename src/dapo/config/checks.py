@@ -264,7 +264,11 @@ NEEDS = (
         'tracking.to with "wandb" or "trackio"',
         "tracking.to",
     ),
-    Needs(("cluster.gpus",), lambda c: c.cluster.backend != "none", 'cluster.backend = "torchrun" or "ray"'),
+    Needs(
+        ("cluster.gpus", "cluster.shard", "cluster.timeout_s"),
+        lambda c: c.cluster.backend != "none",
+        'cluster.backend = "torchrun" or "ray"',
+    ),
 )
 
 

@@ -264,11 +264,13 @@ class RolloutConfig(Section):
     engine: Literal["local", "plain", "vllm"] = Field(
         "local", description="local runs on the trainer's own weights; plain is its slow reference; or vllm."
     )
-    max_concurrent_responses: int = Field(256, ge=1, description="Responses written at the same time.")
+    max_concurrent_responses: int = Field(
+        256, ge=1, description="Responses written at the same time, by all ranks together."
+    )
     kv_cache_gib: OptionalFloat = Field(
         None,
         gt=0,
-        description="With local: memory of the KV cache; none is enough for all, at most 0.4 of what is free.",
+        description="With local: memory of a rank's KV cache; none is enough for all, at most 0.4 of what is free.",
     )
     on_fault: Literal["go_on", "stop"] = Field(
         "go_on", description="After a response whose logits are not finite: leave it out and go on, or stop the run."
@@ -318,7 +320,13 @@ class ClusterConfig(Section):
     """More than one process."""
 
     backend: Literal["none", "torchrun", "ray"] = Field("none", description="What starts and places the processes.")
-    gpus: int = Field(1, ge=1, description="GPUs (or, on CPUs, processes) in all.")
+    gpus: int = Field(1, ge=1, description="GPUs (or, on CPUs, processes) in all; 1: as many as torchrun started.")
+    shard: Literal["auto", "full", "none"] = Field(
+        "auto",
+        description="full: weights and optimizer are sharded over the ranks (FSDP2). none: every rank holds all of "
+        "them. auto: none where they fit one GPU with room to spare.",
+    )
+    timeout_s: int = Field(1800, ge=1, description="Seconds a rank waits for another one before the run ends.")
 
 
 class Config(Section):

@@ -66,8 +66,12 @@ def load_critic(
     return critic
 
 
-def save_critic(critic: Critic, folder: str | Path) -> None:
-    """The backbone as a Hugging Face folder, the value head beside it."""
-    critic.backbone.save_pretrained(folder)
-    head = {name: tensor.contiguous() for name, tensor in critic.value_head.state_dict().items()}
-    save_file(head, Path(folder) / HEAD_FILE)
+def save_critic(critic: Critic, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+    """The backbone as a Hugging Face folder, the value head beside it. `weights`: all of them, where it is sharded."""
+    weights = critic.state_dict() if weights is None else weights
+    parts: dict[str, dict[str, Tensor]] = {"backbone": {}, "value_head": {}}
+    for name, tensor in weights.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor.contiguous()
+    critic.backbone.save_pretrained(folder, state_dict=parts["backbone"])
+    save_file(parts["value_head"], Path(folder) / HEAD_FILE)

@@ -30,7 +30,9 @@ def main(settings: dict[str, Any]) -> None:
     os.dup2(2, 1)  # what a verifier prints must not look like a reply
     tasks = os.fdopen(os.dup(0), "r", encoding="utf-8", errors="surrogatepass", newline="\n")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        # The terminal and batch systems send them to every process of a run; they are the parent's to handle.
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     verifier = named(settings["verifier"])
     preload(settings["verifier"])

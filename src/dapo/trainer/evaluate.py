@@ -9,7 +9,7 @@ from dapo.config.schema import EvalConfig
 from dapo.evaluation.runner import Answered, Answers, evaluate, summarise
 from dapo.report.chunks import QUESTION_CHARACTERS
 from dapo.rollout.engine import SamplingParams
-from dapo.tracking.files import append_line, read_lines
+from dapo.tracking.files import read_lines
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.problems import EncodedSet
 from dapo.trainer.run import Run, make_engine
@@ -25,7 +25,8 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
             continue
         start = time.perf_counter()
         settings = run.config.eval
-        engine = make_engine(run.config, run.policy, sampling_of(settings), beside=run.engine)
+        sampling = sampling_of(settings)
+        engine = make_engine(run.config, run.learner.whole, sampling, run.world, beside=run.engine)
 
         def on_answer(_answer: Answered, done: int, total: int) -> None:
             check_stop(run)
@@ -44,10 +45,8 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
         )
         line = {"step": run.step, **summarise(problem_set.name, problem_set.problems, answers, k=settings.k)}
         line["timing.evaluation_s"] = time.perf_counter() - start
-        append_line(run.folder / "eval.jsonl", line)
-        append_line(
-            run.folder / "eval_problems.jsonl", {"step": run.step, **per_problem(problem_set, answers, settings.k)}
-        )
+        run.write_line("eval.jsonl", line)
+        run.write_line("eval_problems.jsonl", {"step": run.step, **per_problem(problem_set, answers, settings.k)})
         for observer in run.observers:
             observer.on_evaluation(line)
         lines.append(line)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the update in progress is finished, a checkpoint is written, and the run says how to go on."""
+"""Ctrl-C, SIGTERM and SIGUSR1: the update in progress is finished, and a checkpoint written to go on from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from dapo.distributed.world import World
+
+# SIGUSR1 is what a batch system sends ahead of a time limit.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(Exception):
@@ -17,12 +20,17 @@ class Interrupted(Exception):
 
 
 class Stoppable(Protocol):
-    is_stopping: bool
+    world: World
+    is_stopping: bool  # this rank was asked to stop
 
 
 @contextmanager
 def stop_on_signals(run: Stoppable) -> Iterator[None]:
-    """The first signal asks the run to stop; the second one is obeyed as usual. In a thread signals are left alone."""
+    """The first signal asks the run to stop; the second one is obeyed as usual. In a thread signals are left alone.
+
+    With several ranks the second one only repeats the first: the launcher passes on what the terminal has sent already,
+    and ends by force what does not stop.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -30,7 +38,8 @@ def stop_on_signals(run: Stoppable) -> Iterator[None]:
 
     def ask(number: int, _frame: FrameType | None) -> None:
         run.is_stopping = True
-        signal.signal(number, before[signal.Signals(number)])
+        if run.world.size == 1:
+            signal.signal(number, before[signal.Signals(number)])
 
     for number in SIGNALS:
         signal.signal(number, ask)
@@ -42,6 +51,6 @@ def stop_on_signals(run: Stoppable) -> Iterator[None]:
 
 
 def check_stop(run: Stoppable) -> None:
-    """Called where stopping is safe."""
-    if run.is_stopping:
+    """Called where stopping is safe, by all ranks together: they stop at the same place."""
+    if run.world.any(run.is_stopping):
         raise Interrupted

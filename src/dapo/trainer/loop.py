@@ -47,12 +47,12 @@ def train_step(run: Run, step: int) -> None:
     learnt = update_policy(
         run.learner, batch, config, step=step, record=record, progress=run.on_update, event=run.event
     )
-    run.engine.load_weights(run.policy, version=run.learner.updates)
+    run.publish()
 
     run.end_step(step, filled.resolved)
     for message in filled.events:
         run.event("fill", message)
-    if record is not None:
+    if record is not None and run.world.is_first:
         path = run.folder / "rollouts" / f"step-{step:06d}.parquet"
         if problem := write_rollouts(path, step, batch, record, run.token_pieces):
             run.event("rollouts", problem)

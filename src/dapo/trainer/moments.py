@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
 Kind = Literal["float32", "int8", "host"]
@@ -21,11 +21,11 @@ class Moments(Protocol):
         """On the device, at this parameter's first update; 0 after it."""
         ...
 
-    def update(self, masters: dict[str, Parameter], lr: float) -> None: ...
+    def update(self, masters: Mapping[str, Tensor], lr: float) -> None: ...
 
     def tensors(self) -> dict[str, Tensor]: ...
 
-    def load(self, saved: dict[str, Tensor], masters: dict[str, Parameter]) -> None: ...
+    def load(self, saved: dict[str, Tensor], masters: Mapping[str, Tensor]) -> None: ...
 
 
 def make_moments(kind: Kind, *, betas: tuple[float, float], weight_decay: float, is_cuda: bool) -> Moments:
@@ -47,7 +47,7 @@ class FloatMoments:
         self.first: dict[str, Tensor] = {}
         self.second: dict[str, Tensor] = {}
 
-    def update(self, masters: dict[str, Parameter], lr: float) -> None:
+    def update(self, masters: Mapping[str, Tensor], lr: float) -> None:
         for name, master in masters.items():
             if name not in self.step:
                 self.step[name] = self.counter(master)
@@ -65,7 +65,7 @@ class FloatMoments:
         return torch.zeros_like(master)
 
     @torch.no_grad()
-    def apply(self, masters: dict[str, Parameter], first: list[Tensor], second: list[Tensor], lr: float) -> None:
+    def apply(self, masters: Mapping[str, Tensor], first: list[Tensor], second: list[Tensor], lr: float) -> None:
         adamw(
             list(masters.values()),
             [gradient_of(master) for master in masters.values()],
@@ -88,7 +88,7 @@ class FloatMoments:
         parts = (("step", self.step), ("exp_avg", self.first), ("exp_avg_sq", self.second))
         return {f"{key}.{name}": value for key, values in parts for name, value in values.items()}
 
-    def load(self, saved: dict[str, Tensor], masters: dict[str, Parameter]) -> None:
+    def load(self, saved: dict[str, Tensor], masters: Mapping[str, Tensor]) -> None:
         for name, master in masters.items():
             if f"step.{name}" not in saved:
                 continue
@@ -110,7 +110,7 @@ class HostMoments(FloatMoments):
         return torch.zeros(master.shape, dtype=master.dtype, device="cpu", pin_memory=master.is_cuda)
 
     @torch.no_grad()
-    def apply(self, masters: dict[str, Parameter], first: list[Tensor], second: list[Tensor], lr: float) -> None:
+    def apply(self, masters: Mapping[str, Tensor], first: list[Tensor], second: list[Tensor], lr: float) -> None:
         for (name, master), m, v in zip(masters.items(), first, second, strict=True):
             visiting = [x.to(master.device, non_blocking=True) for x in (m, v)]
             super().apply({name: master}, [visiting[0]], [visiting[1]], lr)
@@ -135,7 +135,7 @@ class EightBitMoments:
         self.codes: dict[str, Tensor] = {}  # "m.name" int8, "v.name" uint8, "m_scale.name", "v_scale.name" float32
 
     @torch.no_grad()
-    def update(self, masters: dict[str, Parameter], lr: float) -> None:
+    def update(self, masters: Mapping[str, Tensor], lr: float) -> None:
         self.step += 1
         for index, (name, master) in enumerate(masters.items()):
             if f"m.{name}" not in self.codes:
@@ -170,7 +170,7 @@ class EightBitMoments:
     def tensors(self) -> dict[str, Tensor]:
         return {"step": self.step} | {f"eight_bit.{name}": code for name, code in self.codes.items()}
 
-    def load(self, saved: dict[str, Tensor], masters: dict[str, Parameter]) -> None:
+    def load(self, saved: dict[str, Tensor], masters: Mapping[str, Tensor]) -> None:
         if "step" in saved:
             self.step.copy_(saved["step"])
         for name, master in masters.items():

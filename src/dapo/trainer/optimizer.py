@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from dapo.distributed.shards import local, part_of, whole
+from dapo.distributed.world import ALONE, World
 from dapo.trainer.moments import Kind, make_moments
 
 
@@ -30,6 +32,10 @@ class Optimizer:
     Parameters of 16 bits have a float32 master, rounded in place into the same storage after each step; wider ones are
     their own master. A 16-bit gradient moves into its master as soon as the backward pass has made it, so that the
     16-bit gradients of all parameters never exist together; wider ones accumulate where they are.
+
+    With several ranks, each has the gradient of its share of the rows, and `step` sums them; of sharded parameters it
+    has a slice of the whole gradient already, and a slice of everything else. `is_mixed` says that sharded parameters
+    are masters of weights that are used with 16 bits; a checkpoint then holds them as such.
     """
 
     def __init__(
@@ -40,7 +46,10 @@ class Optimizer:
         weight_decay: float,
         grad_clip: float,
         moments: Kind = "float32",
+        world: World = ALONE,
+        is_mixed: bool = False,
     ) -> None:
+        self.world = world
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         self.masters = {
             name: p if p.dtype.itemsize >= 4 else Parameter(p.detach().float()) for name, p in self.parameters.items()
@@ -49,6 +58,8 @@ class Optimizer:
         is_cuda = any(p.is_cuda for p in self.parameters.values())
         self.moments = make_moments(moments, betas=betas, weight_decay=weight_decay, is_cuda=is_cuda)
         self.rounded = [name for name, p in self.parameters.items() if self.masters[name] is not p]
+        self.is_sharded = any(local(p) is not p for p in self.parameters.values())
+        self.saved = list(self.parameters) if is_mixed and self.is_sharded else self.rounded
         for name in self.rounded:
             self._move_gradient_to(self.masters[name], self.parameters[name])
 
@@ -67,11 +78,11 @@ class Optimizer:
     @torch.no_grad()
     def step(self, lr: float) -> UpdateOutcome:
         """Clip, update, round into the parameters. The host waits for the device once, for the gradient's norm."""
-        masters = {name: master for name, master in self.masters.items() if master.grad is not None}
+        masters = self._gathered_gradients()
         if not masters:
             return UpdateOutcome(0.0, is_skipped=False)
         grads = [master.grad for master in masters.values() if master.grad is not None]
-        total = torch.nn.utils.get_total_norm(grads)
+        total = self._norm(grads)
         norm = float(total)
         if not isfinite(norm):
             self.zero_grad()
@@ -87,11 +98,39 @@ class Optimizer:
         self.zero_grad()
         return UpdateOutcome(norm, is_skipped=False)
 
+    def _gathered_gradients(self) -> dict[str, Tensor]:
+        """Masters with the gradient of the whole update, or this rank's slices of both; none without a gradient."""
+        if self.is_sharded:
+            slices = {}
+            for name, master in self.masters.items():
+                if master.grad is not None:
+                    slices[name] = local(master.detach())
+                    slices[name].grad = local(master.grad)
+            return slices
+        if self.world.size > 1:
+            has_gradient = torch.tensor([master.grad is not None for master in self.masters.values()]).int()
+            self.world.sum_([has_gradient])  # a rank without rows has none, and takes part
+            wanted = [master for master, n in zip(self.masters.values(), has_gradient.tolist(), strict=True) if n]
+            for master in wanted:
+                if master.grad is None:
+                    master.grad = torch.zeros_like(master)
+            self.world.sum_([master.grad for master in wanted if master.grad is not None])
+        return {name: master for name, master in self.masters.items() if master.grad is not None}
+
+    def _norm(self, grads: list[Tensor]) -> Tensor:
+        """Of the whole gradient."""
+        norm: Tensor = torch.nn.utils.get_total_norm(grads)
+        if self.is_sharded:
+            square = norm.double() ** 2
+            self.world.sum_([square])
+            norm = square.sqrt().to(norm.dtype)
+        return norm
+
     def bytes_to_come(self) -> int:
         """Gradients and moments that are not there yet and will be by the end of the next update."""
         return sum(
             (master.numel() * master.dtype.itemsize if master.grad is None else 0)
-            + self.moments.bytes_to_come(name, master)
+            + self.moments.bytes_to_come(name, local(master))
             for name, master in self.masters.items()
         )
 
@@ -101,12 +140,33 @@ class Optimizer:
             self.masters[name].grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint needs beside the module's own weights."""
-        return {f"master.{name}": self.masters[name].detach() for name in self.rounded} | self.moments.tensors()
+        """Everything a checkpoint needs beside the module's own weights, whole. All ranks take part."""
+        saved = {f"master.{name}": self.whole(name, self.masters[name].detach()) for name in self.saved}
+        for key, tensor in self.moments.tensors().items():
+            name = key.partition(".")[2]
+            saved[key] = self.whole(name, tensor) if tensor.dim() else tensor
+        return saved
+
+    def whole(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor of which this rank holds a slice as it does of that parameter; on the host, if it was gathered."""
+        return whole(local(tensor), self.parameters[name]).cpu() if self.is_sharded else tensor
+
+    @torch.no_grad()
+    def assign(self, name: str, value: Tensor) -> None:
+        """A parameter's new value, given whole."""
+        parameter = self.parameters[name]
+        local(parameter.detach()).copy_(part_of(value, parameter))
 
     @torch.no_grad()
     def load_tensors(self, saved: dict[str, Tensor]) -> None:
+        for name in self.saved:
+            self.assign(name, saved[f"master.{name}"])
         for name in self.rounded:
             self.masters[name].copy_(saved[f"master.{name}"])
-            self.parameters[name].copy_(self.masters[name])
-        self.moments.load(saved, self.masters)
+        if self.is_sharded:
+            saved = {
+                key: part_of(tensor, self.parameters[key.partition(".")[2]]) if tensor.dim() else tensor
+                for key, tensor in saved.items()
+                if not key.startswith("master.")
+            }
+        self.moments.load(saved, {name: local(master.detach()) for name, master in self.masters.items()})

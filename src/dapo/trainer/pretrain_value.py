@@ -6,11 +6,10 @@ import hashlib
 
 from dapo.sampling.carry import CarryState
 from dapo.sampling.dynamic import fill_step
-from dapo.tracking.files import append_line
 from dapo.trainer.batch import Batch, deal_minibatches, make_batch
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.run import Run
-from dapo.trainer.update import Sums, score_old, update_critic
+from dapo.trainer.update import Sums, old_values_of_critic, score_old, update_critic
 from dapo.trainer.value import Values, estimate_advantages, explained_variance_of
 
 HELD_OUT_SHARE = 8  # one problem in eight is never trained on here, so that explained variance means something
@@ -45,12 +44,13 @@ def pretrain_value(run: Run) -> None:
             if rows:
                 update_critic(run.learner, batch, values, rows, run.config, sums)
         run.end_value_step(step)
+        sums = sums.across(run.world)
         line = {
             "step": step,
             "critic/loss": sums.ratio("critic_loss", "critic_updates"),
             "critic/explained_variance": explained_variance_of(values, batch.rows_of(held_out)),
         }
-        append_line(run.folder / "value.jsonl", line)
+        run.write_line("value.jsonl", line)
         for observer in run.observers:
             observer.on_value_step(line, run.pretrain_steps)
         check_stop(run)
@@ -63,7 +63,8 @@ def monte_carlo(run: Run, batch: Batch) -> Values:
     assert run.learner.value is not None, "only a critic is pretrained"
     gae = run.config.algorithm.gae.model_copy(update={"lam_critic": 1.0, "whiten": False})
     algorithm = run.config.algorithm.model_copy(update={"gae": gae})
-    return estimate_advantages(run.learner.value.critic, batch, run.config.model_copy(update={"algorithm": algorithm}))
+    old = old_values_of_critic(run.learner, run.learner.value, batch, run.config)
+    return estimate_advantages(batch, run.config.model_copy(update={"algorithm": algorithm}), old)
 
 
 def is_held_out(problem_id: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,13 @@ import torch
 from dapo.checkpoints.load import Checkpoint, newest_checkpoint
 from dapo.checkpoints.save import name_of, save_checkpoint
 from dapo.config.load import Resolved, flatten, resolve, to_toml
-from dapo.config.model_shapes import model_location
+from dapo.config.model_shapes import model_location, shape_from_config
+from dapo.config.plan import memory_of
 from dapo.config.schema import Config
 from dapo.data.order import ProblemOrder
+from dapo.distributed.judge import SharedJudge
+from dapo.distributed.shards import Sharding, whole_weights
+from dapo.distributed.world import ALONE, World
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.models.critic import load_critic, save_critic
 from dapo.models.load import load_policy, save_policy
@@ -26,6 +30,7 @@ from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
+from dapo.rollout.shared import SharedEngine
 from dapo.rollout.vllm import VllmEngine, require_vllm
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector, VerdictJournal
@@ -51,7 +56,7 @@ from dapo.trainer.source import OrderedSource
 from dapo.trainer.track import TrackerObserver
 from dapo.trainer.update import Learner
 from dapo.trainer.value import ValueLearner
-from dapo.types import Group
+from dapo.types import Group, Judge
 
 # Keys that may differ when a run goes on: they change what is written, when it ends and how fast, not what is learnt.
 SAFE_TO_CHANGE = (
@@ -66,6 +71,7 @@ SAFE_TO_CHANGE = (
     "tracking.",
     "rewards.workers",
     "data.eval",
+    "cluster.",
 )
 
 
@@ -77,7 +83,8 @@ class Run:
     folder: Path
     learner: Learner
     engine: Engine
-    judge: VerifierPool
+    judge: Judge
+    pool: VerifierPool  # this rank's own judges
     collector: Collector
     problems: EncodedSet
     eval_sets: list[EncodedSet]
@@ -86,6 +93,7 @@ class Run:
     posteriors: Posteriors
     fill: CarryState
     observers: Sequence[Observer]
+    world: World = ALONE
     step: int = 0  # steps done
     is_stopping: bool = False  # asked to stop by a signal
     value_steps: int = 0  # steps of value pretraining done
@@ -109,7 +117,7 @@ class Run:
         return self.value_steps < self.pretrain_steps
 
     def remaining_steps(self) -> Iterator[int]:
-        while self.step < self.config.train.steps and not self.is_stopping:
+        while self.step < self.config.train.steps and not self.world.any(self.is_stopping):
             yield self.step + 1
 
     def is_due(self, every_steps: int, step: int) -> bool:
@@ -126,20 +134,25 @@ class Run:
 
     # -------------------------------------------------------------- what a run writes
 
+    def write_line(self, name: str, line: Mapping[str, Any]) -> None:
+        """One line more in a file of the run; the first rank writes for all."""
+        if self.world.is_first:
+            append_line(self.folder / name, line)
+
     def track(self, metrics: dict[str, float]) -> None:
         check_declared(metrics)
-        append_line(self.folder / "metrics.jsonl", metrics)
+        self.write_line("metrics.jsonl", metrics)
         for observer in self.observers:
             observer.on_step(metrics)
 
     def event(self, kind: str, message: str) -> None:
         record = {"step": self.step, "kind": kind, "message": message, "timing.unix_s": time.time()}
-        append_line(self.folder / "events.jsonl", record)
+        self.write_line("events.jsonl", record)
         for observer in self.observers:
             observer.on_event(kind, message)
 
     def close(self) -> None:
-        self.judge.close()
+        self.pool.close()
 
     # -------------------------------------------------------------- checkpoint
 
@@ -147,6 +160,10 @@ class Run:
         """Before the first step, every so many steps, and after the last."""
         every = self.config.eval.every_steps
         return every > 0 and (self.step % every == 0 or self.step == self.config.train.steps)
+
+    def publish(self) -> None:
+        """The engine writes with the newest weights from now on."""
+        self.engine.load_weights(self.learner.publish(), version=self.learner.updates)
 
     def end_step(self, step: int, resolved: Sequence[Group]) -> None:
         """The updates are done: the step cannot be taken back any more. Complete groups teach predictive selection."""
@@ -199,7 +216,10 @@ class Run:
             self._boundary = None
 
     def save(self) -> None:
-        """Write the state at this step boundary: a resumed run goes on as if it had never stopped."""
+        """Write the state at this step boundary: a resumed run goes on as if it had never stopped.
+
+        The first rank writes for all, in the format of a run of one process: any number of ranks can go on from it.
+        """
         name = name_of(self.step, self.value_steps if self.is_pretraining else None)
         if self.saved == name:
             return
@@ -211,7 +231,7 @@ class Run:
                 tensors[f"critic_optimizer.{key}"] = tensor
         if self.config.model.lora.rank:  # model/ holds the merged weights; going on needs the adapter itself
             for key, parameter in self.learner.optimizer.parameters.items():
-                tensors[f"adapter.{key}"] = parameter.detach()
+                tensors[f"adapter.{key}"] = self.learner.optimizer.whole(key, parameter.detach())
         state = {
             "config": flatten(self.config.model_dump(mode="json")),
             "updates": self.learner.updates,
@@ -221,13 +241,17 @@ class Run:
             "sampling": sampling,
         }
 
-        def write_model(folder: Path) -> None:
-            save_policy(self.policy, folder)
-            if self.learner.value is not None:
-                save_critic(self.learner.value.critic, folder / "critic")
+        critic = None if self.learner.value is None else whole_weights(self.learner.value.critic)
 
-        root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
-        save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
+        def write_model(folder: Path) -> None:
+            save_policy(self.learner.whole, folder)
+            if self.learner.value is not None:
+                save_critic(self.learner.value.critic, folder / "critic", critic)
+
+        if self.world.is_first:
+            root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
+            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
+        self.world.barrier()
         self.saved = name
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -241,13 +265,12 @@ class Run:
         self.step, self.saved = checkpoint.step, checkpoint.folder.name
         self.value_steps = state.get("value_steps", self.pretrain_steps)  # older checkpoints came after the stage
         self.learner.updates, self.learner.bad_updates = state["updates"], state["bad_updates"]
-        with torch.no_grad():
-            for name, tensor in with_prefix(checkpoint.tensors, "adapter.").items():
-                self.learner.optimizer.parameters[name].copy_(tensor)
+        for name, tensor in with_prefix(checkpoint.tensors, "adapter.").items():
+            self.learner.optimizer.assign(name, tensor)
         self.learner.optimizer.load_tensors(with_prefix(checkpoint.tensors, "optimizer."))
         if self.learner.value is not None:
             self.learner.value.optimizer.load_tensors(with_prefix(checkpoint.tensors, "critic_optimizer."))
-        self.engine.load_weights(self.policy, version=self.learner.updates)
+        self.publish()
         self.collector.journal.version = self.learner.updates
         self.restore_sampling(state["sampling"], checkpoint.tensors)
 
@@ -259,10 +282,11 @@ def with_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torc
 # ------------------------------------------------------------------ starting and going on
 
 
-def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
+def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = (), *, world: World = ALONE) -> Run:
     """A new run in a new folder."""
-    refuse_existing(folder)
-    return begin_run(resolved, folder, observers)
+    if world.is_first:
+        refuse_existing(folder)
+    return begin_run(resolved, folder, observers, world=world)
 
 
 def refuse_existing(folder: Path) -> None:
@@ -275,25 +299,34 @@ def refuse_existing(folder: Path) -> None:
         )
 
 
-def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = ()) -> Run:
+def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = (), *, world: World = ALONE) -> Run:
     """A run in a folder that is known to be new; its own problems may lie there already."""
     config = resolved.config
-    is_new = not folder.exists()
+    world.barrier()  # the first rank has looked whether it is new
+    is_new = world.is_first and not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}.", remedy="Name another folder.") from None
     try:
-        run = assemble(config, folder, model_location(config.model.path), observers)
+        run = assemble(config, folder, model_location(config.model.path), observers, world=world)
     except BaseException:  # whatever stopped it: leave no empty folder behind
         if is_new:
             folder.rmdir()
         raise
-    replace_file(folder / "config.toml", to_toml(config))
+    if world.is_first:
+        replace_file(folder / "config.toml", to_toml(config))
+    world.barrier()
     return run
 
 
-def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observers: Sequence[Observer] = ()) -> Run:
+def resume_run(
+    folder: Path,
+    overrides: Sequence[tuple[str, Any]] = (),
+    observers: Sequence[Observer] = (),
+    *,
+    world: World = ALONE,
+) -> Run:
     """Go on from the newest intact checkpoint; without one, from the start."""
     config = read_run_config(folder, overrides)
     checkpoint, skipped = newest_checkpoint(folder / "checkpoints")
@@ -302,20 +335,27 @@ def resume_run(folder: Path, overrides: Sequence[tuple[str, Any]] = (), observer
     from_base = checkpoint is None or config.model.lora.rank > 0
     path = model_location(config.model.path) if from_base or checkpoint is None else str(checkpoint.model_folder)
     critic = str(checkpoint.model_folder / "critic") if checkpoint is not None else None
-    run = assemble(config, folder, path, observers, critic_path=critic, is_start=checkpoint is None)
+    run = assemble(config, folder, path, observers, critic_path=critic, is_start=checkpoint is None, world=world)
     if checkpoint is not None:
         run.restore(checkpoint)
-    for name in ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl"):
-        cut_back(folder / name, -1 if checkpoint is None else run.step)
-    cut_back(folder / "value.jsonl", run.value_steps)
-    drop_after(folder / "rollouts", run.step)
-    if overrides:
-        replace_file(folder / "config.toml", to_toml(config))
+    if world.is_first:
+        cut_files_back(run, has_checkpoint=checkpoint is not None)
+        if overrides:
+            replace_file(folder / "config.toml", to_toml(config))
+    world.barrier()
     for message in skipped:
         run.event("checkpoint", message)
     where = f" of value pretraining {run.value_steps}" if run.is_pretraining and run.value_steps else f" {run.step}"
     run.event("resume", f"resumed after step{where}")
     return run
+
+
+def cut_files_back(run: Run, *, has_checkpoint: bool) -> None:
+    """What was written after the checkpoint goes: it will be written again."""
+    for name in ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl"):
+        cut_back(run.folder / name, run.step if has_checkpoint else -1)
+    cut_back(run.folder / "value.jsonl", run.value_steps)
+    drop_after(run.folder / "rollouts", run.step)
 
 
 def read_run_config(folder: Path, overrides: Sequence[tuple[str, Any]]) -> Config:
@@ -352,17 +392,27 @@ def assemble(
     *,
     critic_path: str | None = None,
     is_start: bool = True,
+    world: World = ALONE,
 ) -> Run:
     """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
     if config.rollout.engine == "vllm":
         require_vllm()
+    if config.rollout.engine != "local" and world.size > 1:
+        raise ConfigError(
+            f"rollout.engine = {config.rollout.engine}: is not built for {world.size} ranks.",
+            remedy="Use local, or one process.",
+        )
     if config.rollout.tensor_parallel > 1:
         raise ConfigError(
             f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: is not built yet.", remedy="Use 1."
         )
-    if config.cluster.backend != "none":
-        raise ConfigError(f"cluster.backend = {config.cluster.backend}: is not built yet.", remedy="Use none.")
-    observers = [*observers, *([TrackerObserver(config.tracking.to)] if config.tracking.to else [])]
+    if config.cluster.backend != "none" and world is ALONE:
+        raise ConfigError(
+            f"cluster.backend = {config.cluster.backend}: is for `dapo train` and `dapo resume`.",
+            remedy="Start them with torchrun, or set cluster.backend = none.",
+        )
+    is_tracked = bool(config.tracking.to) and world.is_first
+    observers = [*observers, *([TrackerObserver(config.tracking.to)] if is_tracked else [])]
     device = choose_device(config.model.device)
     dtype = choose_dtype(config.model.dtype, device)
     torch.manual_seed(config.train.seed)
@@ -370,25 +420,26 @@ def assemble(
     policy = load_policy(model_path, dtype=dtype, device=device, revision=config.model.revision, is_fused=is_fused)
     if config.model.lora.rank:
         policy = add_lora(policy, config.model.lora.rank, config.model.lora.alpha)
-    learner = make_learner(config, policy, model_path, critic_path, dtype, device)
+    learner = make_learner(config, policy, model_path, critic_path, dtype, device, world)
     problems = load_encoded(config.data.train, config, policy.tokenizer, use="train")
     wanted = config.data.eval if config.eval.every_steps else ()
     eval_sets = [load_encoded(name, config, policy.tokenizer, use="eval") for name in wanted]
-    engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature))
-    judge = VerifierPool(
+    engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
+    pool = VerifierPool(
         config.rewards.verifier,
         workers=config.rewards.workers,
         seconds=config.rewards.seconds,
         memory_mb=config.rewards.memory_mb,
         truncated_may_be_correct=config.rewards.truncated_may_be_correct,
     )
+    judge: Judge = pool if world.size == 1 else SharedJudge(pool, world)
     collector = Collector(
         engine,
         judge,
         responses_per_prompt=config.sampling.responses_per_prompt,
         max_new_tokens=config.limits.max_response_tokens,
         seed=config.train.seed,
-        journal=open_journal(folder / "verdicts.jsonl"),
+        journal=open_journal(folder / "verdicts.jsonl", is_writer=world.is_first),
     )
     order = ProblemOrder(len(problems.problems), seed=config.train.seed)
     ordered = OrderedSource(problems.problems, problems.prompts, order)
@@ -403,6 +454,7 @@ def assemble(
         learner=learner,
         engine=engine,
         judge=judge,
+        pool=pool,
         collector=collector,
         problems=problems,
         eval_sets=eval_sets,
@@ -412,15 +464,18 @@ def assemble(
         fill=CarryState(),
         observers=observers,
         token_pieces=token_pieces(policy.tokenizer) if config.rollouts.every_steps else None,
+        world=world,
     )
     for observer in observers:
         observer.on_start(run)
     return run
 
 
-def open_journal(path: Path) -> VerdictJournal:
+def open_journal(path: Path, *, is_writer: bool = True) -> VerdictJournal:
     """Clock-dependent verdicts of this run so far; new ones are appended at once. Never cut back: they are replayed."""
     known = {line["key"]: judgement_from_state(line["judgement"]) for line in read_lines(path)}
+    if not is_writer:
+        return VerdictJournal(known)
     return VerdictJournal(
         known, lambda key, judgement: append_line(path, {"key": key, "judgement": judgement_to_state(judgement)})
     )
@@ -441,9 +496,16 @@ def first_posteriors(config: Config, problems: EncodedSet) -> Posteriors:
 
 
 def make_learner(
-    config: Config, policy: Policy, model_path: str, critic_path: str | None, dtype: torch.dtype, device: str
+    config: Config,
+    policy: Policy,
+    model_path: str,
+    critic_path: str | None,
+    dtype: torch.dtype,
+    device: str,
+    world: World,
 ) -> Learner:
     train = config.train
+    sharding = Sharding(world, device, dtype) if is_sharded(config, policy, device, world) else None
 
     def optimizer(module: torch.nn.Module) -> Optimizer:
         return Optimizer(
@@ -452,11 +514,16 @@ def make_learner(
             weight_decay=train.weight_decay,
             grad_clip=train.grad_clip,
             moments=train.moments,
+            world=world,
+            is_mixed=dtype.itemsize < 4,
         )
 
+    trained = policy if sharding is None else sharding.copy_of(policy, layers_of, shared=[policy.tokenizer])
     if train.gradient_checkpointing is True:
-        checkpoint_layers(policy)
-    learner = Learner(policy, optimizer(policy))
+        checkpoint_layers(trained)
+    learner = Learner(
+        trained, optimizer(trained), world=world, gathered=None if sharding is None else policy.requires_grad_(False)
+    )
     if config.has_reference:
         learner.reference = load_policy(
             model_location(config.model.path),
@@ -466,18 +533,56 @@ def make_learner(
             is_fused=config.model.kernels == "fused",
         )
         learner.reference.requires_grad_(False)
+        if sharding is not None:
+            sharding.in_place(learner.reference, layers_of(learner.reference))
     if config.has_critic:
         start = critic_path or config.algorithm.critic.path or model_path
         critic = load_critic(start, dtype=dtype, device=device, is_fused=config.model.kernels == "fused")
+        if sharding is not None:
+            sharding.in_place(critic, layers_of(critic))
         if train.gradient_checkpointing is True:
             checkpoint_layers(critic)
         learner.value = ValueLearner(critic, optimizer(critic))
     return learner
 
 
-def make_engine(config: Config, policy: Policy, sampling: SamplingParams, beside: Engine | None = None) -> Engine:
-    """The engine the config names. A second one shares the memory of the engine it is beside."""
-    if isinstance(beside, (VllmEngine, LocalEngine)):
+def layers_of(module: Any) -> list[torch.nn.Module]:
+    """What is gathered together when it is sharded: a decoder layer."""
+    return list(getattr(module.backbone, "layers", ()))
+
+
+def is_sharded(config: Config, policy: Policy, device: str, world: World) -> bool:
+    """Shard over the ranks? `auto`: where one GPU has not twice the room for weights, gradients and optimizer."""
+    shard = config.cluster.shard
+    if config.cluster.backend == "none" or (world.size == 1 and shard != "full"):
+        return False
+    if shard == "auto":
+        if device != "cuda":
+            return False
+        shape = shape_from_config(policy.config.to_dict())
+        if shape is None:
+            return True
+        parts = memory_of(config, shape, is_cuda=True, gpus=1).parts
+        held = sum(size for name, size in parts.items() if name not in ("activations", "output head"))
+        is_large = 2 * held > torch.cuda.get_device_properties(policy.device).total_memory
+    else:
+        is_large = shard == "full"
+    if is_large and config.train.moments == "int8":
+        raise ConfigError(
+            "train.moments = int8: 8-bit moments share a scale per 256 weights of a whole tensor, not of a shard.",
+            remedy="Use float32 or host, or set cluster.shard = none.",
+        )
+    return is_large
+
+
+def make_engine(
+    config: Config, policy: Policy, sampling: SamplingParams, world: World = ALONE, *, beside: Engine | None = None
+) -> Engine:
+    """The engine the config names; with several ranks, all of them as one.
+
+    A second one shares the memory of the engine it is beside.
+    """
+    if isinstance(beside, (VllmEngine, LocalEngine, SharedEngine)):
         return beside.beside(sampling)
     concurrent = config.rollout.max_concurrent_responses
     longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
@@ -490,8 +595,9 @@ def make_engine(config: Config, policy: Policy, sampling: SamplingParams, beside
         case "plain":
             return PlainEngine(policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest)
         case "local":
-            gib = config.rollout.kv_cache_gib
-            return LocalEngine(policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest, kv_gib=gib)
+            gib, seats = config.rollout.kv_cache_gib, -(-concurrent // world.size)
+            own = LocalEngine(policy, sampling=sampling, max_concurrent=seats, max_tokens=longest, kv_gib=gib)
+            return own if world.size == 1 else SharedEngine(own, world, max_concurrent=concurrent)
 
 
 def choose_device(wanted: str) -> str:

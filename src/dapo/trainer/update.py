@@ -14,13 +14,16 @@ from dapo.algorithms.aggregate import constant_norm, prompt_mean, token_mean
 from dapo.algorithms.diagnostics import ClippedTokens, clipped_tokens
 from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, positive_nll
 from dapo.config.schema import Config
+from dapo.distributed.shards import refresh
+from dapo.distributed.world import ALONE, World
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
 from dapo.trainer.activations import fit_layers
-from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches
+from dapo.trainer.batch import Batch, deal_minibatches
+from dapo.trainer.dealing import Micro, own_microbatches, own_rows, share_rows
 from dapo.trainer.optimizer import Optimizer, UpdateOutcome, warmup_lr
 from dapo.trainer.ragged import Ragged
-from dapo.trainer.value import ValueLearner, Values, estimate_advantages, explained_variance, value_share
+from dapo.trainer.value import ValueLearner, Values, estimate_advantages, explained_variance, score_values, value_share
 
 
 @dataclass(slots=True)
@@ -34,6 +37,27 @@ class Learner:
     tokens_per_microbatch: int | None = None  # smaller than the config's after the device ran out of memory
     updates: int = 0  # optimizer updates since the start; the version of the weights
     bad_updates: int = 0  # skipped in a row
+    world: World = ALONE
+    gathered: Policy | None = None  # with a sharded policy: a whole copy, for the engine and for saving
+
+    @property
+    def whole(self) -> Policy:
+        """The policy with all its weights on this rank, as of the last `publish`."""
+        return self.policy if self.gathered is None else self.gathered
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.gathered is not None
+
+    def publish(self) -> Policy:
+        """The whole policy with the newest weights. All ranks take part."""
+        if self.gathered is not None:
+            refresh(self.gathered, self.policy)
+        return self.whole
+
+    def microbatches(self, batch: Batch, rows: Sequence[int], budget: int) -> list[Micro]:
+        """This rank's part of the work on `rows`."""
+        return own_microbatches(batch, rows, budget, self.world, in_step=self.is_sharded)
 
 
 @dataclass(slots=True)
@@ -98,6 +122,18 @@ class Sums:
         self.add(**other.sums)
         self.peak(**other.largest)
 
+    def across(self, world: World) -> Sums:
+        """Sums over the ranks, largest of the ranks', on the host."""
+        own = self.read()
+        if world.size == 1:
+            return own
+        made = Sums()
+        peaks = {name: float(value) for name, value in own.largest.items()}
+        for sums, largest in world.gather([own.sums, peaks]):
+            made.add(**sums)
+            made.peak(**{name: torch.tensor(value, dtype=torch.float64) for name, value in largest.items()})
+        return made
+
     def read(self) -> Sums:
         """All of them on the host, fetched together."""
         names = [name for name, value in self.sums.items() if isinstance(value, Tensor)]
@@ -145,7 +181,9 @@ def update_policy(
             update_once(learner, batch, rows, config, lr, sums, record, is_old=rows is first_rows, event=event)
             first_rows = []
         progress(done + 1, len(deals))
-    metrics = summarise(batch, sums.read(), lr, learner, first)
+    if record is not None:
+        share_record(learner, batch, deals, record)
+    metrics = summarise(batch, sums.across(learner.world), lr, learner, first)
     if values is not None:
         metrics["critic/explained_variance"] = explained_variance(batch, values)
     batch.packs.clear()
@@ -189,16 +227,33 @@ def score_old(
     the first update, which scores them on the same weights in its own forward pass.
     """
     left = set(range(len(batch.lengths))) - set(skip)
+    wanted, own = sorted(left), list[int]()
     for deal in (*deals, range(len(batch.lengths))):  # last: rows that no update trains on
         rows = [row for row in deal if row in left]
         left -= set(rows)
+        own += own_rows(batch, rows, learner.world)
 
         def score_rows(budget: int, rows: list[int] = rows) -> None:
-            for micro in deal_microbatches(batch, rows, budget):
+            for micro in learner.microbatches(batch, rows, budget):
                 with torch.no_grad():
-                    keep_old(batch, config, micro, *score(learner.policy, batch, micro, config))
+                    keep_old(batch, config, micro.rows, *score(learner.policy, batch, micro.rows, config))
 
         within_memory(learner, batch, rows, config, score_rows, event)
+    share_rows(learner.world, old_values(batch), wanted, own)
+
+
+def old_values(batch: Batch) -> tuple[Ragged, ...]:
+    return batch.logp_old, batch.entropy, batch.logp_trainer
+
+
+def share_record(learner: Learner, batch: Batch, deals: Sequence[Sequence[int]], record: StepRecord) -> None:
+    """What each rank has seen of a row's first update, for the rank that writes it down."""
+    left = set(range(len(batch.lengths)))
+    for deal in deals:
+        rows = [row for row in deal if row in left]
+        left -= set(rows)
+        own = own_rows(batch, deal, learner.world)
+        share_rows(learner.world, (record.ratio, record.clip), rows, own)
 
 
 def keep_old(batch: Batch, config: Config, rows: Sequence[int], logp: Tensor, entropy: Tensor) -> None:
@@ -222,19 +277,29 @@ def estimate_values(learner: Learner, batch: Batch, config: Config, event: Event
         reference, ragged = learner.reference, logp_ref
 
         def score_reference(budget: int) -> None:
-            for micro in deal_microbatches(batch, rows, budget):
+            for micro in learner.microbatches(batch, rows, budget):
                 with torch.no_grad():
-                    ragged.put(micro, score(reference, batch, micro, config, with_entropy=False)[0])
+                    ragged.put(micro.rows, score(reference, batch, micro.rows, config, with_entropy=False)[0])
 
         within_memory(learner, batch, rows, config, score_reference, event)
-    return within_memory(
-        learner,
-        batch,
-        rows,
-        config,
-        lambda budget: estimate_advantages(value.critic, batch, config, logp_ref, budget=budget),
-        event,
-    )
+        share_rows(learner.world, [logp_ref], rows, own_rows(batch, rows, learner.world))
+    return estimate_advantages(batch, config, old_values_of_critic(learner, value, batch, config, event), logp_ref)
+
+
+def old_values_of_critic(
+    learner: Learner, value: ValueLearner, batch: Batch, config: Config, event: Event = lambda _kind, _message: None
+) -> Ragged:
+    """V of every token, before any update of the step."""
+    rows, old = list(range(len(batch.lengths))), Ragged(batch.lengths, batch.advantage.flat.dtype)
+
+    def score_critic(budget: int) -> None:
+        for micro in learner.microbatches(batch, rows, budget):
+            with torch.no_grad():
+                old.put(micro.rows, score_values(value.critic, batch, micro.rows))
+
+    within_memory(learner, batch, rows, config, score_critic, event)
+    share_rows(learner.world, [old], rows, own_rows(batch, rows, learner.world))
+    return old
 
 
 def score(
@@ -262,7 +327,8 @@ def within_memory(
 ) -> T:
     """work(token budget); where the device runs out of memory: undone, and repeated with half the budget.
 
-    The smaller budget stays for the rest of the run. It ends where the longest row alone does not fit.
+    The smaller budget stays for the rest of the run. It ends where the longest row alone does not fit. A rank of a
+    sharded model cannot repeat a pass by itself: there the run ends.
     """
     while True:
         budget = learner.tokens_per_microbatch or config.train.tokens_per_microbatch
@@ -270,6 +336,11 @@ def within_memory(
             return work(budget)
         except torch.OutOfMemoryError as error:
             reason = str(error).split(". ")[0]
+        if learner.is_sharded:
+            raise EngineError(
+                f"train.tokens_per_microbatch = {budget}: {reason}.",
+                remedy="Lower it (safe to change on resume), or set train.gradient_checkpointing = true.",
+            )
         undo()
         batch.packs.clear()
         if torch.cuda.is_available():
@@ -305,24 +376,29 @@ def update_once(
 
     def accumulate(budget: int) -> Sums:
         seen = Sums()
-        for micro in deal_microbatches(batch, rows, budget):
-            microbatch_loss(learner, batch, micro, totals, config, seen, record, is_old=is_old).backward()
+        for micro in learner.microbatches(batch, rows, budget):
+            said, noted = (seen, record) if micro.counts else (Sums(), None)
+            loss = microbatch_loss(learner, batch, micro.rows, totals, config, said, noted, is_old=is_old)
+            (loss if micro.counts else 0 * loss).backward()
         return seen
 
     sums.merge(within_memory(learner, batch, rows, config, accumulate, event, undo=learner.optimizer.zero_grad))
+    if is_old:
+        share_rows(learner.world, old_values(batch), rows, own_rows(batch, rows, learner.world))
     outcome = learner.optimizer.step(lr)
-    sums.add(updates=1, gradient_norm=outcome.gradient_norm if not outcome.is_skipped else 0.0)
-    count_bad(learner, outcome, config, sums)
+    if learner.world.is_first:  # counted once: sums are over the ranks
+        sums.add(updates=1, gradient_norm=outcome.gradient_norm if not outcome.is_skipped else 0.0)
+        sums.add(skipped=float(outcome.is_skipped))
+    count_bad(learner, outcome, config)
     learner.updates += not outcome.is_skipped
 
 
-def count_bad(learner: Learner, outcome: UpdateOutcome, config: Config, sums: Sums) -> None:
+def count_bad(learner: Learner, outcome: UpdateOutcome, config: Config) -> None:
     """A skipped update is counted; too many in a row, of policy or critic, stop the run."""
     if not outcome.is_skipped:
         learner.bad_updates = 0
         return
     learner.bad_updates += 1
-    sums.add(skipped=1)
     if learner.bad_updates > config.train.max_bad_updates:
         raise EngineError(
             f"{learner.bad_updates} updates in a row had a gradient that is not finite.",
@@ -346,17 +422,20 @@ def update_critic(
 
     def accumulate(budget: int) -> Sums:
         seen = Sums()
-        for micro in deal_microbatches(batch, rows, budget):
-            token_loss = value_share(value, batch, values, micro, clip=critic.value_clip)
-            loss = mean(token_loss, batch, micro, totals, config)
-            loss.backward()
-            seen.add(critic_loss=loss)
+        for micro in learner.microbatches(batch, rows, budget):
+            token_loss = value_share(value, batch, values, micro.rows, clip=critic.value_clip)
+            loss = mean(token_loss, batch, micro.rows, totals, config)
+            (loss if micro.counts else 0 * loss).backward()
+            if micro.counts:
+                seen.add(critic_loss=loss)
         return seen
 
     sums.merge(within_memory(learner, batch, rows, config, accumulate, event, undo=value.optimizer.zero_grad))
     outcome = value.optimizer.step(critic.lr)
-    sums.add(critic_updates=1, critic_gradient_norm=0.0 if outcome.is_skipped else outcome.gradient_norm)
-    count_bad(learner, outcome, config, sums)
+    if learner.world.is_first:
+        sums.add(critic_updates=1, critic_gradient_norm=0.0 if outcome.is_skipped else outcome.gradient_norm)
+        sums.add(skipped=float(outcome.is_skipped))
+    count_bad(learner, outcome, config)
 
 
 def microbatch_loss(

@@ -39,19 +39,15 @@ def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
     return value
 
 
-def estimate_advantages(
-    critic: Critic, batch: Batch, config: Config, logp_ref: Ragged | None = None, *, budget: int | None = None
-) -> Values:
-    """GAE over every row: fills `batch.advantage` for the policy and returns old values and targets for the critic.
+def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Ragged | None = None) -> Values:
+    """GAE over every row from its `old` values: fills `batch.advantage`; returns old values and the critic's targets.
 
     The reward stands on the last token; with KL in the reward each token also pays β·KL, by algorithm.kl.kind. The
     critic's targets use their own λ where one is given (VAPO's decoupled GAE), the policy's λ may grow with the length.
     """
-    old, target = Ragged(batch.lengths, batch.advantage.flat.dtype), Ragged(batch.lengths, batch.advantage.flat.dtype)
+    target = Ragged(batch.lengths, batch.advantage.flat.dtype)
     settings = config.algorithm.gae
-    for rows in deal_microbatches(batch, range(len(batch.lengths)), budget or config.train.tokens_per_microbatch):
-        with torch.no_grad():
-            old.put(rows, score_values(critic, batch, rows))
+    for rows in deal_microbatches(batch, range(len(batch.lengths)), config.train.tokens_per_microbatch):
         lengths = [batch.lengths[row] for row in rows]
         mask = token_mask(lengths, "cpu")
         reward = terminal_reward(batch, rows, mask, old.flat.dtype)

@@ -96,7 +96,7 @@ class LocalEngine:
             tokens_per_tick=self.tokens_per_tick,
             ops=self._ops,
         )
-        self._logp_dtype = np.float64 if policy.dtype == torch.float64 else np.float32
+        self.logp_dtype = np.float64 if policy.dtype == torch.float64 else np.float32
         self._clear()
 
     def _clear(self) -> None:
@@ -104,7 +104,7 @@ class LocalEngine:
         decoder = self._decoder
         decoder.forget()
         self._pool = PagePool(decoder.cache.n_pages)
-        self._seats = Seats(decoder.n_rows, self.max_tokens, decoder.rows.table.shape[1], self._logp_dtype)
+        self._seats = Seats(decoder.n_rows, self.max_tokens, decoder.rows.table.shape[1], self.logp_dtype)
         self._waiting: deque[Written] = deque()
         self._ids: set[int] = set()  # waiting or in flight
         self._prompts: dict[tuple[int, ...], Prompt] = {}
@@ -169,6 +169,16 @@ class LocalEngine:
         for request in requests:
             self._enqueue(Written(request, self._n_submitted))
             self._n_submitted += 1
+        self._ids = seen
+
+    def take_over(self, items: Sequence[Written]) -> None:
+        """Queue what another engine may have begun, with its own place in the order of submission."""
+        seen = set(self._ids)
+        for item in items:
+            self._check(item.request, seen)
+            seen.add(item.request.id)
+        for item in items:
+            self._enqueue(item)
         self._ids = seen
 
     @torch.inference_mode()
@@ -246,7 +256,7 @@ class LocalEngine:
             "n_running": n_running,
             "is_paused": self._is_paused,
         }
-        return to_state(list(self._waiting), self._logp_dtype, meta)
+        return to_state(list(self._waiting), self.logp_dtype, meta)
 
     @torch.inference_mode()
     def restore(self, state: EngineState) -> None:
@@ -263,9 +273,7 @@ class LocalEngine:
             self._check(item.request, seen)
             seen.add(item.request.id)
         self._clear()
-        for item in items:
-            self._enqueue(item)
-        self._ids = seen
+        self.take_over(items)
         self.tick, self.version, self._n_submitted = meta["tick"], meta["version"], meta["n_submitted"]
         self._is_paused = meta["is_paused"]
         self._is_stale, self._is_crowded = True, False

@@ -1,0 +1,1 @@
+"""Many processes as one: collectives, sharded modules, judges that share the work."""

@@ -1,0 +1,225 @@
+"""The processes of a run and what they do together: sum, gather, agree. A run of one process is a world of its own.
+
+Every rank runs the same loop and takes the same decisions from the same facts; these collectives are how facts become
+the same everywhere. What a rank computes alone is exchanged as bytes on the host or summed where the tensors are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo.config.schema import ClusterConfig
+from dapo.errors import ConfigError, DapoError, EngineError
+
+BUCKET_BYTES = 1 << 26  # tensors are summed together up to this size
+ERROR_KEY = "dapo/error"
+GRACE_S = 3.0  # for the rank that failed first to say why, before others complain that it is gone
+
+
+class World:
+    """A world of one process: everything it would tell others it tells itself."""
+
+    rank = 0
+    size = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes the run's files."""
+        return self.rank == 0
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """What every rank gave, in the order of ranks."""
+        return [data]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The same for what JSON can hold; floats keep every bit."""
+        return [value]
+
+    def from_first(self, value: Any) -> Any:
+        """The first rank's value."""
+        return value
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Each tensor becomes its sum over the ranks, bit for bit the same on all of them."""
+
+    def barrier(self) -> None:
+        """Go on when everybody has come here."""
+
+
+ALONE = World()
+
+
+class Ranks(World):
+    """This process and its peers, by torch.distributed: gloo for the host, NCCL for tensors on GPUs."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        lengths = [int(length) for length in gathered(torch.tensor([len(data)]), self.size)]
+        longest = max(lengths)
+        if longest == 0:
+            return [b""] * self.size
+        own = torch.zeros(longest, dtype=torch.uint8)
+        if data:
+            own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        everything = gathered(own, self.size)
+        return [part[:length].numpy().tobytes() for part, length in zip(everything, lengths, strict=True)]
+
+    def gather(self, value: Any) -> list[Any]:
+        return [json.loads(data) for data in self.exchange(json.dumps(value).encode())]
+
+    def from_first(self, value: Any) -> Any:
+        return self.gather(value if self.is_first else None)[0]
+
+    def any(self, flag: bool) -> bool:
+        import torch.distributed as dist
+
+        count = torch.tensor([int(flag)])
+        dist.all_reduce(count)
+        return bool(count.item())
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        import torch.distributed as dist
+
+        for bucket in buckets(tensors):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                dist.all_reduce(bucket[0])
+                continue
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            dist.all_reduce(flat)
+            for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def barrier(self) -> None:
+        self.any(False)
+
+
+def gathered(own: Tensor, size: int) -> list[Tensor]:
+    """Every rank's tensor; all are of one shape."""
+    import torch.distributed as dist
+
+    parts = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(parts, own)
+    return parts
+
+
+def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one type and device together, as far as the bucket's size allows."""
+    bucket: list[Tensor] = []
+    n_bytes = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        is_like = bool(bucket) and (tensor.dtype, tensor.device) == (bucket[0].dtype, bucket[0].device)
+        if bucket and (not is_like or n_bytes + size > BUCKET_BYTES):
+            yield bucket
+            bucket, n_bytes = [], 0
+        bucket.append(tensor)
+        n_bytes += size
+    if bucket:
+        yield bucket
+
+
+# ------------------------------------------------------------------ beginning and end
+
+
+@contextmanager
+def open_world(cluster: ClusterConfig, environment: Mapping[str, str] = os.environ) -> Iterator[World]:
+    """The world that `cluster.backend` names, as long as the run lasts.
+
+    The rank that fails first says why; ranks that fail because it is gone are silent. All end with an error.
+    """
+    check_launch(cluster, environment)
+    if cluster.backend == "none":
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(environment["LOCAL_RANK"]))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=cluster.timeout_s))
+    except (RuntimeError, ValueError) as error:
+        raise EngineError(f"cluster.backend = {cluster.backend}: the ranks do not find each other: {error}") from None
+    world = Ranks(dist.get_rank(), dist.get_world_size())
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        yield world
+    except DapoError as error:
+        end_with(store, world, f"{type(error).__name__}: {error.message}", error)
+    except RuntimeError as error:
+        if not is_about_peers(error):
+            end_with(store, world, f"{type(error).__name__}: {error}", error)
+        lost = EngineError(
+            f"rank {world.rank} of {world.size} lost contact with another rank, which ended without a message "
+            f"(killed?) or was silent for cluster.timeout_s = {cluster.timeout_s}.",
+            remedy="Go on from the newest checkpoint: dapo resume RUN, on as many ranks as you like.",
+        )
+        time.sleep(GRACE_S)
+        end_with(store, world, lost.message, lost)
+    except Exception as error:
+        end_with(store, world, f"{type(error).__name__}: {error}", error)
+    finally:
+        dist.destroy_process_group()
+
+
+def end_with(store: Any, world: Ranks, message: str, error: Exception) -> None:
+    """Raise this rank's error if it is the first to have one; else leave without a word."""
+    mine = f"rank {world.rank}: {message}"
+    try:
+        is_first_to_fail = store.compare_set(ERROR_KEY, "", mine).decode() == mine
+    except RuntimeError:  # the store is gone with the machine that kept it
+        is_first_to_fail = True
+    if not is_first_to_fail:
+        raise SystemExit(2) from None
+    if isinstance(error, DapoError):
+        sys.stderr.write(f"rank {world.rank} of {world.size}:\n")
+        raise error from None
+    raise error
+
+
+def is_about_peers(error: RuntimeError) -> bool:
+    """Did a collective fail because another rank is gone or silent?"""
+    import torch.distributed as dist
+
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    said = str(error).lower()
+    return any(word in said for word in ("gloo", "nccl", "connection closed", "connection reset", "timed out"))
+
+
+def check_launch(cluster: ClusterConfig, environment: Mapping[str, str]) -> None:
+    """Config and launcher must agree on how many processes there are, and that there are some."""
+    size = environment.get("WORLD_SIZE")
+    if cluster.backend == "none":
+        if size is not None and int(size) > 1:
+            raise ConfigError(
+                f"cluster.backend = none: torchrun started {size} processes, and each would do the whole run.",
+                remedy="Set cluster.backend = torchrun.",
+            )
+        return
+    missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name not in environment]
+    if size is None or missing:
+        raise ConfigError(
+            f"cluster.backend = {cluster.backend}: {missing[0]} is not set, so this process was not started as a rank.",
+            remedy="Start it with: torchrun --nproc-per-node N -m dapo train RECIPE --set cluster.backend=torchrun",
+        )
+    if cluster.gpus not in (1, int(size)):
+        raise ConfigError(
+            f"cluster.gpus = {cluster.gpus}: torchrun started {size} processes.",
+            remedy=f"Set cluster.gpus = {size}, or start {cluster.gpus}.",
+        )

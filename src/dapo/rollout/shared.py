@@ -1,0 +1,194 @@
+"""The engines of all ranks as one: requests wait in one queue and go to whichever rank has a seat for them.
+
+Every rank makes the same calls in the same order and gets the same answers. Ticks are taken together. No rank owns a
+request before it can begin it, so none idles behind another's long tail; and as a response depends on its request
+and the weights alone, who writes it changes nothing but the time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dapo.distributed.message import from_bytes, to_bytes
+from dapo.distributed.world import World
+from dapo.models.policy import Policy
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams, concatenated
+from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.written import Written, check_request, from_state, to_state
+from dapo.types import Completion, StopReason
+
+ARRAYS = ("tokens", "logp", "version")
+
+
+class SharedEngine:
+    """Implements `Engine` over one local engine per rank; `max_concurrent` responses in all."""
+
+    def __init__(self, own: LocalEngine, world: World, *, max_concurrent: int) -> None:
+        self.own, self.world = own, world
+        self.max_concurrent = max_concurrent
+        self.tick = 0
+        self.faults: list[Fault] = []  # of this rank's engine
+        self._n_submitted = 0
+        self._is_paused = False
+        self._waiting: deque[Written] = deque()
+        self._ids: set[int] = set()  # waiting or in flight
+        self._running: dict[int, tuple[int, Written]] = {}  # request id -> (rank, as it was handed out)
+
+    @property
+    def policy(self) -> Policy:
+        return self.own.policy
+
+    def beside(self, sampling: SamplingParams) -> SharedEngine:
+        """Another one on the same weights and memory; one of the two writes at a time."""
+        return SharedEngine(self.own.beside(sampling), self.world, max_concurrent=self.max_concurrent)
+
+    @property
+    def n_in_flight(self) -> int:
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def capacity(self) -> int:
+        return max(0, self.max_concurrent - self.n_in_flight - self.n_waiting)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        seen = set(self._ids)
+        for request in requests:
+            check_request(request, seen, self.own.max_tokens)
+            seen.add(request.id)
+        for request in requests:
+            self._waiting.append(Written(request, self._n_submitted))
+            self._n_submitted += 1
+        self._ids = seen
+
+    def advance(self) -> list[Finished]:
+        if self._is_paused:
+            return []
+        self.tick += 1
+        self._hand_out()
+        finished = self._shared(self.own.advance())
+        self.faults = self.own.faults
+        return finished
+
+    def abort(self, ids: Iterable[int]) -> list[Finished]:
+        wanted = set(ids) & self._ids
+        if not wanted:
+            return []
+        dropped = [item for item in self._waiting if item.request.id in wanted]
+        self._waiting = deque(item for item in self._waiting if item.request.id not in wanted)
+        self._ids -= {item.request.id for item in dropped}
+        unseen = [
+            (item.request, Completion(item.tokens, item.logp, item.version, StopReason.ABORTED, "")) for item in dropped
+        ]
+        if not wanted & self._running.keys():
+            return unseen
+        return self._shared(self.own.abort(wanted)) + unseen
+
+    def load_weights(self, policy: Policy, version: int) -> None:
+        self.own.load_weights(policy, version)
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def snapshot(self) -> EngineState:
+        """As one engine of this size would write it, so that any number of ranks can go on from it."""
+        n_running = len(self._running)
+        own = self.own.snapshot()
+        self.own.restore(to_state([], self.own.logp_dtype, {**own.meta, "n_running": 0}))
+        started: list[Written] = []
+        for data in self.world.exchange(to_bytes(own.meta, own.arrays) if n_running else b""):
+            started += from_state(EngineState(*from_bytes(data))) if data else []
+        self._waiting.extendleft(sorted(started, key=lambda item: item.order, reverse=True))
+        self._running.clear()
+        meta = {
+            "tick": self.tick,
+            "version": self.own.version,
+            "n_submitted": self._n_submitted,
+            "n_running": n_running,
+            "is_paused": self._is_paused,
+            "is_crowded": False,
+        }
+        return to_state(list(self._waiting), self.own.logp_dtype, meta)
+
+    def restore(self, state: EngineState) -> None:
+        items = from_state(state)
+        seen: set[int] = set()
+        for item in items:
+            check_request(item.request, seen, self.own.max_tokens)
+            seen.add(item.request.id)
+        self.own.restore(to_state([], self.own.logp_dtype, {**state.meta, "n_running": 0}))
+        self._waiting, self._ids, self._running = deque(items), seen, {}
+        self.tick, self._n_submitted = state.meta["tick"], state.meta["n_submitted"]
+        self._is_paused = state.meta["is_paused"]
+
+    # ------------------------------------------------------------------ who writes what
+
+    def _hand_out(self) -> None:
+        """Seats to waiting requests, first come, first served: a group together where most seats are free."""
+        free = [self.own.max_concurrent] * self.world.size
+        for rank, _ in self._running.values():
+            free[rank] -= 1
+        mine: list[Written] = []
+        home, group = 0, None
+        while self._waiting and len(self._running) < self.max_concurrent:
+            item = self._waiting.popleft()
+            if item.request.group != group or not free[home]:
+                home, group = max(range(self.world.size), key=lambda rank: (free[rank], -rank)), item.request.group
+            assert free[home], "the ranks together have at least max_concurrent seats"
+            free[home] -= 1
+            self._running[item.request.id] = (home, item)
+            if home == self.world.rank:
+                mine.append(item)
+        self.own.take_over(mine)
+
+    def _shared(self, own: Sequence[Finished]) -> list[Finished]:
+        """What ended on any rank, in order of submission."""
+        ended: list[tuple[int, Finished]] = []
+        for data in self.world.exchange(encode(own, self.own.logp_dtype) if own else b""):
+            for number, completion in decode(data) if data else ():
+                _, item = self._running.pop(number)
+                ended.append((item.order, (item.request, completion)))
+        self._ids -= {request.id for _, (request, _) in ended}
+        return [finished for _, finished in sorted(ended, key=lambda pair: pair[0])]
+
+
+def encode(finished: Sequence[Finished], logp_dtype: type) -> bytes:
+    completions = [completion for _, completion in finished]
+    meta = {
+        "ids": [request.id for request, _ in finished],
+        "lengths": [len(completion.tokens) for completion in completions],
+        "reasons": [completion.stop_reason.value for completion in completions],
+        "texts": [completion.text for completion in completions],
+    }
+    kinds: tuple[Any, ...] = (np.int32, logp_dtype, np.int32)
+    arrays = {
+        name: concatenated([getattr(completion, name) for completion in completions], kind)
+        for name, kind in zip(ARRAYS, kinds, strict=True)
+    }
+    return to_bytes(meta, arrays)
+
+
+def decode(data: bytes) -> list[tuple[int, Completion]]:
+    meta, arrays = from_bytes(data)
+    bounds = [0, *accumulate(meta["lengths"])]
+    parts = [[arrays[name][start:end] for name in ARRAYS] for start, end in pairwise(bounds)]
+    return [
+        (number, Completion(tokens, logp, version, StopReason(reason), text))
+        for number, (tokens, logp, version), reason, text in zip(
+            meta["ids"], parts, meta["reasons"], meta["texts"], strict=True
+        )
+    ]
+
+
+if TYPE_CHECKING:
+    _implements: type[Engine] = SharedEngine

@@ -1,0 +1,101 @@
+"""The plan for a cluster: its cost model against what was measured and published, and how it must scale."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dapo.config import load_recipe
+from dapo.config.cluster_plan import (
+    MEAN_SHARE,
+    Layout,
+    choose,
+    layouts_of,
+    rates_of,
+    training_seconds,
+)
+from dapo.config.model_shapes import KNOWN
+from dapo.sampling.scaling import largest_scale, simulate_fill, step_time
+from dapo.sampling.virtual import TickCost
+
+PUBLISHED = load_recipe("dapo-qwen2.5-32b").config
+SHAPE = KNOWN["qwen/qwen2.5-32b"]
+MEAN = MEAN_SHARE * PUBLISHED.limits.max_response_tokens
+
+
+def published_plan(gpus: int, card: str = "h100"):
+    layouts = layouts_of(PUBLISHED, SHAPE, card=card, gpus=gpus, mean_tokens=MEAN)
+    chosen = choose(layouts, PUBLISHED)
+    assert chosen is not None
+    return chosen, rates_of(PUBLISHED, SHAPE, chosen, card=card, gpus=gpus, mean_tokens=MEAN)
+
+
+def test_the_published_run_spends_about_70_percent_of_its_time_in_rollouts():
+    chosen, rates = published_plan(128)
+    assert (chosen.shard, chosen.tensor_parallel) == ("full", 4)  # as the released script has it
+    scale = largest_scale(PUBLISHED, 128 // 4)
+    time = step_time(PUBLISHED, chosen, rates, gpus=128, mean_tokens=MEAN, scale=scale)
+    assert time.rollout_share == pytest.approx(0.7, abs=0.1)
+    assert time.gpu_hours(128, 10) == pytest.approx(128 * 10 * time.step_s / 3600)
+
+
+@pytest.mark.parametrize(("model", "tokens_per_s"), [("1.5b", 29_000), ("7b", 27_000)])
+def test_a_vllm_step_takes_what_was_measured_on_an_h200(model: str, tokens_per_s: int):
+    """Design: 1,024 responses, about 35 ms a step whatever the size of the model."""
+    config = load_recipe("gsm8k-1.5b-24gb", ["rollout.engine=vllm", "limits.max_prompt_tokens=64"]).config
+    layout = Layout("none", 1, {}, 1024)
+    rates = rates_of(config, KNOWN[f"qwen/qwen2.5-{model}"], layout, card="h200", gpus=1, mean_tokens=128)
+    step = rates.tick_base_s + 1024 * rates.tick_per_response_s
+    assert 1024 / step == pytest.approx(tokens_per_s, rel=0.15)
+
+
+def test_32b_fits_nowhere_unsharded_and_not_on_one_card():
+    layouts = layouts_of(PUBLISHED, SHAPE, card="h100", gpus=128, mean_tokens=MEAN)
+    assert not any(layout.fits for layout in layouts if layout.shard == "none")
+    assert choose(layouts_of(PUBLISHED, SHAPE, card="h100", gpus=1, mean_tokens=MEAN), PUBLISHED) is None
+
+
+def test_twice_the_cards_train_in_half_the_time_until_gathering_weights_takes_longer():
+    _, rates = published_plan(128)
+    tokens = 4e7
+    one, two = (training_seconds(PUBLISHED, rates, gpus=n, trained_tokens=tokens) - rates.gather_s for n in (128, 256))
+    assert one == pytest.approx(tokens / 128 / rates.train_tokens_per_s)
+    assert two >= 16 * rates.passes_s * (1 - 1e-9)  # at least one micro-batch in each of 16 updates
+    assert two == pytest.approx(max(one / 2, tokens / 256 / PUBLISHED.train.tokens_per_microbatch * rates.passes_s))
+
+
+def test_with_more_engines_a_step_fills_sooner_and_more_of_them_wait():
+    config = load_recipe("dapo-math-7b-8x80gb", ["sampling.prompts_per_step=64"]).config
+    filled = [
+        simulate_fill(config, replicas=n, seats=128, cost=TickCost(4e-3, 3e-5), mean_tokens=800, sigma=0.9, steps=2)
+        for n in (1, 4, 16)
+    ]
+    seconds, idle = [f.seconds for f in filled], [f.idle_share for f in filled]
+    assert seconds == sorted(seconds, reverse=True)
+    assert idle == sorted(idle)
+    assert seconds[0] / seconds[-1] < 16  # the longest response is as long as ever
+    # The prefix rule: what is trained on does not depend on how many there are.
+    assert len({f.trained_tokens for f in filled}) == 1
+
+
+def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dapo", "explain", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_explain_shows_the_plan():
+    answer = explain("dapo-math-7b-8x80gb", "--gpus", "8", "--gpu", "h100", "--json")
+    plan = json.loads(answer.stdout)["cluster"]
+    assert plan["gpus"] == 8
+    chosen = plan["chosen"]
+    assert chosen["step_s"] == pytest.approx(chosen["rollout_s"] + chosen["training_s"], abs=0.2)
+    assert chosen["rollout_share"] == pytest.approx(chosen["rollout_s"] / chosen["step_s"], abs=0.01)
+    assert 0 <= chosen["idle_share_of_rollout"] < 1
+
+
+def test_what_belongs_to_a_cluster_needs_one():
+    answer = explain("quickstart", "--scaling")
+    assert answer.returncode == 2
+    assert "--gpus N --gpu" in answer.stderr

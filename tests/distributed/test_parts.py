@@ -1,0 +1,225 @@
+"""The parts of a distributed run that need no second process: messages, dealing, seats, and what is refused."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dapo.config.schema import ClusterConfig
+from dapo.distributed.judge import SharedJudge
+from dapo.distributed.message import from_bytes, to_bytes
+from dapo.distributed.world import World, buckets, check_launch
+from dapo.errors import ConfigError
+from dapo.rollout.engine import NoiseKey, Request, SamplingParams
+from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.shared import SharedEngine
+from dapo.trainer.dealing import deal_ranks, own_microbatches
+from dapo.types import Judgement, Verdict
+from tiny_models import tiny_policy
+
+
+class Rows:
+    """As much of a batch as dealing looks at."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.sizes = tokens
+
+    def tokens(self, row: int) -> int:
+        return self.sizes[row]
+
+
+class Place(World):
+    """One rank of a world of threads: what is exchanged lies on a shared table."""
+
+    def __init__(self, rank: int, size: int, table: list[Any], gate: threading.Barrier) -> None:
+        self.rank, self.size, self.table, self.gate = rank, size, table, gate
+
+    def gather(self, value: Any) -> list[Any]:
+        self.table[self.rank] = value
+        self.gate.wait(30)
+        everything = list(self.table)
+        self.gate.wait(30)
+        return everything
+
+    exchange = gather
+
+
+def on_ranks(size: int, work: Callable[[World], Any]) -> list[Any]:
+    """work(world) on every rank of a world of threads."""
+    table, gate, results = [None] * size, threading.Barrier(size), [None] * size
+
+    def one(rank: int) -> None:
+        try:
+            results[rank] = work(Place(rank, size, table, gate))
+        except BaseException:
+            gate.abort()
+            raise
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_a_message_comes_back_as_it_was():
+    meta = {"texts": ["ä\0b", ""], "n": [1, 2], "x": 0.1}
+    arrays = {"tokens": np.arange(5, dtype=np.int32), "none": np.zeros(0, np.float64), "logp": np.array([-0.1, np.nan])}
+    got_meta, got = from_bytes(to_bytes(meta, arrays))
+    assert got_meta == meta
+    for name, array in arrays.items():
+        assert got[name].dtype == array.dtype
+        np.testing.assert_array_equal(got[name], array)
+
+
+@given(st.lists(st.integers(1, 900), max_size=40), st.integers(1, 9))
+def test_every_row_goes_to_one_rank_and_no_rank_has_a_row_too_many(tokens: list[int], n_ranks: int):
+    shares = deal_ranks(Rows(tokens), range(len(tokens)), n_ranks)
+    assert sorted(row for share in shares for row in share) == list(range(len(tokens)))
+    load = [sum(tokens[row] for row in share) for share in shares]
+    # The last row that the fullest rank got went there because it had the least: without it nobody has less.
+    assert max(load) - min(load) <= max(tokens, default=0)
+
+
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=20), st.integers(1, 6), st.integers(1, 200))
+def test_ranks_in_step_make_as_many_passes_and_count_every_row_once(tokens: list[int], n_ranks: int, budget: int):
+    batch, rows = Rows(tokens), range(len(tokens))
+    passes = []
+    for rank in range(n_ranks):
+        place = Place(rank, n_ranks, [], threading.Barrier(1))
+        passes.append(own_microbatches(batch, rows, budget, place, in_step=True))
+    assert len({len(own) for own in passes}) == 1
+    counted = [row for own in passes for micro in own if micro.counts for row in micro.rows]
+    assert sorted(counted) == list(rows)
+    assert all(micro.rows for own in passes for micro in own)  # a pass without rows would skip its collectives
+
+
+def test_buckets_keep_order_and_do_not_mix_types():
+    tensors = [torch.zeros(3), torch.zeros(2), torch.zeros(2, dtype=torch.float64), torch.zeros(1)]
+    assert [[t.numel() for t in bucket] for bucket in buckets(tensors)] == [[3, 2], [2], [1]]
+
+
+def requests(n: int) -> list[Request]:
+    return [
+        Request(i, (5, 6 + i // 3 % 20), NoiseKey(0, "train", f"p{i // 3}", 0, i % 3), 2 + 5 * (i % 4), group=i // 3)
+        for i in range(n)
+    ]
+
+
+def written_by(engine: Any) -> list[tuple[int, int, list[int]]]:
+    """(tick, id, tokens) of what ended, in order."""
+    engine.submit(requests(21))
+    ended = []
+    while engine.n_in_flight or engine.n_waiting:
+        ended += [(engine.tick, request.id, completion.tokens.tolist()) for request, completion in engine.advance()]
+    return ended
+
+
+def make(world: World | None, policy: Any) -> Any:
+    seats = 8
+    size = 1 if world is None else world.size
+    own = LocalEngine(policy, sampling=SamplingParams(), max_concurrent=-(-seats // size), max_tokens=32)
+    return own if world is None else SharedEngine(own, world, max_concurrent=seats)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_engines_of_several_ranks_write_what_one_engine_writes_tick_by_tick(size: int):
+    policies = [tiny_policy("llama") for _ in range(size + 1)]
+    expected = written_by(make(None, policies[-1]))
+    for ended in on_ranks(size, lambda world: written_by(make(world, policies[world.rank]))):
+        assert ended == expected
+
+
+def test_no_seat_stays_free_while_a_request_waits_whoever_ends_first():
+    policies = [tiny_policy("llama") for _ in range(3)]
+
+    def watch(world: World) -> list[int]:
+        engine = make(world, policies[world.rank])
+        engine.submit(requests(21))
+        taken = []
+        while engine.n_in_flight or engine.n_waiting:
+            was_waiting = engine.n_waiting
+            ended = engine.advance()
+            if was_waiting and engine.n_waiting:  # what began this tick filled every seat that was free
+                taken.append(engine.n_in_flight + len(ended))
+        return taken
+
+    for taken in on_ranks(3, watch):
+        assert taken
+        assert set(taken) == {8}
+
+
+def test_a_snapshot_of_many_ranks_goes_on_in_one_engine():
+    policies = [tiny_policy("llama") for _ in range(3)]
+    expected = written_by(make(None, policies[0]))
+
+    def half(world: World) -> Any:
+        engine = make(world, policies[world.rank])
+        engine.submit(requests(21))
+        ended = [(engine.tick, r.id, c.tokens.tolist()) for _ in range(6) for r, c in engine.advance()]
+        return ended, engine.snapshot()
+
+    for ended, state in on_ranks(2, half):
+        one = make(None, policies[2])
+        one.restore(state)
+        while one.n_in_flight or one.n_waiting:
+            ended += [(one.tick, request.id, completion.tokens.tolist()) for request, completion in one.advance()]
+        assert ended == expected
+
+
+class Own:
+    """A judge that says which responses it was asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def submit(self, response: str, answer: str, **_: Any) -> int:  # noqa: ARG002
+        self.asked.append(response)
+        return len(self.asked) - 1
+
+    def wait(self, tickets: Any) -> dict[int, Judgement]:
+        return {ticket: Judgement(Verdict.CORRECT, 1.0, extracted=self.asked[ticket]) for ticket in tickets}
+
+
+def test_judging_is_shared_and_everybody_learns_every_verdict():
+    def judge(world: World) -> Any:
+        own = Own()
+        shared = SharedJudge(own, world)
+        tickets = [shared.submit(f"r{i}", "") for i in range(7)]
+        judged = shared.wait(tickets)
+        return own.asked, [judged[ticket].extracted for ticket in tickets]
+
+    results = on_ranks(3, judge)
+    assert sorted(response for asked, _ in results for response in asked) == [f"r{i}" for i in range(7)]
+    assert all(len(asked) in (2, 3) for asked, _ in results)
+    assert all(extracted == [f"r{i}" for i in range(7)] for _, extracted in results)
+
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "environment", "why"),
+    [
+        ({"backend": "torchrun"}, {}, "not started as a rank"),
+        ({"backend": "none"}, TORCHRUN, "each would do the whole run"),
+        ({"backend": "torchrun", "gpus": 4}, TORCHRUN, "torchrun started 2 processes"),
+        ({"backend": "ray"}, {}, "not started as a rank"),
+    ],
+)
+def test_config_and_launcher_must_agree(cluster: dict[str, Any], environment: dict[str, str], why: str):
+    with pytest.raises(ConfigError, match=why):
+        check_launch(ClusterConfig(**cluster), environment)
+
+
+def test_what_agrees_is_let_through():
+    check_launch(ClusterConfig(backend="torchrun"), TORCHRUN)
+    check_launch(ClusterConfig(backend="torchrun", gpus=2), TORCHRUN)
+    check_launch(ClusterConfig(), {})
+    check_launch(ClusterConfig(), {**TORCHRUN, "WORLD_SIZE": "1"})
