@@ -29,7 +29,8 @@ def gain(folder: Path, *overrides: str) -> float:
         ("dapo", 12, []),
         ("grpo", 12, []),
         ("ppo", 12, CRITIC),
-        ("vapo", 20, [*CRITIC, "algorithm.critic.pretrain_steps=5"]),
+        # With 5 steps of value pretraining it is luck: docs/log.md.
+        ("vapo", 20, [*CRITIC, "algorithm.critic.pretrain_steps=20"]),
     ],
 )
 def test_it_learns(tmp_path: Path, preset: str, steps: int, extra: list[str]):
