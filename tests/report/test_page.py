@@ -189,11 +189,17 @@ def test_a_run_without_steps_and_one_without_anything(tmp_path: Path):
     "line", ['{"step": "x"}', "[]", "null", '{"step": 3, "accuracy": "high"}', '{"step": 3, "accuracy": null}']
 )
 def test_odd_lines_do_no_harm(run: Path, line: str):
+    write_page(run)
+    before = data_of(run)["runs"][0]["metrics"]
     with (run / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
     with (run / "eval.jsonl").open("a") as file:
         file.write('{"step": 3, "avg@k": 1}\n')
     write_page(run)
+    after = data_of(run)["runs"][0]["metrics"]
+    n = len(before["step"])
+    assert after["step"][:n] == before["step"]
+    assert after["lr"][:n] == before["lr"]
 
 
 def test_a_run_that_is_not_the_papers_algorithm_says_so(tmp_path: Path):

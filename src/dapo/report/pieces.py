@@ -29,7 +29,7 @@ def find_tokenizer(folder: Path, config: dict[str, Any]) -> TokenPieces | None:
         if path.is_file():
             try:
                 return TokenPieces(tokenizers.Tokenizer.from_file(str(path)))
-            except Exception:
+            except Exception:  # tokenizers raises nothing narrower; the page then shows tokens without their text
                 continue
     return None
 
