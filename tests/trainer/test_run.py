@@ -214,6 +214,19 @@ def test_without_regular_checkpoints_start_and_end_are_still_written(tmp_path: P
     assert written(2) == ["step-000000", "step-000002", "step-000003"]
 
 
+def test_a_run_that_keeps_its_model_alone_writes_no_state_and_says_so_on_resume(tmp_path: Path):
+    whole = run_toy(tmp_path, "whole")
+    alone = run_toy(tmp_path, "alone", "checkpoint.resumable=false", "checkpoint.every_steps=0", "checkpoint.keep=9")
+    (only,) = in_order(alone.folder / "checkpoints")
+    assert only.name == "step-000003"
+    weights = [(run.folder / "checkpoints/step-000003/model/model.safetensors").read_bytes() for run in (whole, alone)]
+    assert weights[0] == weights[1]
+    assert (only / "state.safetensors").stat().st_size < 100
+    with pytest.raises(CheckpointError, match="model alone") as refused:
+        resume_run(alone.folder)
+    assert str(only / "model") in refused.value.remedy
+
+
 def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
     run = run_toy(tmp_path, "run")
     with pytest.raises(ConfigError, match=r"train\.lr = 0\.5 \(was 0\.01\)"):

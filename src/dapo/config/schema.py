@@ -299,6 +299,11 @@ class CheckpointConfig(Section):
         "stops the run is always written; 0 writes only those.",
     )
     keep: int = Field(2, ge=1, description="Newest checkpoints that stay on disk.")
+    resumable: bool = Field(
+        True,
+        description="false keeps the model alone, a quarter of the disk, and none before the first step; a killed run "
+        "starts over.",
+    )
 
 
 class RolloutsConfig(Section):

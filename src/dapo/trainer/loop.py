@@ -28,7 +28,7 @@ def train(run: Run) -> None:
                 train_step(run, step)
         except Interrupted:
             run.take_back_step()
-        if run.saved or run.value_steps:  # stopped before anything was learnt, a run simply starts over
+        if run.saved or run.step or run.value_steps:  # stopped before anything was learnt, a run simply starts over
             run.save()
     for observer in run.observers:
         observer.on_end(run)

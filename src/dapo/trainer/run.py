@@ -221,8 +221,25 @@ class Run:
         The first rank writes for all, in the format of a run of one process: any number of ranks can go on from it.
         """
         name = name_of(self.step, self.value_steps if self.is_pretraining else None)
-        if self.saved == name:
+        is_resumable = self.config.checkpoint.resumable
+        if self.saved == name or not (is_resumable or self.step):
             return
+        tensors, state = self.whole_state() if is_resumable else ({}, {"resumable": False})
+        critic = None if self.learner.value is None else whole_weights(self.learner.value.critic)
+
+        def write_model(folder: Path) -> None:
+            save_policy(self.learner.whole, folder)
+            if self.learner.value is not None:
+                save_critic(self.learner.value.critic, folder / "critic", critic)
+
+        if self.world.is_first:
+            root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
+            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
+        self.world.barrier()
+        self.saved = name
+
+    def whole_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Everything but the model itself that the next step depends on."""
         sampling, tensors = self.sampling_state()
         for key, tensor in self.learner.optimizer.tensors().items():
             tensors[f"optimizer.{key}"] = tensor
@@ -240,19 +257,7 @@ class Run:
             "data": self.problems.checksum,
             "sampling": sampling,
         }
-
-        critic = None if self.learner.value is None else whole_weights(self.learner.value.critic)
-
-        def write_model(folder: Path) -> None:
-            save_policy(self.learner.whole, folder)
-            if self.learner.value is not None:
-                save_critic(self.learner.value.critic, folder / "critic", critic)
-
-        if self.world.is_first:
-            root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
-            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
-        self.world.barrier()
-        self.saved = name
+        return tensors, state
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint's state; weights are already loaded from its model folder."""
@@ -331,6 +336,7 @@ def resume_run(
     config = read_run_config(folder, overrides)
     checkpoint, skipped = newest_checkpoint(folder / "checkpoints")
     if checkpoint is not None:
+        refuse_model_alone(checkpoint)
         refuse_changes(config, checkpoint)
     from_base = checkpoint is None or config.model.lora.rank > 0
     path = model_location(config.model.path) if from_base or checkpoint is None else str(checkpoint.model_folder)
@@ -367,6 +373,14 @@ def read_run_config(folder: Path, overrides: Sequence[tuple[str, Any]]) -> Confi
     keys = flatten(read_toml(path)) | dict(overrides)
     refuse_unknown(keys, "config.toml")
     return resolve(folder.name, keys, {}).config
+
+
+def refuse_model_alone(checkpoint: Checkpoint) -> None:
+    if not checkpoint.state.get("resumable", True):
+        raise CheckpointError(
+            f"{checkpoint.folder}: holds the model alone (checkpoint.resumable = false), so the run cannot go on from it.",
+            remedy=f"Start a new run from that model: --set model.path={checkpoint.model_folder}",
+        )
 
 
 def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
