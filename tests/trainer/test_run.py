@@ -227,6 +227,18 @@ def test_a_run_that_keeps_its_model_alone_writes_no_state_and_says_so_on_resume(
     assert str(only / "model") in refused.value.remedy
 
 
+def test_what_memory_taught_a_run_outlives_it_until_the_key_is_changed(tmp_path: Path):
+    run = run_toy(tmp_path, "run")
+    run.learner.tokens_per_microbatch, run.learner.recomputes_all, run.saved = 100, True, ""
+    run.save()
+    resumed = resume_run(run.folder)
+    resumed.close()
+    assert (resumed.learner.tokens_per_microbatch, resumed.learner.recomputes_all) == (100, True)
+    changed = resume_run(run.folder, [parse_override("train.tokens_per_microbatch=5000")])
+    changed.close()
+    assert (changed.learner.tokens_per_microbatch, changed.learner.recomputes_all) == (None, False)
+
+
 def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
     run = run_toy(tmp_path, "run")
     with pytest.raises(ConfigError, match=r"train\.lr = 0\.5 \(was 0\.01\)"):

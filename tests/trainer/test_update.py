@@ -207,6 +207,44 @@ def test_out_of_memory_halves_the_budget_and_repeats_the_update_exactly(config: 
     ]
 
 
+def test_under_auto_all_layers_recompute_before_the_budget_halves(config: Config):
+    train = config.train.model_copy(update={"tokens_per_microbatch": 400, "gradient_checkpointing": "auto"})
+    auto = config.model_copy(update={"train": train})
+
+    class Small(Scarce):
+        """Holds 200 tokens more once every layer recomputes."""
+
+        def __init__(self, policy: Policy, room: int) -> None:
+            super().__init__(policy, room)
+            self.backbone = policy.backbone
+
+        def forward(self, packed: Packed, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+            is_recomputed = all(layer.gradient_checkpointing for layer in self.backbone.layers)
+            self.room, room = self.room + 200 * is_recomputed, self.room
+            try:
+                return super().forward(packed, **options)
+            finally:
+                self.room = room
+
+    def trained(room: int) -> tuple[list[str], Learner]:
+        learner, batch = learner_of(torch.float64), make_batch(groups(6), auto, torch.float64)
+        learner.policy = Small(learner.policy, room)
+        events: list[str] = []
+        update_policy(learner, batch, auto, step=1, event=lambda _, text: events.append(text))
+        return events, learner
+
+    events, learner = trained(200)
+    assert [event.split("; ")[1] for event in events] == [
+        "every layer recomputes its activations from now on, the pass is repeated"
+    ]
+    assert learner.recomputes_all
+    assert learner.tokens_per_microbatch is None
+    events, learner = trained(0)
+    assert "every layer" in events[0]
+    assert [event.split("; ")[1] for event in events[1:]] == ["tokens_per_microbatch 400 -> 200, the pass is repeated"]
+    assert learner.tokens_per_microbatch == 200
+
+
 def test_a_row_that_never_fits_ends_the_run_with_a_remedy(config: Config):
     from dapo.errors import EngineError
 

@@ -253,6 +253,8 @@ class Run:
             "config": flatten(self.config.model_dump(mode="json")),
             "updates": self.learner.updates,
             "bad_updates": self.learner.bad_updates,
+            "tokens_per_microbatch": self.learner.tokens_per_microbatch,
+            "recomputes_all": self.learner.recomputes_all,
             "value_steps": self.value_steps,
             "data": self.problems.checksum,
             "sampling": sampling,
@@ -270,6 +272,9 @@ class Run:
         self.step, self.saved = checkpoint.step, checkpoint.folder.name
         self.value_steps = state.get("value_steps", self.pretrain_steps)  # older checkpoints came after the stage
         self.learner.updates, self.learner.bad_updates = state["updates"], state["bad_updates"]
+        if state["config"].get("train.tokens_per_microbatch") == self.config.train.tokens_per_microbatch:
+            self.learner.tokens_per_microbatch = state.get("tokens_per_microbatch")  # what memory taught it
+            self.learner.recomputes_all = state.get("recomputes_all", False)
         for name, tensor in with_prefix(checkpoint.tensors, "adapter.").items():
             self.learner.optimizer.assign(name, tensor)
         self.learner.optimizer.load_tensors(with_prefix(checkpoint.tensors, "optimizer."))

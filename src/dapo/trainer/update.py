@@ -18,7 +18,7 @@ from dapo.distributed.shards import refresh
 from dapo.distributed.world import ALONE, World
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
-from dapo.trainer.activations import fit_layers
+from dapo.trainer.activations import checkpoint_layers, fit_layers
 from dapo.trainer.batch import Batch, deal_minibatches
 from dapo.trainer.dealing import Micro, own_microbatches, own_rows, share_rows
 from dapo.trainer.optimizer import Optimizer, UpdateOutcome, warmup_lr
@@ -35,6 +35,7 @@ class Learner:
     reference: Policy | None = None  # frozen; only with a KL term
     value: ValueLearner | None = None  # the critic; only with GAE
     tokens_per_microbatch: int | None = None  # smaller than the config's after the device ran out of memory
+    recomputes_all: bool = False  # gradient_checkpointing = "auto" left too little memory: every layer from then on
     updates: int = 0  # optimizer updates since the start; the version of the weights
     bad_updates: int = 0  # skipped in a row
     world: World = ALONE
@@ -201,6 +202,9 @@ def fit_activations(learner: Learner, batch: Batch, config: Config) -> None:
     modules: list[Any] = [learner.policy, *([learner.value.critic] if learner.value is not None else [])]
     to_come = sum(optimizer.bytes_to_come() for optimizer in optimizers)
     for module in modules:
+        if learner.recomputes_all:
+            checkpoint_layers(module)
+            continue
         fit_layers(module, tokens, bytes_to_come=to_come, is_fused=config.model.kernels == "fused")
 
 
@@ -325,10 +329,11 @@ def within_memory(
     *,
     undo: Callable[[], None] = lambda: None,
 ) -> T:
-    """work(token budget); where the device runs out of memory: undone, and repeated with half the budget.
+    """work(token budget); where the device runs out of memory: undone, and repeated with less.
 
-    The smaller budget stays for the rest of the run. It ends where the longest row alone does not fit. A rank of a
-    sharded model cannot repeat a pass by itself: there the run ends.
+    Less is first, under gradient_checkpointing = "auto", all layers recomputed; then half the budget. Either stays for
+    the rest of the run. It ends where the longest row alone does not fit. A rank of a sharded model cannot repeat a
+    pass by itself: there the run ends.
     """
     while True:
         budget = learner.tokens_per_microbatch or config.train.tokens_per_microbatch
@@ -345,6 +350,11 @@ def within_memory(
         batch.packs.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        if config.train.gradient_checkpointing == "auto" and not learner.recomputes_all:
+            learner.recomputes_all = True
+            fit_activations(learner, batch, config)
+            event("memory", f"{reason}; every layer recomputes its activations from now on, the pass is repeated")
+            continue
         longest = max(batch.tokens(row) for row in rows)
         if budget <= longest:
             raise EngineError(
