@@ -73,8 +73,8 @@ def show(summary: Mapping[str, Any], written: Sequence[Path]) -> None:
         console.print(table)
         console.print()
     console.print(
-        "late: mean over the evaluations of the last quarter of the run; end: the last one. difference: of late, to the\n"
-        "arm named, paired by seed and problem. to best: steps, updates and tokens until the baseline's best is reached.\n"
+        "late: mean over the evaluations of the last quarter of the run; end: the last one. difference: of late, to\n"
+        "the arm named, paired by seed and problem. to best: steps, updates, tokens to reach the baseline's best.\n"
         "cut, clip: whole run. waste: generated tokens in no loss. informative: share of trained groups. published:\n"
         "AIME 2024 avg@32, Qwen2.5-32B: another task and scale.",
         markup=False,
