@@ -18,6 +18,7 @@ from toy import recipe
 from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
+from dapo.report.load import load_run
 from dapo.tracking.files import read_lines
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
@@ -47,9 +48,9 @@ def weights(run_folder: Path) -> dict[str, torch.Tensor]:
     return load_file(newest / "model" / "model.safetensors")
 
 
-def metrics(run_folder: Path) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl without clock times."""
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+def metrics(run_folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl, or another of its kind, without clock times."""
+    lines = [json.loads(line) for line in (run_folder / name).read_text().splitlines()]
     return [{key: value for key, value in line.items() if not key.startswith("timing.")} for line in lines]
 
 
@@ -346,7 +347,7 @@ def test_value_pretraining_goes_on_where_it_was_stopped(tmp_path: Path, stop, ev
     train(resumed)
     resumed.close()
 
-    assert (folder / "value.jsonl").read_text() == (straight / "value.jsonl").read_text()
+    assert metrics(folder, "value.jsonl") == metrics(straight, "value.jsonl")
     assert metrics(folder) == metrics(straight)
     for step in (0, 1):
         for name in ("model.safetensors", "critic/model.safetensors", "critic/value_head.safetensors"):
@@ -410,3 +411,43 @@ def test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_r
     with pytest.raises(EngineError, match=r"rollout.on_fault = stop"):
         train(run)
     run.close()
+
+
+# ---------------------------------------------------------------- budgets
+
+
+def test_a_budget_of_tokens_ends_the_run_after_the_step_that_spends_it(tmp_path: Path):
+    straight = [line["tokens/generated"] for line in metrics(run_toy(tmp_path, "straight", "train.steps=6").folder)]
+    budget = int(sum(straight[:2])) + 1  # two steps do not spend it, the third does
+    run = run_toy(tmp_path, "run", "train.steps=6", f"train.max_generated_tokens={budget}")
+    assert (run.step, run.is_complete) == (3, True)
+    assert [line["tokens/generated"] for line in metrics(run.folder)] == straight[:3]
+    events = (run.folder / "events.jsonl").read_text()
+    assert f"train.max_generated_tokens = {budget} is spent" in events
+    assert load_run(run.folder).state == "finished"
+
+    again = resume_run(run.folder, [("train.max_generated_tokens", int(sum(straight[:3])) + 1)])
+    train(again)
+    again.close()
+    assert [line["tokens/generated"] for line in metrics(run.folder)] == straight[:4]
+
+
+def test_tokens_of_value_pretraining_count(tmp_path: Path):
+    changes = (*PRETRAINING, "train.steps=4")
+    straight = run_toy(tmp_path, "straight", *changes).folder
+    before = sum(line["tokens/generated"] for line in metrics(straight, "value.jsonl"))
+    first = metrics(straight)[0]["tokens/generated"]
+    assert run_toy(tmp_path, "run", *changes, f"train.max_generated_tokens={int(before + first)}").step == 1
+    assert run_toy(tmp_path, "none", *changes, f"train.max_generated_tokens={int(before)}").step == 0
+
+
+def test_a_budget_of_minutes_counts_steps_also_those_before_a_resume(tmp_path: Path):
+    run = run_toy(tmp_path, "run", "train.steps=1")
+    taken = json.loads((run.folder / "metrics.jsonl").read_text())["timing.step_s"]
+    again = resume_run(run.folder, [("train.steps", 50), ("train.max_minutes", taken / 60)])
+    assert again.is_complete
+    again.close()
+    more = resume_run(run.folder, [("train.steps", 50), ("train.max_minutes", 1.5 * taken / 60)])
+    train(more)
+    more.close()
+    assert 1 < more.step < 50

@@ -24,6 +24,7 @@ VERBS = {
     "report": "Runs as one page that opens offline.",
     "watch": "The same page, live, on 127.0.0.1.",
     "doctor": "What is wrong with a run, or what this machine can run.",
+    "ladder": "What each technique does: the paper's ablation ladder.",
     "data": "Check, clean or probe a problem set.",
     "explain": "What a recipe will do, or how two configs differ.",
     "verify": "Score responses against answers; audit a run's verdicts.",

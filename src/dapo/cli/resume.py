@@ -46,5 +46,5 @@ def command(
             run.close()
     if not world.is_first:
         raise typer.Exit
-    typer.echo(f"{'Done' if run.step >= run.config.train.steps else 'Stopped'} after step {run.step}: {folder}")
+    typer.echo(f"{'Done' if run.is_complete else 'Stopped'} after step {run.step}: {folder}")
     print_verdict(folder)

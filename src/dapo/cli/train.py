@@ -48,7 +48,7 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
             run.close()
     if not world.is_first:
         raise typer.Exit
-    if run.step < run.config.train.steps:
+    if not run.is_complete:
         typer.echo(f"Stopped after step {run.step} of {run.config.train.steps}. Go on: dapo resume {folder}")
     else:
         typer.echo(

@@ -225,6 +225,15 @@ class TrainConfig(Section):
     """Steps, updates and the optimizer. A step is one rollout batch and all its updates; schedules count steps."""
 
     steps: int = Field(ge=0, description="Training steps; dynamic sampling does not shift them.")
+    max_generated_tokens: OptionalInt = Field(
+        None, ge=1, description="End after the step that brings the tokens written so far to this many; none: no limit."
+    )
+    max_minutes: OptionalFloat = Field(
+        None,
+        gt=0,
+        description="End after the step that brings the time of all steps to this, evaluation and checkpoints not "
+        "counted; none: no limit.",
+    )
     lr: float = Field(ge=0, description="Learning rate of the policy after warm-up.")
     warmup_steps: int = Field(0, ge=0, description="W: step k runs at lr·min(1, k/W), k = 1, 2, …; never at lr 0.")
     updates_per_step: int = Field(1, ge=1, description="Mini-batches that a step's groups are dealt into.")

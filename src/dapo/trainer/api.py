@@ -89,7 +89,7 @@ def train(
         train_loop(run)
     finally:
         run.close()
-    return result_of(folder, run.step, is_finished=run.step >= run.config.train.steps)
+    return result_of(folder, run.step, is_finished=run.is_complete)
 
 
 def result_of(folder: Path, step: int, *, is_finished: bool) -> RunResult:

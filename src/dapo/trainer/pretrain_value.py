@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 
 from dapo.sampling.carry import CarryState
 from dapo.sampling.dynamic import fill_step
@@ -22,6 +23,7 @@ def pretrain_value(run: Run) -> None:
     """
     sampling = run.config.sampling.model_copy(update={"dynamic": False})
     for step in range(run.value_steps + 1, run.pretrain_steps + 1):
+        start = time.perf_counter()
         run.begin_step()
         filled = fill_step(
             run.collector,
@@ -49,8 +51,11 @@ def pretrain_value(run: Run) -> None:
             "step": step,
             "critic/loss": sums.ratio("critic_loss", "critic_updates"),
             "critic/explained_variance": explained_variance_of(values, batch.rows_of(held_out)),
+            "tokens/generated": filled.accounting.generated_tokens,
+            "timing.step_s": time.perf_counter() - start,
         }
         run.write_line("value.jsonl", line)
+        run.spend(line)
         for observer in run.observers:
             observer.on_value_step(line, run.pretrain_steps)
         check_stop(run)

@@ -61,6 +61,8 @@ from dapo.types import Group, Judge
 # Keys that may differ when a run goes on: they change what is written, when it ends and how fast, not what is learnt.
 SAFE_TO_CHANGE = (
     "train.steps",
+    "train.max_generated_tokens",
+    "train.max_minutes",
     "train.tokens_per_microbatch",
     "train.gradient_checkpointing",
     "model.kernels",
@@ -97,6 +99,9 @@ class Run:
     step: int = 0  # steps done
     is_stopping: bool = False  # asked to stop by a signal
     value_steps: int = 0  # steps of value pretraining done
+    generated_tokens: int = 0  # written so far, value pretraining included
+    seconds: float = 0.0  # of all steps so far, value pretraining included
+    spent: str = ""  # the budget that is spent, in words
     saved: str = ""  # name of the newest checkpoint
     started: float = field(default_factory=time.monotonic)
     token_pieces: TokenPieces | None = None
@@ -117,8 +122,24 @@ class Run:
         return self.value_steps < self.pretrain_steps
 
     def remaining_steps(self) -> Iterator[int]:
-        while self.step < self.config.train.steps and not self.world.any(self.is_stopping):
+        while not self.is_complete and not self.world.any(self.is_stopping):
             yield self.step + 1
+
+    @property
+    def is_complete(self) -> bool:
+        """All steps done, or the budget of tokens or minutes spent."""
+        return self.step >= self.config.train.steps or bool(self.spent)
+
+    def spend(self, *lines: Mapping[str, Any]) -> None:
+        """Count what steps, or steps of value pretraining, took by their lines. The first rank's clock decides."""
+        for line in lines:
+            self.generated_tokens += int(line.get("tokens/generated", 0))
+            self.seconds += float(line.get("timing.step_s", 0.0))
+        train = self.config.train
+        if train.max_minutes is not None and self.world.from_first(self.seconds) >= 60 * train.max_minutes:
+            self.spent = f"train.max_minutes = {train.max_minutes:g} is spent"
+        if train.max_generated_tokens is not None and self.generated_tokens >= train.max_generated_tokens:
+            self.spent = f"train.max_generated_tokens = {train.max_generated_tokens} is spent"
 
     def is_due(self, every_steps: int, step: int) -> bool:
         return every_steps > 0 and step % every_steps == 0
@@ -142,6 +163,9 @@ class Run:
     def track(self, metrics: dict[str, float]) -> None:
         check_declared(metrics)
         self.write_line("metrics.jsonl", metrics)
+        self.spend(metrics)
+        if self.spent:
+            self.event("budget", self.spent)
         for observer in self.observers:
             observer.on_step(metrics)
 
@@ -159,7 +183,7 @@ class Run:
     def evaluation_is_due(self) -> bool:
         """Before the first step, every so many steps, and after the last."""
         every = self.config.eval.every_steps
-        return every > 0 and (self.step % every == 0 or self.step == self.config.train.steps)
+        return every > 0 and (self.step % every == 0 or self.is_complete)
 
     def publish(self) -> None:
         """The engine writes with the newest weights from now on."""
@@ -354,6 +378,7 @@ def resume_run(
         if overrides:
             replace_file(folder / "config.toml", to_toml(config))
     world.barrier()
+    run.spend(*read_lines(folder / "value.jsonl"), *read_lines(folder / "metrics.jsonl"))
     for message in skipped:
         run.event("checkpoint", message)
     where = f" of value pretraining {run.value_steps}" if run.is_pretraining and run.value_steps else f" {run.step}"

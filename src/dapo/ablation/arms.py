@@ -1,0 +1,129 @@
+"""The arms of a ladder as data: what each sets on top of a recipe, what it is compared with, what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dapo.config.load import load_recipe, suggest
+from dapo.config.schema import Config
+from dapo.errors import ConfigError
+
+Overrides = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One line of the table. `overrides` are what `dapo train RECIPE --set …` gets."""
+
+    name: str  # as typed after --arms, and the name of its folder
+    label: str
+    overrides: Overrides
+    compared_with: str | None = None  # the arm that its difference is taken to
+    sized: Callable[[Config], Overrides] | None = None  # overrides that depend on the recipe's sizes
+    kind: str = "other"  # rung, other or control
+
+    def overrides_for(self, config: Config) -> Overrides:
+        return self.overrides + (self.sized(config) if self.sized is not None else ())
+
+
+# The switches of the DAPO paper's Table 1 as naive GRPO has them. Each rung says all of them, so that no key of a
+# recipe can change a rung; a rung changes one.
+NAIVE = {
+    "shaping.overlong_filter": "false",
+    "algorithm.clip.high": "0.2",
+    "shaping.overlong_penalty": "0.0",
+    "algorithm.mean": "sequence",
+    "sampling.dynamic": "false",
+}
+STEPS_OF_THE_LADDER = (
+    ("overlong-filter", "+ overlong filtering", "shaping.overlong_filter", "true"),
+    ("clip-higher", "+ clip-higher", "algorithm.clip.high", "0.28"),
+    ("soft-penalty", "+ soft overlong punishment", "shaping.overlong_penalty", "1.0"),
+    ("token-loss", "+ token-level loss", "algorithm.mean", "token"),
+    ("dapo", "+ dynamic sampling (DAPO)", "sampling.dynamic", "true"),
+)
+
+
+def rungs() -> tuple[Arm, ...]:
+    """Naive GRPO, then one technique more each, in the paper's order; the last is DAPO."""
+    switches = dict(NAIVE)
+    made = [Arm("naive", "naive GRPO", as_overrides(switches), kind="rung")]
+    for name, label, key, value in STEPS_OF_THE_LADDER:
+        switches[key] = value
+        made.append(Arm(name, label, as_overrides(switches), compared_with=made[-1].name, kind="rung"))
+    return tuple(made)
+
+
+def as_overrides(switches: dict[str, str]) -> Overrides:
+    return ("preset=grpo-naive", *(f"{key}={value}" for key, value in switches.items()))
+
+
+def one_response_each(config: Config) -> Overrides:
+    """As many responses a step, each to a problem of its own."""
+    return (f"sampling.prompts_per_step={config.responses_per_step}", "sampling.responses_per_prompt=1")
+
+
+LADDER = rungs()
+VAPO = ("preset=vapo",)
+# What VAPO's paper takes away, piece by piece. Without decoupled GAE critic and policy use λ = 0.95 and their own;
+# without the length-adaptive one λ = 0.95, as its vanilla PPO has.
+VAPO_PIECES: tuple[tuple[str, str, Overrides], ...] = (
+    ("vapo-no-pretraining", "VAPO − value pretraining", ("algorithm.critic.pretrain_steps=0",)),
+    ("vapo-no-decoupled", "VAPO − decoupled GAE", ("algorithm.gae.lam_critic=none",)),
+    ("vapo-no-adaptive", "VAPO − length-adaptive GAE", ("algorithm.gae.length_adaptive_alpha=none",)),
+    ("vapo-no-clip-higher", "VAPO − clip-higher", ("algorithm.clip.high=0.2",)),
+    ("vapo-no-token-loss", "VAPO − token-level loss", ("algorithm.mean=sequence",)),
+    ("vapo-no-positive", "VAPO − positive-example LM loss", ("algorithm.positive_nll=0.0",)),
+)
+# One pass over a step's responses, as the others: PPO's four would be four times the updates.
+PPO = (
+    "preset=ppo", "train.epochs_per_step=1", "algorithm.critic.pretrain_steps=0",
+    "algorithm.gae.length_adaptive_alpha=none",
+)  # fmt: skip
+OTHERS = (
+    Arm("dapo-fast", "DAPO-fast (not the paper's)", ("preset=dapo-fast",), compared_with="dapo"),
+    Arm("grpo", "GRPO with KL", ("preset=grpo",), compared_with="naive"),
+    Arm("dr-grpo", "Dr. GRPO", ("preset=dr-grpo",), compared_with="naive"),
+    Arm("ppo", "PPO", PPO, compared_with="naive"),
+    Arm("vapo", "VAPO", VAPO, compared_with="ppo"),
+    *(Arm(name, label, VAPO + change, compared_with="vapo") for name, label, change in VAPO_PIECES),
+    Arm("vapo-no-groups", "VAPO − group sampling", VAPO, compared_with="vapo", sized=one_response_each),
+    Arm(
+        "dapo-shuffled",
+        "control: DAPO, rewards shuffled within groups",
+        (*LADDER[-1].overrides, "rewards.control=shuffled"),
+        compared_with="dapo",
+        kind="control",
+    ),
+    Arm(
+        "vapo-zero-critic",
+        "control: VAPO, critic frozen at zero",
+        (*VAPO, "algorithm.critic.lr=0.0", "algorithm.critic.pretrain_steps=0"),
+        compared_with="vapo",
+        kind="control",
+    ),
+)
+ARMS = {arm.name: arm for arm in (*LADDER, *OTHERS)}
+
+
+def choose_arms(text: str) -> tuple[Arm, ...]:
+    """`ladder`, `all`, or names with commas between; in the order of the table, whatever the order typed."""
+    if text == "ladder":
+        return LADDER
+    if text == "all":
+        return tuple(ARMS.values())
+    wanted = [name.strip() for name in text.split(",") if name.strip()]
+    for name in wanted:
+        if name not in ARMS:
+            raise ConfigError(f"--arms {name}: no such arm.", remedy=suggest(name, ["ladder", "all", *ARMS]))
+    if not wanted:
+        raise ConfigError(f"--arms {text!r}: names no arm.", remedy=f"Use ladder, all, or some of: {', '.join(ARMS)}.")
+    return tuple(arm for name, arm in ARMS.items() if name in wanted)
+
+
+def arm_config(recipe: str, arm: Arm, extra: Sequence[str] = ()) -> tuple[Config, Overrides]:
+    """What an arm resolves to on a recipe, and all it sets; `extra` wins over the arm, and sizes follow it."""
+    sizes = load_recipe(recipe, [*arm.overrides, *extra]).config
+    overrides = (*arm.overrides_for(sizes), *extra)
+    return load_recipe(recipe, overrides).config, overrides

@@ -1,0 +1,159 @@
+"""Which runs a ladder consists of, where they lie, and how far each has come: told by the run folders alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from dapo.ablation.arms import Arm, Overrides, arm_config
+from dapo.config.load import flatten, read_toml, refuse_unknown, resolve
+from dapo.config.schema import Config
+from dapo.errors import ConfigError
+from dapo.tracking.files import read_lines
+
+UNBOUNDED_STEPS = 1_000_000  # a budget of tokens or minutes ends the run
+
+
+class State(Enum):
+    """How far a run has come."""
+
+    NEW = "new"
+    HALF_DONE = "half done"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What every arm may spend; none of the recipe's own where `kind` is empty."""
+
+    kind: str = ""  # steps, tokens or minutes
+    amount: float = 0
+
+    @property
+    def overrides(self) -> Overrides:
+        if not self.kind:
+            return ()
+        if self.kind == "steps":
+            return (f"train.steps={int(self.amount)}",)
+        spent = {
+            "tokens": f"train.max_generated_tokens={int(self.amount)}",
+            "minutes": f"train.max_minutes={float(self.amount)}",
+        }
+        return (f"train.steps={UNBOUNDED_STEPS}", spent[self.kind])
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.amount:g}" if self.amount < 1e6 else f"{self.kind}={int(self.amount)}"
+
+
+def parse_budget(text: str | None) -> Budget:
+    """`steps=N`, `tokens=N` or `minutes=N`; None leaves the recipe's steps."""
+    if text is None:
+        return Budget()
+    match = re.fullmatch(r"\s*(steps|tokens|minutes)\s*=\s*([0-9_]+(?:\.[0-9]+)?)\s*", text)
+    remedy = "Write steps=60, tokens=500000 or minutes=2.5."
+    if match is None:
+        raise ConfigError(f"--budget {text}: is no budget.", remedy=remedy)
+    kind, amount = match[1], float(match[2])
+    if amount <= 0 or (kind != "minutes" and amount != int(amount)):
+        raise ConfigError(f"--budget {text}: must be a positive {'number' if kind == 'minutes' else 'whole number'}.",
+                          remedy=remedy)  # fmt: skip
+    return Budget(kind, amount)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`0,1,2`: whole numbers, each once."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
+        raise ConfigError(f"--seeds {text}: must be whole numbers with commas between.", remedy="Write --seeds 0,1,2.")
+    seeds = tuple(int(part) for part in parts)
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds {text}: names a seed twice.", remedy="A seed counts once; add another one.")
+    return seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run: an arm with a seed, in a folder of its own."""
+
+    arm: Arm
+    seed: int
+    folder: Path
+    config: Config
+    overrides: Overrides
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm.name} seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """What `dapo train` printed; beside the run, which must be new when it starts."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    def arguments(self, recipe: str) -> list[str]:
+        """After `dapo`: start the run, or go on with it."""
+        if self.state is State.HALF_DONE:
+            return ["resume", str(self.folder)]
+        sets = [part for override in self.overrides for part in ("--set", override)]
+        return ["train", recipe, *sets, "--out", str(self.folder)]
+
+    @property
+    def state(self) -> State:
+        """Done: its last step is evaluated and saved."""
+        if not (self.folder / "config.toml").is_file():
+            return State.NEW
+        step = self.steps_done
+        is_over = step >= self.config.train.steps or any(
+            event.get("kind") == "budget" and event.get("step") == step
+            for event in read_lines(self.folder / "events.jsonl")
+        )
+        is_evaluated = any(line.get("step") == step for line in read_lines(self.folder / "eval.jsonl"))
+        is_saved = (self.folder / "checkpoints" / f"step-{step:06d}" / "MANIFEST.json").is_file()
+        return State.DONE if is_over and is_evaluated and is_saved else State.HALF_DONE
+
+    @property
+    def steps_done(self) -> int:
+        return max((int(line.get("step", 0)) for line in read_lines(self.folder / "metrics.jsonl")), default=0)
+
+    def check_settings(self) -> None:
+        """A run that is there already must be this one."""
+        path = self.folder / "config.toml"
+        if not path.is_file():
+            if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+                raise ConfigError(f"--out: {self.folder} exists and is no run.", remedy="Name another folder.")
+            return
+        keys = flatten(read_toml(path))
+        refuse_unknown(keys, str(path))
+        there = flatten(resolve(self.folder.name, keys, {}).config.model_dump(mode="json"))
+        wanted = flatten(self.config.model_dump(mode="json"))
+        differing = [key for key in wanted if wanted[key] != there.get(key)]
+        if differing:
+            what = ", ".join(f"{key} = {there.get(key)} (now {wanted[key]})" for key in differing)
+            raise ConfigError(
+                f"--out: {self.folder} was started with other settings: {what}.",
+                remedy="Name another folder, or give the settings it was started with.",
+            )
+
+
+def plan_jobs(
+    recipe: str, arms: Sequence[Arm], seeds: Sequence[int], budget: Budget, extra: Sequence[str], out: Path
+) -> list[Job]:
+    """Every arm with every seed, seed by seed, so that a ladder cut short has whole seeds. Raises before any run."""
+    jobs = []
+    for seed in seeds:
+        for arm in arms:
+            own = (*extra, *budget.overrides, f"train.seed={seed}")
+            config, overrides = arm_config(recipe, arm, own)
+            if not (config.eval.every_steps and config.data.eval):
+                key, value = ("data.eval", "[]") if config.eval.every_steps else ("eval.every_steps", 0)
+                raise ConfigError(
+                    f"{key} = {value} in {recipe}: a ladder compares evaluations, and there are none.",
+                    remedy="Set eval.every_steps above 0 and name a set in data.eval.",
+                )
+            jobs.append(Job(arm, seed, out / arm.name / f"seed-{seed}", config, overrides))
+    for job in jobs:
+        job.check_settings()
+    return jobs

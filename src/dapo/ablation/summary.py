@@ -1,0 +1,133 @@
+"""The table of a ladder as one JSON object: everything the terminal, the page and the plot show."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from dapo.ablation.arms import Arm
+from dapo.ablation.compare import (
+    as_json,
+    best_scores,
+    compare_runs,
+    end_scores,
+    estimate,
+    late_scores,
+    mean_curve,
+    reaching,
+)
+from dapo.ablation.measure import Measured
+from dapo.ablation.published import SOURCES, published
+from dapo.config.schema import Config
+
+BASELINE = "naive"
+# Of a run, averaged over seeds: column -> what it is.
+SHAPES = {
+    "entropy": "nats, mean of the last 10 steps, on trained tokens",
+    "length": "tokens, mean of the last 10 steps, trained responses",
+    "length_wrong": "tokens, mean of the last 10 steps, wrong trained responses",
+    "truncated": "share of judged responses, whole run",
+    "truncated_end": "share of judged responses, last 10 steps",
+    "clip": "share of tokens clipped, low and high, whole run",
+    "waste": "share of the generated tokens that entered no loss",
+    "informative": "share of the trained groups with 0 < correct < G, whole run",
+    "informative_end": "share of the trained groups with 0 < correct < G, last 10 steps",
+    "step_seconds": "clock time of all steps",
+}
+
+
+def summarise(
+    arms: Sequence[Arm],
+    runs: Mapping[str, Sequence[Measured]],
+    *,
+    settings: Mapping[str, Any],
+    failed: Mapping[str, str],
+) -> dict[str, Any]:
+    """Every arm that has a finished run; the baseline's best is the target where the baseline is among them."""
+    baseline = runs.get(BASELINE) or []
+    best = max(mean_curve(baseline), key=lambda p: p.avg) if baseline else None
+    first = next((run for own in runs.values() for run in own), None)
+    return {
+        "settings": dict(settings),
+        "machine": machine(),
+        "k": first.k if first else None,
+        "problems": len(first.problems) if first else None,
+        "baseline": {"arm": BASELINE, **as_json(best)} if best is not None else None,
+        "columns": SHAPES,
+        "arms": [arm_line(arm, runs, best.avg if best is not None else None) for arm in arms if runs.get(arm.name)],
+        "missing": [arm.name for arm in arms if not runs.get(arm.name)],
+        "failed": dict(failed),
+        "sources": SOURCES,
+    }
+
+
+def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | None) -> dict[str, Any]:
+    own = runs[arm.name]
+    curve = mean_curve(own)
+    reached = reaching(curve, target) if target is not None else None
+    previous = runs.get(arm.compared_with or "")
+    change = compare_runs(own, previous) if previous else None
+    baseline = runs.get(BASELINE)
+    over_baseline = compare_runs(own, baseline) if baseline and arm.name != BASELINE else None
+    return {
+        "name": arm.name,
+        "label": arm.label,
+        "kind": arm.kind,
+        "sets": list(arm.overrides),
+        "seeds": [run.seed for run in own],
+        "start": float(f"{np.mean([run.evaluations[0].avg for run in own]):.6g}"),
+        "late": as_json(estimate(late_scores(own))),
+        "end": as_json(estimate(end_scores(own))),
+        "best": as_json(estimate(best_scores(own))),
+        "late_by_seed": [float(f"{run.late.mean():.6g}") for run in own],
+        "end_by_seed": [float(f"{run.end.avg:.6g}") for run in own],
+        "compared_with": arm.compared_with if change is not None else None,
+        "difference": as_json(change) if change is not None else None,
+        "over_baseline": as_json(over_baseline) if over_baseline is not None else None,
+        "reaches_baseline_best": as_json(reached) if reached is not None else None,
+        "spent": as_json(curve[-1]),
+        **{name: float(f"{np.mean([getattr(run, name) for run in own]):.6g}") for name in SHAPES},
+        "by_seed": {name: [float(f"{getattr(run, name):.6g}") for run in own] for name in SHAPES},
+        "curve": [as_json(p) for p in curve],
+        "published": published(arm.name),
+    }
+
+
+def settings_of(
+    recipe: str, config: Config, *, seeds: Sequence[int], budget: str, command: str, extra: Sequence[str]
+) -> dict[str, Any]:
+    """What the arms have in common, as far as it tells how far the figures carry."""
+    train, sampling = config.train, config.sampling
+    return {
+        "command": command,
+        "recipe": recipe,
+        "set": list(extra),
+        "budget": budget,
+        "seeds": list(seeds),
+        "model": config.model.path,
+        "data": config.data.train,
+        "eval": config.data.eval[0],
+        "lr": train.lr,
+        "prompts_per_step": sampling.prompts_per_step,
+        "responses_per_prompt": sampling.responses_per_prompt,
+        "updates_per_step": train.updates_per_step,
+        "max_response_tokens": config.limits.max_response_tokens,
+        "overlong_buffer_tokens": config.shaping.overlong_buffer_tokens,
+    }
+
+
+def machine() -> dict[str, Any]:
+    versions = {name: metadata.version(name) for name in ("torch", "transformers", "numpy")}
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **versions,
+    }

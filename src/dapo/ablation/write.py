@@ -1,0 +1,169 @@
+"""A ladder's files: ladder.json with everything, ladder.md to paste, ladder.svg, and a page that opens offline."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from dapo.report.chunks import script
+from dapo.report.page import POLICY, asset, copy_plotly, dumps
+from dapo.tracking.files import replace_file
+
+PAGE = "page"  # the folder beside ladder.html
+
+
+def write_all(summary: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the files; each is replaced as a whole."""
+    texts = {
+        "ladder.json": json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        "ladder.md": markdown(summary),
+        "ladder.svg": plot(summary),
+        "ladder.html": html(),
+    }
+    page = folder / PAGE
+    page.mkdir(parents=True, exist_ok=True)
+    replace_file(page / "base.js", asset("base.js"))
+    replace_file(page / "style.css", asset("style.css"))
+    replace_file(page / "ladder.js", files("dapo.ablation").joinpath("assets", "ladder.js").read_text(encoding="utf-8"))
+    replace_file(page / "data.js", script("page", dumps(summary)))
+    copy_plotly(page / "plotly.min.js")
+    for name, text in texts.items():
+        replace_file(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def html() -> str:
+    """The frame: no data and no text of a user's; the scripts fill it."""
+    scripts = "\n".join(
+        f'<script src="{PAGE}/{name}" defer></script>' for name in ("base.js", "data.js", "plotly.min.js", "ladder.js")
+    )
+    return (
+        files("dapo.ablation")
+        .joinpath("assets", "ladder.html")
+        .read_text(encoding="utf-8")
+        .replace("{{policy}}", POLICY.format(connect="'none'"))
+        .replace("{{page}}", PAGE)
+        .replace("{{scripts}}", scripts)
+    )
+
+
+# ------------------------------------------------------------------ markdown
+
+
+def markdown(summary: Mapping[str, Any]) -> str:
+    """The table with its command; what a user typed cannot leave its cell."""
+    settings, machine = summary["settings"], summary["machine"]
+    head = [
+        "# Ablation ladder",
+        "",
+        f"    {cell(settings['command'])}",
+        "",
+        f"Recipe {cell(settings['recipe'])}, {settings['budget']} for every arm, seeds "
+        f"{', '.join(map(str, settings['seeds']))}; avg@{summary['k']} on {summary['problems']} held-out problems. "
+        f"{machine['date']}, {machine['machine']}, {machine['cores']} cores, Python {machine['python']}, "
+        f"torch {machine['torch']}. `late` is the mean over the evaluations of the last quarter of the run, `end` the "
+        "last one; 95 % bootstrap intervals over problems and seeds; differences of `late`, paired by both.",
+        "",
+        "| arm | late | interval | end | best | difference | interval | p | steps, updates, tokens to baseline's best "
+        "| entropy | length | cut | clip | waste | informative | published |",
+        "|" + "---|" * 16,
+    ]
+    rows = [f"| {' | '.join(markdown_row(line))} |" for line in summary["arms"]]
+    tail = ["", *(f"- {name}: {cell(text)}" for name, text in summary["sources"].items())]
+    if summary["missing"]:
+        tail.append(f"- not finished: {', '.join(summary['missing'])}")
+    return "\n".join([*head, *rows, *tail]) + "\n"
+
+
+def markdown_row(line: Mapping[str, Any]) -> list[str]:
+    late, change = line["late"], line["difference"]
+    return [
+        cell(line["label"]),
+        f"{late['value']:.3f}",
+        f"{late['low']:.3f} – {late['high']:.3f}",
+        f"{line['end']['value']:.3f}",
+        f"{line['best']['value']:.3f}",
+        f"{change['value']:+.3f}" if change else "",
+        f"{change['low']:+.3f} – {change['high']:+.3f}" if change else "",
+        f"{change['p']:.3f}" if change else "",
+        reach_cell(line),
+        f"{line['entropy']:.3f}",
+        f"{line['length']:.1f}",
+        f"{100 * line['truncated']:.1f} %",
+        f"{100 * line['clip']:.2f} %",
+        f"{100 * line['waste']:.0f} %",
+        f"{100 * line['informative']:.0f} %",
+        " / ".join(f"{value:g}" for value in line["published"].values()),
+    ]
+
+
+def reach_cell(line: Mapping[str, Any]) -> str:
+    """Steps, updates and tokens until the mean curve reaches the baseline's best."""
+    reached = line["reaches_baseline_best"]
+    if reached is None:
+        return "not reached"
+    return f"{reached['step']}, {reached['updates']:.0f}, {in_thousands(reached['tokens'])}"
+
+
+def in_thousands(tokens: float) -> str:
+    return f"{tokens / 1e6:.2f} M" if tokens >= 1e6 else f"{tokens / 1e3:.0f} k"
+
+
+def cell(text: str) -> str:
+    """Text that stays in its cell: no pipes, no line breaks, no markup."""
+    flat = " ".join(str(text).split())
+    return escape(flat, quote=False).replace("|", "\\|").replace("`", "'")
+
+
+# ------------------------------------------------------------------ the plot
+
+WIDTH, ROW, LEFT, RIGHT = 860, 26, 290, 30
+
+
+def plot(summary: Mapping[str, Any]) -> str:
+    """Every arm's `late` with its interval, its seeds as small marks and the baseline as a line."""
+    lines: Sequence[Mapping[str, Any]] = summary["arms"]
+    values = [v for line in lines for v in (line["late"]["low"], line["late"]["high"], *line["late_by_seed"])]
+    low = math.floor(20 * min(values, default=0.0)) / 20
+    high = max(math.ceil(20 * max(values, default=1.0)) / 20, low + 0.05)
+    bottom = 40 + ROW * len(lines)
+
+    def x(value: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (value - low) / (high - low), 1)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 34}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{bottom + 34}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="18" fill="#333333">avg@{summary["k"]}, mean over the last quarter of the run; '
+        "95 % intervals; small marks: seeds</text>",
+    ]
+    step = 0.05 if high - low <= 0.5 else 0.1
+    for i in range(round((high - low) / step) + 1):
+        tick = low + i * step
+        parts.append(f'<line x1="{x(tick)}" x2="{x(tick)}" y1="30" y2="{bottom}" stroke="#dddddd"/>')
+        parts.append(f'<text x="{x(tick)}" y="{bottom + 18}" text-anchor="middle" fill="#555555">{tick:.2f}</text>')
+    if lines and lines[0]["name"] == "naive":
+        at = x(lines[0]["late"]["value"])
+        parts.append(f'<line x1="{at}" x2="{at}" y1="30" y2="{bottom}" stroke="#888888" stroke-dasharray="4 3"/>')
+    for at, line in enumerate(lines):
+        y = 48 + ROW * at
+        late = line["late"]
+        colour = {"rung": "#1f5fa8", "control": "#a33a3a"}.get(line["kind"], "#5a7d2a")
+        parts.append(
+            f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end" fill="#222222">{escape(line["label"])}</text>'
+        )
+        parts.append(
+            f'<line x1="{x(late["low"])}" x2="{x(late["high"])}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
+        )
+        parts += [
+            f'<line x1="{x(v)}" x2="{x(v)}" y1="{y - 5}" y2="{y + 5}" stroke="{colour}" stroke-opacity="0.55"/>'
+            for v in line["late_by_seed"]
+        ]
+        parts.append(f'<circle cx="{x(late["value"])}" cy="{y}" r="5" fill="{colour}"/>')
+    return "\n".join([*parts, "</svg>"]) + "\n"

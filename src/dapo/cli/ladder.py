@@ -1,0 +1,125 @@
+"""`dapo ladder`: the paper's ablation ladder on any recipe; every arm an ordinary run, one table and one plot."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dapo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dapo.ablation.run import Outcome
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+# Two tiny steps of every rung: that all of it works, not what comes out.
+SMOKE = (
+    "train.steps=2", "train.updates_per_step=2", "sampling.prompts_per_step=4", "sampling.responses_per_prompt=4",
+    "eval.every_steps=2", "eval.k=1", "checkpoint.every_steps=0",
+)  # fmt: skip
+
+
+def command(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a TOML file.")] = "ladder",
+    arms: Annotated[
+        str, typer.Option(help="ladder (the six rungs), all, or names with commas: naive,clip-higher,dapo.")
+    ] = "ladder",
+    seeds: Annotated[str | None, typer.Option(help="Seeds of every arm, with commas. [0,1,2; with --smoke: 0]")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="The same for all arms: steps=N, tokens=N (generated) or minutes=N. Default: the recipe's."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at a time. Default: one per core, each with one thread; one on a GPU."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; the same command again goes on in it. Default: runs/ladder-RECIPE.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key in every arm: --set train.lr=1e-4.")
+    ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Two tiny steps of every arm: does all of it work?")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Naive GRPO to DAPO, one technique more a rung, several seeds: what does each of them do?
+
+    Every arm is an ordinary run, DIR/ARM/seed-0 and so on. Ctrl-C stops at checkpoints; the same command goes on.
+
+    \b
+    dapo ladder --smoke
+    dapo ladder --seeds 0,1,2 --out runs/ladder
+    dapo ladder quickstart --arms dapo,dapo-fast --budget tokens=500000
+    """
+    from dapo.ablation.arms import choose_arms
+    from dapo.ablation.plan import parse_budget, parse_seeds, plan_jobs
+    from dapo.ablation.run import claimed, default_jobs, run_jobs
+    from dapo.ablation.summary import settings_of
+    from dapo.ablation.write import write_all
+    from dapo.cli.ladder_terminal import show, view
+
+    if smoke and budget is not None:
+        raise ConfigError(f"--budget {budget}: --smoke has its own.", remedy="Leave out one of them.")
+    chosen, own = choose_arms(arms), parse_budget(budget)
+    extra = [*(set_ or []), *(SMOKE if smoke else ())]
+    folder = out or default_folder(recipe, is_smoke=smoke)
+    wanted = parse_seeds(seeds or ("0" if smoke else "0,1,2"))
+    refuse_own_keys(set_ or [], own.kind)
+    planned = plan_jobs(recipe, chosen, wanted, own, extra, folder)
+    with claimed(folder) as lock:
+        with view(planned, is_quiet=as_json) as progress:
+            outcome = run_jobs(
+                planned, recipe, at_once=jobs or default_jobs(planned[0].config), lock=lock, progress=progress
+            )
+        if outcome.is_stopped:
+            typer.echo(
+                f"Stopped. {len(outcome.done)} of {len(planned)} runs are done. Go on: the same command.", err=True
+            )
+            raise typer.Exit(EXIT_INTERRUPTED)
+        config = planned[0].config
+        spent = str(own) if own.kind else f"steps={config.train.steps}"
+        settings = settings_of(recipe, config, seeds=wanted, budget=spent, command=typed_command(), extra=extra)
+        summary = summary_of(chosen, outcome, settings)
+        written = write_all(summary, folder)
+    if as_json:
+        typer.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False))
+    else:
+        show(summary, written)
+    if outcome.failed:
+        for name, text in outcome.failed.items():
+            typer.echo(f"{name} failed:\n{text}", err=True)
+        raise typer.Exit(EXIT_FAILED)
+
+
+def summary_of(chosen: Any, outcome: Outcome, settings: dict[str, Any]) -> dict[str, Any]:
+    from dapo.ablation.measure import measure
+    from dapo.ablation.summary import summarise
+
+    done = sorted(outcome.done, key=lambda job: job.seed)
+    runs = {arm.name: [measure(job) for job in done if job.arm == arm] for arm in chosen}
+    return summarise(chosen, runs, settings=settings, failed=outcome.failed)
+
+
+def default_folder(recipe: str, *, is_smoke: bool) -> Path:
+    """The same for the same recipe, so that the command again goes on; a smoke test is always new."""
+    name = f"ladder-smoke-{time.strftime('%Y%m%d-%H%M%S')}" if is_smoke else f"ladder-{Path(recipe).stem}"
+    return Path("runs") / name
+
+
+def refuse_own_keys(sets: list[str], budget: str) -> None:
+    """Keys that the ladder itself sets."""
+    for text in sets:
+        key = text.partition("=")[0].strip()
+        if key in ("train.seed", "preset") or (budget and key == "train.steps"):
+            option = {"train.seed": "--seeds", "preset": "--arms"}.get(key, "--budget")
+            raise ConfigError(f"--set {text}: the ladder sets {key} itself.", remedy=f"Use {option}.")
+
+
+def typed_command() -> str:
+    return shlex.join(["dapo", *sys.argv[1:]])
