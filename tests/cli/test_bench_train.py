@@ -43,6 +43,13 @@ def test_every_side_is_measured_beside_hugging_face():
         assert load["sides"]["hf-masters"]["speed_over_hf-masters"] == 1
 
 
+def test_the_sharded_path_is_measured_beside_the_plain_one():
+    (load,) = run("--loads", "2x16", "--sides", "dapo,dapo-fsdp2")["loads"]
+    plain, sharded = load["sides"]["dapo"], load["sides"]["dapo-fsdp2"]
+    assert sharded["time_over_dapo"] == pytest.approx(sharded["ms"] / plain["ms"])
+    assert "FSDP2 on one rank" in sharded["settings"]
+
+
 def test_two_presets_side_by_side():
     rows = run("--preset", "ppo,dapo")["presets"]
     assert rows["ppo"]["has_critic"]

@@ -8,7 +8,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,9 @@ from dapo.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+    from dapo.distributed.world import World
+    from dapo.models.policy import Policy
 
 LIMIT_FLOPS = {"NVIDIA H200": 790e12}  # dense bf16 products that this card sustains
 LOG_NORMAL = {"mu": 6.4, "sigma": 0.9}
@@ -56,7 +59,7 @@ def bench_train(
     loads: Annotated[
         str, typer.Option(help="ROWSxTOKENS (c: checkpointed) and lognormal:ROWS:CAP, with commas between.")
     ] = "",
-    sides: Annotated[str, typer.Option(help="Of dapo, dapo-plain, hf-masters and hf-bf16.")] = "",
+    sides: Annotated[str, typer.Option(help="Of dapo, dapo-plain, dapo-fsdp2, hf-masters and hf-bf16.")] = "",
     preset: Annotated[str, typer.Option(help="Presets whose update is compared, such as ppo,grpo.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Updates that are timed, after two that are not.")] = 4,
     moments: Annotated[str, typer.Option(help="AdamW's moments of this project: float32, int8 or host.")] = "float32",
@@ -201,6 +204,9 @@ def measure(setting: Setting, load: Load, sides: Sequence[str]) -> dict[str, Any
             "fraction_of_limit": flops / result.seconds / limit if limit else None,
             "settings": result.settings,
         }
+    plain, sharded = rows.get("dapo"), rows.get("dapo-fsdp2")
+    if plain and sharded:
+        sharded["time_over_dapo"] = sharded["ms"] / plain["ms"]
     for name in ("hf-masters", "hf-bf16"):
         theirs = rows.get(name)
         for row in rows.values():
@@ -246,19 +252,33 @@ def sequences(setting: Setting, load: Load) -> list[list[int]]:
 
 def dapo_side(setting: Setting, load: Load, *, is_fused: bool = True) -> Result | None:
     """This project: packed, log-probs without the whole logits, float32 masters; budget and kernels as in a run."""
-    import torch
+    from dapo.distributed.world import ALONE
 
+    kernels = "fused kernels" if is_fused and setting.device == "cuda" else "plain"
+    return dapo_run(setting, load, make_policy(setting, is_fused=is_fused), ALONE, kernels)
+
+
+def make_policy(setting: Setting, *, is_fused: bool) -> Policy:
     from dapo.models.fused_layers import fuse_layers
-    from dapo.models.packing import PACKED_ATTENTION, pack
+    from dapo.models.packing import PACKED_ATTENTION
     from dapo.models.policy import Policy
-    from dapo.trainer.activations import checkpoint_layers
-    from dapo.trainer.optimizer import Optimizer
 
     free_memory()
     policy = Policy(setting.model(PACKED_ATTENTION), None).eval()
     policy.is_fused = is_fused
     if is_fused:
         fuse_layers(policy.backbone)
+    return policy
+
+
+def dapo_run(setting: Setting, load: Load, policy: Policy, world: World, how: str) -> Result | None:
+    """Updates of this policy, which is whole, or sharded over the ranks of this world."""
+    import torch
+
+    from dapo.models.packing import pack
+    from dapo.trainer.activations import checkpoint_layers
+    from dapo.trainer.optimizer import Optimizer
+
     if load.is_checkpointed:
         checkpoint_layers(policy)
     optimizer = Optimizer(
@@ -267,6 +287,7 @@ def dapo_side(setting: Setting, load: Load, *, is_fused: bool = True) -> Result 
         weight_decay=0.0,
         grad_clip=1.0,
         moments=setting.moments,  # type: ignore[arg-type]
+        world=world,
     )
     budget = max(16384 if setting.device == "cuda" else 1024, max(load.lengths))
     batches = []
@@ -286,8 +307,9 @@ def dapo_side(setting: Setting, load: Load, *, is_fused: bool = True) -> Result 
             ((logp.exp() * 0.1).sum() / total).backward()
         optimizer.step(1e-6)
 
-    settings = f"packed, {len(packs)} micro-batches of {budget:,} tokens, float32 masters, moments {setting.moments}"
-    settings += ", fused kernels" if is_fused and setting.device == "cuda" else ", plain"
+    settings = (
+        f"packed, {len(packs)} micro-batches of {budget:,} tokens, float32 masters, moments {setting.moments}, {how}"
+    )
     try:
         seconds, peak = timed(setting, update)
     except torch.OutOfMemoryError:
@@ -298,6 +320,25 @@ def dapo_side(setting: Setting, load: Load, *, is_fused: bool = True) -> Result 
 def plain_side(setting: Setting, load: Load) -> Result | None:
     """This project without its kernels."""
     return dapo_side(setting, load, is_fused=False)
+
+
+def fsdp2_side(setting: Setting, load: Load) -> Result | None:
+    """This project as a run with cluster.shard = full on one rank: FSDP2, and a whole copy for the engine.
+
+    The copy is refreshed once a step, not once an update: its time is named apart.
+    """
+    from dapo.distributed.shards import Sharding, refresh
+    from dapo.distributed.world import one_rank
+    from dapo.trainer.run import layers_of
+
+    policy = make_policy(setting, is_fused=True)
+    with one_rank(setting.device) as world:
+        sharded = Sharding(world, setting.device, setting.dtype).copy_of(policy, layers_of)
+        result = dapo_run(setting, load, sharded, world, "FSDP2 on one rank")
+        if result is None:
+            return None
+        refresh_s, _ = timed(setting, lambda: refresh(policy, sharded))
+    return replace(result, settings=f"{result.settings}; refreshing the engine's copy {1e3 * refresh_s:.1f} ms a step")
 
 
 def hf_side(setting: Setting, load: Load, *, has_masters: bool) -> Result | None:
@@ -381,6 +422,7 @@ def pad(rows: list[list[int]], device: str) -> tuple[torch.Tensor, torch.Tensor]
 SIDES: dict[str, Callable[[Setting, Load], Result | None]] = {
     "dapo": dapo_side,
     "dapo-plain": plain_side,
+    "dapo-fsdp2": fsdp2_side,
     "hf-masters": hf_masters_side,
     "hf-bf16": hf_bf16_side,
 }
@@ -419,4 +461,9 @@ def show(figures: dict[str, Any]) -> None:
                 row["settings"],
             )
     console.print(table)
+    for load in figures["loads"]:
+        if over := (load["sides"].get("dapo-fsdp2") or {}).get("time_over_dapo"):
+            console.print(
+                f"{load['load']}: an update by FSDP2 on one rank takes {over:.3f} times the plain path's time."
+            )
     console.print(f"speed and memory: over and of hf-masters, which has the same optimizer precision. {versions}")

@@ -30,14 +30,18 @@ class Sharding:
         self.precision = MixedPrecisionPolicy(cast_forward_inputs=False)
         if self.masters != compute:
             self.precision = MixedPrecisionPolicy(compute, self.masters, cast_forward_inputs=False)
+        self.is_alone = world.size == 1
 
     def apply(self, module: nn.Module) -> None:
         """Shard what of this module is not sharded yet; its whole weights are freed."""
         from torch.distributed.fsdp import fully_shard
 
-        sharded = fully_shard(module, mesh=self.mesh, mp_policy=self.precision)
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
+        # One rank saves nothing by gathering a layer twice; None is the library's choice, which keeps what comes last.
+        reshards = False if self.is_alone else None
+        sharded = fully_shard(module, mesh=self.mesh, reshard_after_forward=reshards, mp_policy=self.precision)
+        if not self.is_alone:  # its sum is its own gradient, and dividing by 1 would copy it
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
 
     def in_place(self, module: Module, layers: Sequence[nn.Module]) -> Module:
         """Every layer by itself, the rest together; weights are widened to masters on the way."""
@@ -83,13 +87,24 @@ class Sharding:
 @torch.no_grad()
 def refresh(gathered: nn.Module, sharded: nn.Module) -> None:
     """The whole module takes over the sharded one's weights, one at a time. All ranks take part."""
+    reshard(sharded)
     for target, source in zip(gathered.parameters(), sharded.parameters(), strict=True):
         assert isinstance(source, DTensor), "every weight of a sharded module is sharded"
         target.copy_(whole(local(source.detach()).to(target.dtype), source))
 
 
+def reshard(module: nn.Module) -> None:
+    """Let go of what a forward pass gathered and no backward pass followed."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 def whole_weights(module: nn.Module) -> dict[str, Tensor] | None:
     """All weights of a sharded module, on the host; None for a module that is whole. All ranks take part."""
+    reshard(module)
     if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         return None
     return {name: whole(local(value), value).cpu() for name, value in module.state_dict().items()}

@@ -177,6 +177,19 @@ def open_world(cluster: ClusterConfig, environment: Mapping[str, str] = os.envir
         dist.destroy_process_group()
 
 
+@contextmanager
+def one_rank(device: str) -> Iterator[World]:
+    """A process group of this process alone, for what is sharded over one rank. No other process can join it."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield Ranks(0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
 def end_with(store: Any, world: Ranks, message: str, error: Exception) -> None:
     """Raise this rank's error if it is the first to have one; else leave without a word."""
     mine = f"rank {world.rank}: {message}"

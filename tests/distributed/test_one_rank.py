@@ -1,0 +1,54 @@
+"""One rank with cluster.shard = full: it really is FSDP2, and computes what the plain path computes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from launch import environment
+from ranks import do, one_process
+from test_torchrun import UNEVEN, furthest, weights, written
+from torch.distributed.tensor import DTensor
+
+from dapo.distributed.shards import Sharding, local, refresh
+from dapo.distributed.world import one_rank
+from dapo.models.packing import pack
+from dapo.trainer import update
+from dapo.trainer.run import layers_of
+from dapo.trainer.update import Learner
+from tiny_models import tiny_policy
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+
+def test_one_sharded_rank_computes_what_the_plain_path_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    plan = {"overrides": [*UNEVEN, "train.steps=2", "cluster.shard=full"]}
+    one_process(tmp_path, [{**plan, "name": "plain", "overrides": plan["overrides"][:-1]}])
+    kinds: list[set[type]] = []
+    update_once = update.update_once
+
+    def look_and_update(learner: Learner, *arguments: object, **named: object) -> None:
+        kinds.append({type(weight.data) for weight in learner.optimizer.parameters.values()})
+        update_once(learner, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(update, "update_once", look_and_update)
+    with one_rank("cpu") as world:
+        do(world, tmp_path, name="sharded", **plan)
+    assert kinds == [{DTensor}] * 4
+    assert written(tmp_path / "sharded") == written(tmp_path / "plain")
+    assert furthest(weights(tmp_path / "sharded"), weights(tmp_path / "plain")) < 1e-9
+
+
+def test_what_a_forward_pass_gathered_does_not_hide_newer_weights():
+    """A step may score rows and train on none: no backward pass then lets go of the gathered weights."""
+    policy = tiny_policy("llama")
+    with one_rank("cpu") as world, torch.no_grad():
+        sharded = Sharding(world, "cpu", torch.float32).copy_of(policy, layers_of, shared=[policy.tokenizer])
+        masters = [local(weight.detach()) for weight in sharded.parameters()]
+        sharded(pack([[5, 6]], [[7, 8, 9]], "cpu"), temperature=1.0)
+        for master in masters:
+            master.add_(1.0)
+        before = [weight.clone() for weight in policy.parameters()]
+        refresh(policy, sharded)
+    for weight, old in zip(policy.parameters(), before, strict=True):
+        torch.testing.assert_close(weight, old + 1)
