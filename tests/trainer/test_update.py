@@ -12,8 +12,11 @@ from dapo.models.packing import Packed
 from dapo.models.policy import Policy
 from dapo.trainer import update
 from dapo.trainer.batch import Batch, deal_microbatches, make_batch
+from dapo.trainer.learner import Learner
 from dapo.trainer.optimizer import Optimizer
-from dapo.trainer.update import Learner, Sums, Totals, mean, microbatch_loss, score_old, update_policy
+from dapo.trainer.scoring import score_old
+from dapo.trainer.sums import Sums, Totals
+from dapo.trainer.update import mean, microbatch_loss, update_policy
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 from tiny_models import tiny_policy
 

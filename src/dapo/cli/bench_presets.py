@@ -13,7 +13,7 @@ from dapo.config.schema import Config
 
 if TYPE_CHECKING:
     from dapo.cli.bench_train import Setting
-    from dapo.trainer.update import Learner
+    from dapo.trainer.learner import Learner
     from dapo.types import Group
 
 RECIPE = "gsm8k-1.5b-24gb"  # only its sizes matter here, and these are set below
@@ -77,8 +77,8 @@ def make_synthetic_learner(setting: Setting, config: Config) -> Learner:
     from dapo.models.fused_layers import fuse_layers
     from dapo.models.packing import PACKED_ATTENTION
     from dapo.models.policy import Policy
+    from dapo.trainer.learner import Learner
     from dapo.trainer.optimizer import Optimizer
-    from dapo.trainer.update import Learner
     from dapo.trainer.value import ValueLearner
 
     def policy() -> Policy:

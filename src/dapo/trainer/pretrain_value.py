@@ -10,7 +10,9 @@ from dapo.sampling.dynamic import fill_step
 from dapo.trainer.batch import Batch, deal_minibatches, make_batch
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.run import Run
-from dapo.trainer.update import Sums, old_values_of_critic, score_old, update_critic
+from dapo.trainer.scoring import old_values_of_critic, score_old
+from dapo.trainer.sums import Sums
+from dapo.trainer.update import update_critic
 from dapo.trainer.value import Values, estimate_advantages, explained_variance_of
 
 HELD_OUT_SHARE = 8  # one problem in eight is never trained on here, so that explained variance means something

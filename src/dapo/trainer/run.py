@@ -48,13 +48,13 @@ from dapo.tracking.files import append_line, cut_back, read_lines, replace_file
 from dapo.tracking.metrics import check_declared
 from dapo.trainer.activations import checkpoint_layers
 from dapo.trainer.interrupt import check_stop
+from dapo.trainer.learner import Learner
 from dapo.trainer.observer import Observer
 from dapo.trainer.optimizer import Optimizer
 from dapo.trainer.problems import EncodedSet, load_encoded
 from dapo.trainer.records import token_pieces
 from dapo.trainer.source import OrderedSource
 from dapo.trainer.track import TrackerObserver
-from dapo.trainer.update import Learner
 from dapo.trainer.value import ValueLearner
 from dapo.types import Group, Judge
 
