@@ -116,3 +116,4 @@ const ladder = {
 };
 
 ladder.show();
+document.body.dataset.ready = "";
