@@ -64,7 +64,7 @@ def mean(lines: Lines, name: str, steps: slice = slice(None)) -> float:
     return float(np.mean([line[name] for line in lines[steps] if name in line]))
 
 
-FIRST_HALF, LAST_HALF, LAST_QUARTER = slice(0, 8), slice(8, 16), slice(12, 16)
+LAST_HALF, LAST_QUARTER = slice(8, 16), slice(12, 16)
 
 
 def informative_per_update(lines: Lines) -> list[float]:

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 from dapo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dapo.ablation.plan import Job
     from dapo.ablation.run import Outcome
 
 EXIT_FAILED = 1
@@ -46,6 +48,9 @@ def command(
         list[str] | None, typer.Option("--set", help="Override a key in every arm: --set train.lr=1e-4.")
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two tiny steps of every arm: does all of it work?")] = False,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="Start nothing: the table of the runs that are done.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Naive GRPO to DAPO, one technique more a rung, several seeds: what does each of them do?
@@ -73,10 +78,12 @@ def command(
     refuse_own_keys(set_ or [], own.kind)
     planned = plan_jobs(recipe, chosen, wanted, own, extra, folder)
     with claimed(folder) as lock:
-        with view(planned, is_quiet=as_json) as progress:
-            outcome = run_jobs(
-                planned, recipe, at_once=jobs or default_jobs(planned[0].config), lock=lock, progress=progress
-            )
+        if table_only:
+            outcome = done_so_far(planned, folder)
+        else:
+            with view(planned, is_quiet=as_json) as progress:
+                at_once = jobs or default_jobs(planned[0].config)
+                outcome = run_jobs(planned, recipe, at_once=at_once, lock=lock, progress=progress)
         if outcome.is_stopped:
             typer.echo(
                 f"Stopped. {len(outcome.done)} of {len(planned)} runs are done. Go on: the same command.", err=True
@@ -95,6 +102,16 @@ def command(
         for name, text in outcome.failed.items():
             typer.echo(f"{name} failed:\n{text}", err=True)
         raise typer.Exit(EXIT_FAILED)
+
+
+def done_so_far(planned: Sequence[Job], folder: Path) -> Outcome:
+    from dapo.ablation.plan import State
+    from dapo.ablation.run import Outcome
+
+    done = [job for job in planned if job.state is State.DONE]
+    if not done:
+        raise ConfigError(f"--table-only: no run under {folder} is done.", remedy="Leave out --table-only to run them.")
+    return Outcome(done=done)
 
 
 def summary_of(chosen: Any, outcome: Outcome, settings: dict[str, Any]) -> dict[str, Any]:
