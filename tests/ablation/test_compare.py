@@ -79,6 +79,12 @@ def test_all_trained_groups_are_informative_under_dynamic_sampling(tmp_path: Pat
     assert two_arms(tmp_path)["dapo"][0].informative == 1.0
 
 
+def test_with_a_critic_no_group_needs_to_be_informative(tmp_path: Path):
+    planned = job(tmp_path, "vapo-no-groups", 0, "train.steps=4")
+    write_done(planned, {0: [0, 2], 4: [2, 3]})
+    assert measure(planned).informative is None
+
+
 def test_the_baselines_best_is_reached_at_the_first_point_at_or_above_it(tmp_path: Path):
     runs = two_arms(tmp_path)
     curve = mean_curve(runs["dapo"])
@@ -97,7 +103,7 @@ def test_pairs_are_of_the_same_seed(tmp_path: Path):
 def test_the_summary_says_what_was_measured(tmp_path: Path):
     runs = two_arms(tmp_path)
     arms = [ARMS[name] for name in ("naive", "token-loss", "dapo")]
-    summary = summarise(arms, runs, settings={"seeds": [0, 1]}, failed={"token-loss seed 0": "torn"})
+    summary = summarise(arms, runs, settings={"seeds": [0, 1]}, machine={}, failed={"token-loss seed 0": "torn"})
     naive, dapo = summary["arms"]
     assert summary["baseline"]["avg"] == 0.75
     assert (naive["reaches_baseline_best"]["updates"], dapo["reaches_baseline_best"]["tokens"]) == (32, 2000)

@@ -9,7 +9,7 @@ from fake_ladder import job, write_done
 
 from dapo.ablation.arms import ARMS
 from dapo.ablation.measure import measure
-from dapo.ablation.summary import settings_of, summarise
+from dapo.ablation.summary import machine_of, settings_of, summarise, this_machine
 from dapo.ablation.write import write_all
 from dapo.report.chunks import parse_script
 
@@ -26,7 +26,9 @@ def written(tmp_path: Path) -> Path:
         HOSTILE, planned[0].config, seeds=[0], budget="steps=4", command=f"dapo ladder {HOSTILE}", extra=[HOSTILE]
     )
     arms = [own.arm for own in planned] + [ARMS["dapo"]]
-    write_all(summarise(arms, runs, settings=settings, failed={"dapo seed 0": HOSTILE}), tmp_path)
+    write_all(
+        summarise(arms, runs, settings=settings, machine=this_machine(), failed={"dapo seed 0": HOSTILE}), tmp_path
+    )
     return tmp_path
 
 
@@ -66,3 +68,11 @@ def test_the_plot_is_a_drawing_with_a_dot_and_a_name_per_arm(written: Path):
     tag = "{http://www.w3.org/2000/svg}"
     assert len(root.findall(f"{tag}circle")) == 2
     assert {"naive GRPO", "+ overlong filtering"} <= {text.text for text in root.findall(f"{tag}text")}
+
+
+def test_a_table_made_later_names_the_machine_of_the_runs_or_none(tmp_path: Path):
+    assert machine_of(tmp_path, is_running=False) == {}
+    ran = machine_of(tmp_path, is_running=True)
+    assert ran == this_machine()
+    (tmp_path / "machine.json").write_text(json.dumps(ran | {"cores": 12345}))
+    assert machine_of(tmp_path, is_running=False)["cores"] == 12345

@@ -15,7 +15,7 @@ from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, writ
 from install import find_or_get
 
 from dapo.ablation.measure import measure
-from dapo.ablation.summary import settings_of, summarise
+from dapo.ablation.summary import settings_of, summarise, this_machine
 from dapo.ablation.write import write_all
 from dapo.report.page import write_page
 from dapo.report.serve import make_server
@@ -388,7 +388,9 @@ def test_the_ladders_page_draws_its_table_and_plots_and_keeps_text_as_text(watch
         write_done(own, {0: [0, 2], 4: [2, 3 + at]})
     settings = settings_of(HOSTILE, planned[0].config, seeds=[0], budget="steps=4", command=HOSTILE, extra=[])
     runs = {own.arm.name: [measure(own)] for own in planned}
-    write_all(summarise([own.arm for own in planned], runs, settings=settings, failed={}), tmp_path)
+    write_all(
+        summarise([own.arm for own in planned], runs, settings=settings, machine=this_machine(), failed={}), tmp_path
+    )
     page = watch.open(tmp_path / "ladder.html")
     assert page.locator("#table tbody tr").count() == 2
     assert page.locator("#published tbody tr").count() == 2

@@ -15,6 +15,7 @@ import typer
 from dapo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dapo.ablation.arms import Arm
     from dapo.ablation.plan import Job
     from dapo.ablation.run import Outcome
 
@@ -63,9 +64,9 @@ def command(
     dapo ladder quickstart --arms dapo,dapo-fast --budget tokens=500000
     """
     from dapo.ablation.arms import choose_arms
-    from dapo.ablation.plan import parse_budget, parse_seeds, plan_jobs
+    from dapo.ablation.plan import State, parse_budget, parse_seeds, plan_jobs
     from dapo.ablation.run import claimed, default_jobs, run_jobs
-    from dapo.ablation.summary import settings_of
+    from dapo.ablation.summary import machine_of, settings_of
     from dapo.ablation.write import write_all
     from dapo.cli.ladder_terminal import show, view
 
@@ -78,6 +79,7 @@ def command(
     refuse_own_keys(set_ or [], own.kind)
     planned = plan_jobs(recipe, chosen, wanted, own, extra, folder)
     with claimed(folder) as lock:
+        machine = machine_of(folder, is_running=not table_only and any(job.state is not State.DONE for job in planned))
         if table_only:
             outcome = done_so_far(planned, folder)
         else:
@@ -92,7 +94,7 @@ def command(
         config = planned[0].config
         spent = str(own) if own.kind else f"steps={config.train.steps}"
         settings = settings_of(recipe, config, seeds=wanted, budget=spent, command=typed_command(), extra=extra)
-        summary = summary_of(chosen, outcome, settings)
+        summary = summary_of(chosen, outcome, settings, machine)
         written = write_all(summary, folder)
     if as_json:
         typer.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False))
@@ -114,13 +116,15 @@ def done_so_far(planned: Sequence[Job], folder: Path) -> Outcome:
     return Outcome(done=done)
 
 
-def summary_of(chosen: Any, outcome: Outcome, settings: dict[str, Any]) -> dict[str, Any]:
+def summary_of(
+    chosen: Sequence[Arm], outcome: Outcome, settings: dict[str, Any], machine: dict[str, Any]
+) -> dict[str, Any]:
     from dapo.ablation.measure import measure
     from dapo.ablation.summary import summarise
 
     done = sorted(outcome.done, key=lambda job: job.seed)
     runs = {arm.name: [measure(job) for job in done if job.arm == arm] for arm in chosen}
-    return summarise(chosen, runs, settings=settings, failed=outcome.failed)
+    return summarise(chosen, runs, settings=settings, machine=machine, failed=outcome.failed)
 
 
 def default_folder(recipe: str, *, is_smoke: bool) -> Path:
@@ -139,4 +143,5 @@ def refuse_own_keys(sets: list[str], budget: str) -> None:
 
 
 def typed_command() -> str:
-    return shlex.join(["dapo", *sys.argv[1:]])
+    """What made the runs: without the option that only tabulates them."""
+    return shlex.join(["dapo", *(argument for argument in sys.argv[1:] if argument not in ("--table-only", "--json"))])

@@ -107,6 +107,6 @@ SHAPES: dict[str, Callable[[Line], str]] = {
     "cut": lambda line: f"{100 * line['truncated']:.1f}%",
     "clip": lambda line: f"{100 * line['clip']:.2f}%",
     "waste": lambda line: f"{100 * line['waste']:.0f}%",
-    "informative": lambda line: f"{100 * line['informative']:.0f}%",
+    "informative": lambda line: "" if line["informative"] is None else f"{100 * line['informative']:.0f}%",
     "seconds": lambda line: f"{line['step_seconds']:.0f}",
 }

@@ -14,7 +14,7 @@ const ladder = {
         `${visible(settings.budget)} for every arm, seeds ${settings.seeds.join(", ")}; avg@${dapo.data.k} on ${dapo.data.problems} held-out ` +
         `problems of ${visible(settings.eval)}; model ${visible(settings.model)}, ${settings.prompts_per_step} x ${settings.responses_per_prompt} responses a ` +
         `step, ${settings.updates_per_step} updates a step, lr ${settings.lr}, at most ${settings.max_response_tokens} tokens. ` +
-        `${machine.date}, ${machine.cores} cores, Python ${machine.python}, torch ${machine.torch}.`),
+        (machine.date ? `${machine.date}, ${machine.cores} cores, Python ${machine.python}, torch ${machine.torch}.` : "")),
       commandLine(visible(settings.command)),
     );
     if (dapo.data.missing.length) $("head").append(el("p", { class: "missing" }, `Not finished: ${dapo.data.missing.join(", ")}`));
