@@ -110,4 +110,5 @@ def test_the_summary_says_what_was_measured(tmp_path: Path):
     assert (naive["late"]["value"], dapo["late"]["value"], dapo["over_baseline"]["value"]) == (0.5, 1.0, 0.5)
     assert dapo["difference"] is None  # the rung before it is not there
     assert (summary["missing"], summary["failed"]) == (["token-loss"], {"token-loss seed 0": "torn"})
+    assert summary["notes"] == []  # two seeds each
     assert dapo["published"] == {"paper": 50.0, "reproduction": 52.0}

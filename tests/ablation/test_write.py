@@ -55,6 +55,12 @@ def test_text_that_was_typed_cannot_leave_its_place(written: Path):
     assert parse_script(data)["settings"]["recipe"] == HOSTILE
 
 
+def test_one_seed_is_said_to_be_one(written: Path):
+    note = "With one seed, intervals and p are over problems only"
+    assert note in (written / "ladder.md").read_text()
+    assert note in (written / "page" / "data.js").read_text()
+
+
 def test_the_page_finds_everything_beside_it(written: Path):
     page = (written / "ladder.html").read_text()
     for name in ("base.js", "data.js", "plotly.min.js", "ladder.js", "style.css"):

@@ -30,6 +30,7 @@ from dapo.config.schema import Config
 from dapo.tracking.files import replace_file
 
 BASELINE = "naive"
+ONE_SEED = "With one seed, intervals and p are over problems only: they say nothing about another training run."
 # Of a run, averaged over seeds: column -> what it is.
 SHAPES = {
     "entropy": "nats, mean of the last 10 steps, on trained tokens",
@@ -67,6 +68,7 @@ def summarise(
         "arms": [arm_line(arm, runs, best.avg if best is not None else None) for arm in arms if runs.get(arm.name)],
         "missing": [arm.name for arm in arms if not runs.get(arm.name)],
         "failed": dict(failed),
+        "notes": [ONE_SEED] if any(len(own) == 1 for own in runs.values()) else [],
         "sources": SOURCES,
     }
 

@@ -74,6 +74,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     ]
     rows = [f"| {' | '.join(markdown_row(line))} |" for line in summary["arms"]]
     tail = ["", *(f"- {name}: {cell(text)}" for name, text in summary["sources"].items())]
+    tail += [f"- {note}" for note in summary["notes"]]
     if summary["missing"]:
         tail.append(f"- not finished: {', '.join(summary['missing'])}")
     return "\n".join([*head, *rows, *tail]) + "\n"

@@ -79,6 +79,8 @@ def show(summary: Mapping[str, Any], written: Sequence[Path]) -> None:
         "AIME 2024 avg@32, Qwen2.5-32B: another task and scale.",
         markup=False,
     )
+    for note in summary["notes"]:
+        console.print(note, markup=False)
     for path in written:
         console.print(str(path), markup=False)
 

@@ -18,6 +18,7 @@ const ladder = {
       commandLine(visible(settings.command)),
     );
     if (dapo.data.missing.length) $("head").append(el("p", { class: "missing" }, `Not finished: ${dapo.data.missing.join(", ")}`));
+    for (const note of dapo.data.notes) $("head").append(el("p", { class: "missing" }, note));
     ladder.plots();
     ladder.table();
     ladder.published();
