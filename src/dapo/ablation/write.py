@@ -99,7 +99,7 @@ def markdown_row(line: Mapping[str, Any]) -> list[str]:
         f"{line['best']['value']:.3f}",
         f"{change['value']:+.3f}" if change else "",
         f"{change['low']:+.3f} – {change['high']:+.3f}" if change else "",
-        f"{change['p']:.3f}" if change else "",
+        p_cell(line),
         reach_cell(line),
         f"{line['entropy']:.3f}",
         f"{line['length']:.1f}",
@@ -117,6 +117,13 @@ def reach_cell(line: Mapping[str, Any]) -> str:
     if reached is None:
         return "not reached"
     return f"{reached['step']}, {reached['updates']:.0f}, {in_thousands(reached['tokens'])}"
+
+
+def p_cell(line: Mapping[str, Any]) -> str:
+    change = line["difference"]
+    if change is None:
+        return ""
+    return "< 0.001" if change["p"] < 0.001 else f"{change['p']:.3f}"
 
 
 def in_thousands(tokens: float) -> str:

@@ -16,11 +16,11 @@ from rich.text import Text
 
 from dapo.ablation.plan import Job
 from dapo.ablation.run import Outcome, Progress
-from dapo.ablation.write import reach_cell
+from dapo.ablation.write import p_cell, reach_cell
 from dapo.cli.console import Pipe
 
 LOOK_EVERY_S = 2.0
-LEAST_WIDTH = 132
+LEAST_WIDTH = 170
 
 Line = Mapping[str, Any]
 
@@ -97,7 +97,7 @@ SCORES: dict[str, Callable[[Line], str]] = {
     "end": lambda line: f"{line['end']['value']:.3f}",
     "best": lambda line: f"{line['best']['value']:.3f}",
     "difference": difference,
-    "p": lambda line: f"{line['difference']['p']:.3f}" if line["difference"] else "",
+    "p": p_cell,
     "to": lambda line: line["compared_with"] or "",
     "published": lambda line: " / ".join(f"{value:g}" for value in line["published"].values()),
 }
