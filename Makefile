@@ -12,10 +12,11 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help quickstart test test-slow test-distributed test-scale test-vllm test-browser test-trackers check format lint types clean
+.PHONY: help quickstart ladder-smoke test test-slow test-distributed test-scale test-vllm test-browser test-trackers check format lint types clean
 
 help:
 	@echo "make quickstart   first result on this machine"
+	@echo "make ladder-smoke the ablation ladder, two tiny steps of every rung"
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
 	@echo "make test-distributed runs on 2 and 4 processes beside one, by torchrun and Ray; ranks that are killed"
@@ -37,6 +38,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 quickstart: $(INSTALLED)
 	@$(BIN)/dapo quickstart
+
+ladder-smoke: $(INSTALLED)
+	@$(BIN)/dapo ladder --smoke
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm and not browser and not trackers and not distributed"

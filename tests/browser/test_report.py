@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 from big_run import write_big_run
+from fake_ladder import job, write_done
 from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, write_rollouts, write_run
 from install import find_or_get
 
+from dapo.ablation.measure import measure
+from dapo.ablation.summary import settings_of, summarise, this_machine
+from dapo.ablation.write import write_all
 from dapo.report.page import write_page
 from dapo.report.serve import make_server
 from dapo.tracking.files import append_line, cut_back
@@ -376,3 +380,22 @@ def test_the_live_page_shows_new_steps_and_survives_a_resume(browser, tmp_path: 
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_the_ladders_page_draws_its_table_and_plots_and_keeps_text_as_text(watch: Watch, tmp_path: Path):
+    planned = [job(tmp_path, name, 0, "train.steps=4") for name in ("naive", "overlong-filter")]
+    for at, own in enumerate(planned):
+        write_done(own, {0: [0, 2], 4: [2, 3 + at]})
+    settings = settings_of(HOSTILE, planned[0].config, seeds=[0], budget="steps=4", command=HOSTILE, extra=[])
+    runs = {own.arm.name: [measure(own)] for own in planned}
+    write_all(
+        summarise([own.arm for own in planned], runs, settings=settings, machine=this_machine(), failed={}), tmp_path
+    )
+    page = watch.open(tmp_path / "ladder.html")
+    assert page.locator("#table tbody tr").count() == 2
+    assert page.locator("#published tbody tr").count() == 2
+    assert "<script>window.hacked" in page.locator("h1").inner_text()
+    page.get_by_role("button", name="generated tokens").click()
+    assert page.locator("#curves-plot .xtitle").text_content() == "generated tokens"
+    assert page.locator("#dots .point").count() == 2
+    watch.check()

@@ -49,8 +49,8 @@ class Measured:
     truncated_end: float
     clip: float  # whole run, both sides
     waste: float  # generated tokens that entered no loss
-    informative: float  # share of the trained groups that are informative, whole run
-    informative_end: float
+    informative: float | None  # share of the trained groups that are informative, whole run; None with a critic
+    informative_end: float | None
     step_seconds: float
 
     @property
@@ -119,8 +119,13 @@ def evaluations_of(
     return tuple(found), problems, k
 
 
-def informative(job: Job, lines: list[dict[str, Any]]) -> float:
-    """Under dynamic sampling every trained group is informative; without it, as many as came."""
+def informative(job: Job, lines: list[dict[str, Any]]) -> float | None:
+    """Under dynamic sampling every trained group is informative; without it, as many as came.
+
+    None with a critic, which learns from any response.
+    """
+    if job.config.has_critic:
+        return None
     if job.config.sampling.dynamic:
         return 1.0
     return mean(lines, "sampling/acceptance")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,10 @@ from dapo.ablation.compare import (
 from dapo.ablation.measure import Measured
 from dapo.ablation.published import SOURCES, published
 from dapo.config.schema import Config
+from dapo.tracking.files import replace_file
 
 BASELINE = "naive"
+ONE_SEED = "With one seed, intervals and p are over problems only: they say nothing about another training run."
 # Of a run, averaged over seeds: column -> what it is.
 SHAPES = {
     "entropy": "nats, mean of the last 10 steps, on trained tokens",
@@ -47,6 +51,7 @@ def summarise(
     runs: Mapping[str, Sequence[Measured]],
     *,
     settings: Mapping[str, Any],
+    machine: Mapping[str, Any],
     failed: Mapping[str, str],
 ) -> dict[str, Any]:
     """Every arm that has a finished run; the baseline's best is the target where the baseline is among them."""
@@ -55,7 +60,7 @@ def summarise(
     first = next((run for own in runs.values() for run in own), None)
     return {
         "settings": dict(settings),
-        "machine": machine(),
+        "machine": dict(machine),
         "k": first.k if first else None,
         "problems": len(first.problems) if first else None,
         "baseline": {"arm": BASELINE, **as_json(best)} if best is not None else None,
@@ -63,6 +68,7 @@ def summarise(
         "arms": [arm_line(arm, runs, best.avg if best is not None else None) for arm in arms if runs.get(arm.name)],
         "missing": [arm.name for arm in arms if not runs.get(arm.name)],
         "failed": dict(failed),
+        "notes": [ONE_SEED] if any(len(own) == 1 for own in runs.values()) else [],
         "sources": SOURCES,
     }
 
@@ -92,11 +98,17 @@ def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | N
         "over_baseline": as_json(over_baseline) if over_baseline is not None else None,
         "reaches_baseline_best": as_json(reached) if reached is not None else None,
         "spent": as_json(curve[-1]),
-        **{name: float(f"{np.mean([getattr(run, name) for run in own]):.6g}") for name in SHAPES},
-        "by_seed": {name: [float(f"{getattr(run, name):.6g}") for run in own] for name in SHAPES},
+        **{name: mean_of([getattr(run, name) for run in own]) for name in SHAPES},
+        "by_seed": {name: [mean_of([getattr(run, name)]) for run in own] for name in SHAPES},
         "curve": [as_json(p) for p in curve],
         "published": published(arm.name),
     }
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """To six digits; None where an arm has no such figure."""
+    known = [value for value in values if value is not None]
+    return float(f"{np.mean(known):.6g}") if known else None
 
 
 def settings_of(
@@ -122,7 +134,18 @@ def settings_of(
     }
 
 
-def machine() -> dict[str, Any]:
+def machine_of(folder: Path, *, is_running: bool) -> dict[str, Any]:
+    """The machine that ran the runs: this one where it runs some now, else the one that left its note beside them."""
+    note = folder / "machine.json"
+    if is_running:
+        replace_file(note, json.dumps(this_machine()) + "\n")
+    elif not note.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
+    return found
+
+
+def this_machine() -> dict[str, Any]:
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "numpy")}
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),

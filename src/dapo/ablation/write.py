@@ -25,6 +25,8 @@ def write_all(summary: Mapping[str, Any], folder: Path) -> list[Path]:
         "ladder.svg": plot(summary),
         "ladder.html": html(),
     }
+    for name, text in texts.items():
+        replace_file(folder / name, text)
     page = folder / PAGE
     page.mkdir(parents=True, exist_ok=True)
     replace_file(page / "base.js", asset("base.js"))
@@ -32,8 +34,6 @@ def write_all(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     replace_file(page / "ladder.js", files("dapo.ablation").joinpath("assets", "ladder.js").read_text(encoding="utf-8"))
     replace_file(page / "data.js", script("page", dumps(summary)))
     copy_plotly(page / "plotly.min.js")
-    for name, text in texts.items():
-        replace_file(folder / name, text)
     return [folder / name for name in texts]
 
 
@@ -57,7 +57,7 @@ def html() -> str:
 
 def markdown(summary: Mapping[str, Any]) -> str:
     """The table with its command; what a user typed cannot leave its cell."""
-    settings, machine = summary["settings"], summary["machine"]
+    settings = summary["settings"]
     head = [
         "# Ablation ladder",
         "",
@@ -65,9 +65,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
         "",
         f"Recipe {cell(settings['recipe'])}, {settings['budget']} for every arm, seeds "
         f"{', '.join(map(str, settings['seeds']))}; avg@{summary['k']} on {summary['problems']} held-out problems. "
-        f"{machine['date']}, {machine['machine']}, {machine['cores']} cores, Python {machine['python']}, "
-        f"torch {machine['torch']}. `late` is the mean over the evaluations of the last quarter of the run, `end` the "
-        "last one; 95 % bootstrap intervals over problems and seeds; differences of `late`, paired by both.",
+        f"{machine_line(summary['machine'])}`late` is the mean over the evaluations of the last quarter of the run, "
+        "`end` the last one; 95 % bootstrap intervals over problems and seeds; differences of `late`, paired by both.",
         "",
         "| arm | late | interval | end | best | difference | interval | p | steps, updates, tokens to baseline's best "
         "| entropy | length | cut | clip | waste | informative | published |",
@@ -75,9 +74,19 @@ def markdown(summary: Mapping[str, Any]) -> str:
     ]
     rows = [f"| {' | '.join(markdown_row(line))} |" for line in summary["arms"]]
     tail = ["", *(f"- {name}: {cell(text)}" for name, text in summary["sources"].items())]
+    tail += [f"- {note}" for note in summary["notes"]]
     if summary["missing"]:
         tail.append(f"- not finished: {', '.join(summary['missing'])}")
     return "\n".join([*head, *rows, *tail]) + "\n"
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    if not machine:
+        return ""
+    return (
+        f"{machine['date']}, {machine['machine']}, {machine['cores']} cores, Python {machine['python']}, "
+        f"torch {machine['torch']}. "
+    )
 
 
 def markdown_row(line: Mapping[str, Any]) -> list[str]:
@@ -90,14 +99,14 @@ def markdown_row(line: Mapping[str, Any]) -> list[str]:
         f"{line['best']['value']:.3f}",
         f"{change['value']:+.3f}" if change else "",
         f"{change['low']:+.3f} – {change['high']:+.3f}" if change else "",
-        f"{change['p']:.3f}" if change else "",
+        p_cell(line),
         reach_cell(line),
         f"{line['entropy']:.3f}",
         f"{line['length']:.1f}",
         f"{100 * line['truncated']:.1f} %",
         f"{100 * line['clip']:.2f} %",
         f"{100 * line['waste']:.0f} %",
-        f"{100 * line['informative']:.0f} %",
+        "" if line["informative"] is None else f"{100 * line['informative']:.0f} %",
         " / ".join(f"{value:g}" for value in line["published"].values()),
     ]
 
@@ -108,6 +117,13 @@ def reach_cell(line: Mapping[str, Any]) -> str:
     if reached is None:
         return "not reached"
     return f"{reached['step']}, {reached['updates']:.0f}, {in_thousands(reached['tokens'])}"
+
+
+def p_cell(line: Mapping[str, Any]) -> str:
+    change = line["difference"]
+    if change is None:
+        return ""
+    return "< 0.001" if change["p"] < 0.001 else f"{change['p']:.3f}"
 
 
 def in_thousands(tokens: float) -> str:

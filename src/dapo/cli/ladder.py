@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ import typer
 from dapo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dapo.ablation.arms import Arm
+    from dapo.ablation.plan import Job
     from dapo.ablation.run import Outcome
 
 EXIT_FAILED = 1
@@ -46,6 +49,9 @@ def command(
         list[str] | None, typer.Option("--set", help="Override a key in every arm: --set train.lr=1e-4.")
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two tiny steps of every arm: does all of it work?")] = False,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="Start nothing: the table of the runs that are done.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Naive GRPO to DAPO, one technique more a rung, several seeds: what does each of them do?
@@ -58,9 +64,9 @@ def command(
     dapo ladder quickstart --arms dapo,dapo-fast --budget tokens=500000
     """
     from dapo.ablation.arms import choose_arms
-    from dapo.ablation.plan import parse_budget, parse_seeds, plan_jobs
+    from dapo.ablation.plan import State, parse_budget, parse_seeds, plan_jobs
     from dapo.ablation.run import claimed, default_jobs, run_jobs
-    from dapo.ablation.summary import settings_of
+    from dapo.ablation.summary import machine_of, settings_of
     from dapo.ablation.write import write_all
     from dapo.cli.ladder_terminal import show, view
 
@@ -73,10 +79,13 @@ def command(
     refuse_own_keys(set_ or [], own.kind)
     planned = plan_jobs(recipe, chosen, wanted, own, extra, folder)
     with claimed(folder) as lock:
-        with view(planned, is_quiet=as_json) as progress:
-            outcome = run_jobs(
-                planned, recipe, at_once=jobs or default_jobs(planned[0].config), lock=lock, progress=progress
-            )
+        machine = machine_of(folder, is_running=not table_only and any(job.state is not State.DONE for job in planned))
+        if table_only:
+            outcome = done_so_far(planned, folder)
+        else:
+            with view(planned, is_quiet=as_json) as progress:
+                at_once = jobs or default_jobs(planned[0].config)
+                outcome = run_jobs(planned, recipe, at_once=at_once, lock=lock, progress=progress)
         if outcome.is_stopped:
             typer.echo(
                 f"Stopped. {len(outcome.done)} of {len(planned)} runs are done. Go on: the same command.", err=True
@@ -85,7 +94,7 @@ def command(
         config = planned[0].config
         spent = str(own) if own.kind else f"steps={config.train.steps}"
         settings = settings_of(recipe, config, seeds=wanted, budget=spent, command=typed_command(), extra=extra)
-        summary = summary_of(chosen, outcome, settings)
+        summary = summary_of(chosen, outcome, settings, machine)
         written = write_all(summary, folder)
     if as_json:
         typer.echo(json.dumps(summary, ensure_ascii=False, allow_nan=False))
@@ -97,13 +106,25 @@ def command(
         raise typer.Exit(EXIT_FAILED)
 
 
-def summary_of(chosen: Any, outcome: Outcome, settings: dict[str, Any]) -> dict[str, Any]:
+def done_so_far(planned: Sequence[Job], folder: Path) -> Outcome:
+    from dapo.ablation.plan import State
+    from dapo.ablation.run import Outcome
+
+    done = [job for job in planned if job.state is State.DONE]
+    if not done:
+        raise ConfigError(f"--table-only: no run under {folder} is done.", remedy="Leave out --table-only to run them.")
+    return Outcome(done=done)
+
+
+def summary_of(
+    chosen: Sequence[Arm], outcome: Outcome, settings: dict[str, Any], machine: dict[str, Any]
+) -> dict[str, Any]:
     from dapo.ablation.measure import measure
     from dapo.ablation.summary import summarise
 
     done = sorted(outcome.done, key=lambda job: job.seed)
     runs = {arm.name: [measure(job) for job in done if job.arm == arm] for arm in chosen}
-    return summarise(chosen, runs, settings=settings, failed=outcome.failed)
+    return summarise(chosen, runs, settings=settings, machine=machine, failed=outcome.failed)
 
 
 def default_folder(recipe: str, *, is_smoke: bool) -> Path:
@@ -122,4 +143,5 @@ def refuse_own_keys(sets: list[str], budget: str) -> None:
 
 
 def typed_command() -> str:
-    return shlex.join(["dapo", *sys.argv[1:]])
+    """What made the runs: without the option that only tabulates them."""
+    return shlex.join(["dapo", *(argument for argument in sys.argv[1:] if argument not in ("--table-only", "--json"))])

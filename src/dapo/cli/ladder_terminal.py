@@ -16,11 +16,11 @@ from rich.text import Text
 
 from dapo.ablation.plan import Job
 from dapo.ablation.run import Outcome, Progress
-from dapo.ablation.write import reach_cell
+from dapo.ablation.write import p_cell, reach_cell
 from dapo.cli.console import Pipe
 
 LOOK_EVERY_S = 2.0
-LEAST_WIDTH = 132
+LEAST_WIDTH = 170
 
 Line = Mapping[str, Any]
 
@@ -79,6 +79,8 @@ def show(summary: Mapping[str, Any], written: Sequence[Path]) -> None:
         "AIME 2024 avg@32, Qwen2.5-32B: another task and scale.",
         markup=False,
     )
+    for note in summary["notes"]:
+        console.print(note, markup=False)
     for path in written:
         console.print(str(path), markup=False)
 
@@ -95,7 +97,7 @@ SCORES: dict[str, Callable[[Line], str]] = {
     "end": lambda line: f"{line['end']['value']:.3f}",
     "best": lambda line: f"{line['best']['value']:.3f}",
     "difference": difference,
-    "p": lambda line: f"{line['difference']['p']:.3f}" if line["difference"] else "",
+    "p": p_cell,
     "to": lambda line: line["compared_with"] or "",
     "published": lambda line: " / ".join(f"{value:g}" for value in line["published"].values()),
 }
@@ -107,6 +109,6 @@ SHAPES: dict[str, Callable[[Line], str]] = {
     "cut": lambda line: f"{100 * line['truncated']:.1f}%",
     "clip": lambda line: f"{100 * line['clip']:.2f}%",
     "waste": lambda line: f"{100 * line['waste']:.0f}%",
-    "informative": lambda line: f"{100 * line['informative']:.0f}%",
+    "informative": lambda line: "" if line["informative"] is None else f"{100 * line['informative']:.0f}%",
     "seconds": lambda line: f"{line['step_seconds']:.0f}",
 }

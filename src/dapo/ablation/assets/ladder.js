@@ -4,6 +4,7 @@
 const ladder = {
   AXES: [["step", "steps"], ["updates", "updates"], ["tokens", "generated tokens"]],
   axis: "step",
+  ONE_LINE: { whiteSpace: "nowrap", overflowWrap: "normal" },
 
   show() {
     const { settings, machine } = dapo.data;
@@ -13,10 +14,11 @@ const ladder = {
         `${visible(settings.budget)} for every arm, seeds ${settings.seeds.join(", ")}; avg@${dapo.data.k} on ${dapo.data.problems} held-out ` +
         `problems of ${visible(settings.eval)}; model ${visible(settings.model)}, ${settings.prompts_per_step} x ${settings.responses_per_prompt} responses a ` +
         `step, ${settings.updates_per_step} updates a step, lr ${settings.lr}, at most ${settings.max_response_tokens} tokens. ` +
-        `${machine.date}, ${machine.cores} cores, Python ${machine.python}, torch ${machine.torch}.`),
+        (machine.date ? `${machine.date}, ${machine.cores} cores, Python ${machine.python}, torch ${machine.torch}.` : "")),
       commandLine(visible(settings.command)),
     );
     if (dapo.data.missing.length) $("head").append(el("p", { class: "missing" }, `Not finished: ${dapo.data.missing.join(", ")}`));
+    for (const note of dapo.data.notes) $("head").append(el("p", { class: "missing" }, note));
     ladder.plots();
     ladder.table();
     ladder.published();
@@ -54,7 +56,7 @@ const ladder = {
 
   curves() {
     const [, title] = ladder.AXES.find(([name]) => name === ladder.axis);
-    const layout = ladder.layout(title, 460);
+    const layout = ladder.layout(title, 420 + 12 * dapo.data.arms.length);
     layout.yaxis.title = { text: `avg@${dapo.data.k}` };
     if (dapo.data.baseline) {
       layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: dapo.data.baseline.avg, y1: dapo.data.baseline.avg, line: { color: theme.colour("soft"), dash: "dot", width: 1 } }];
@@ -74,11 +76,11 @@ const ladder = {
     ["best", (a) => a.best.value.toFixed(3)],
     ["difference", (a) => ladder.change(a.difference)],
     ["to", (a) => a.compared_with || ""],
-    ["p", (a) => (a.difference ? a.difference.p.toFixed(3) : "")],
+    ["p", (a) => (a.difference ? (a.difference.p < 0.001 ? "< 0.001" : a.difference.p.toFixed(3)) : "")],
     ["over naive", (a) => ladder.change(a.over_baseline)],
     ["steps to baseline's best", (a) => (a.reaches_baseline_best ? String(a.reaches_baseline_best.step) : "not reached")],
-    ["updates", (a) => (a.reaches_baseline_best ? format.number(a.reaches_baseline_best.updates) : "")],
-    ["tokens", (a) => (a.reaches_baseline_best ? format.number(a.reaches_baseline_best.tokens) : "")],
+    ["updates", (a) => (a.reaches_baseline_best ? ladder.whole(a.reaches_baseline_best.updates) : "")],
+    ["tokens", (a) => (a.reaches_baseline_best ? ladder.whole(a.reaches_baseline_best.tokens) : "")],
     ["entropy", (a) => a.entropy.toFixed(3)],
     ["length", (a) => a.length.toFixed(1)],
     ["cut", (a) => format.percent(a.truncated)],
@@ -87,15 +89,16 @@ const ladder = {
     ["informative", (a) => format.percent(a.informative)],
   ],
 
+  whole: (value) => Math.round(value).toLocaleString("en"),
   change: (d) => (d ? `${d.value < 0 ? "−" : "+"}${Math.abs(d.value).toFixed(3)} [${d.low.toFixed(3)}, ${d.high.toFixed(3)}]` : ""),
 
   table() {
     const head = el("tr", {}, ...ladder.columns.map(([name]) => el("th", {}, name)));
-    const rows = dapo.data.arms.map((arm) => el("tr", {}, ...ladder.columns.map(([, show]) => el("td", {}, show(arm)))));
+    const rows = dapo.data.arms.map((arm) => el("tr", {}, ...ladder.columns.map(([, show]) => el("td", { style: ladder.ONE_LINE }, show(arm)))));
     $("table").append(
       el("h2", {}, "Table"),
       el("p", { class: "sub" }, "Differences are those of the late score, paired by seed and problem. ", ...Object.entries(dapo.data.columns).map(([name, text]) => `${name}: ${text}. `)),
-      el("div", { class: "scroll" }, el("table", { class: "table" }, el("thead", {}, head), el("tbody", {}, ...rows))));
+      el("div", { style: { overflowX: "auto" } }, el("table", { class: "table" }, el("thead", {}, head), el("tbody", {}, ...rows))));
   },
 
   published() {
@@ -109,8 +112,9 @@ const ladder = {
       el("h2", {}, "What the papers report"),
       el("p", { class: "sub" }, "AIME 2024 avg@32 in percent, Qwen2.5-32B base: another model, task and scale; only the order can be compared. ",
         ...sources.map((name) => `${name}: ${dapo.data.sources[name]}. `)),
-      el("div", { class: "scroll" }, el("table", { class: "table" }, el("thead", {}, head), el("tbody", {}, ...rows))));
+      el("div", { style: { overflowX: "auto" } }, el("table", { class: "table" }, el("thead", {}, head), el("tbody", {}, ...rows))));
   },
 };
 
 ladder.show();
+document.body.dataset.ready = "";

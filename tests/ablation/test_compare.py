@@ -1,0 +1,114 @@
+"""Intervals over seeds and problems, paired differences, and when a curve reaches the baseline's best."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_ladder import job, write_done
+
+from dapo.ablation.arms import ARMS
+from dapo.ablation.compare import compare_runs, estimate, mean_curve, paired_difference, reaching, resampled_means
+from dapo.ablation.measure import measure
+from dapo.ablation.summary import summarise
+
+
+def test_resampling_draws_seeds_and_problems_both():
+    """Var of the mean of a crossed design without interaction is σ_seed²/S + σ_problem²/P, each by its sample's ÷n."""
+    S, P = 4, 50
+    generator = np.random.default_rng(1)
+    of_seed, of_problem = generator.normal(size=(S, 1)), generator.normal(size=(1, P))
+    means = resampled_means(of_seed + of_problem, resamples=40_000)
+    expected = of_seed.var() / S + of_problem.var() / P
+    assert means.var() == pytest.approx(expected, rel=0.03)
+    assert means.mean() == pytest.approx((of_seed + of_problem).mean(), abs=0.01)
+
+
+def test_an_interval_holds_the_mean_and_is_empty_where_nothing_varies():
+    scores = np.random.default_rng(0).random((3, 40))
+    found = estimate(scores)
+    assert found.low < found.value < found.high
+    assert found.value == pytest.approx(scores.mean())
+    same = estimate(np.full((3, 40), 0.25))
+    assert (same.low, same.value, same.high) == pytest.approx((0.25, 0.25, 0.25))
+
+
+def test_pairing_removes_what_problems_and_seeds_have_in_common():
+    generator = np.random.default_rng(0)
+    base = generator.random((3, 200))
+    change = paired_difference(base + 0.05 + 0.01 * generator.normal(size=base.shape), base)
+    assert change.value == pytest.approx(0.05, abs=0.003)
+    assert change.high - change.low < 0.01  # unpaired, the spread of `base` alone would make it 0.1
+    assert change.p < 0.01
+    none = paired_difference(base, base)
+    assert (none.value, none.low, none.high, none.p) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_seeds_that_disagree_leave_no_significance_however_many_problems():
+    difference = np.repeat([[0.1], [-0.1], [0.05]], 1000, axis=1)
+    assert paired_difference(difference, np.zeros_like(difference)).p > 0.3
+
+
+def two_arms(tmp_path: Path):
+    """Four steps; naive is best in the middle. The score is right responses of k = 4 over two problems."""
+    for seed in (0, 1):
+        naive, dapo = job(tmp_path, "naive", seed, "train.steps=4"), job(tmp_path, "dapo", seed, "train.steps=4")
+        write_done(naive, {0: [0, 2], 2: [2, 4], 4: [1, 3]}, entropy=0.25)
+        write_done(dapo, {0: [0, 2], 2: [3, 4], 4: [4, 4]})
+    jobs = {name: [job(tmp_path, name, seed, "train.steps=4") for seed in (0, 1)] for name in ("naive", "dapo")}
+    return {name: [measure(own) for own in planned] for name, planned in jobs.items()}
+
+
+def test_a_run_is_measured_from_its_files(tmp_path: Path):
+    naive = two_arms(tmp_path)["naive"][0]
+    assert [e.avg for e in naive.evaluations] == [0.25, 0.75, 0.5]
+    assert [(e.step, e.updates, e.tokens) for e in naive.evaluations] == [(0, 0, 0), (2, 32, 2000), (4, 64, 4000)]
+    assert (naive.best.avg, naive.end.avg, naive.late.mean()) == (0.75, 0.5, 0.5)
+    assert (naive.entropy, naive.waste, naive.clip) == (0.25, 0.25, pytest.approx(0.012))
+    assert naive.informative == pytest.approx(np.mean([0.75, 0.5, 0.25, 0.0]))  # as many as came
+
+
+def test_late_is_the_mean_over_the_last_quarter(tmp_path: Path):
+    planned = job(tmp_path, "naive", 0, "train.steps=40")
+    write_done(planned, {0: [0, 0], 30: [4, 4], 35: [0, 2], 40: [2, 4]})
+    measured = measure(planned)
+    assert measured.late.tolist() == [0.25, 0.75]  # steps 35 and 40; 30 is at three quarters, not after
+    assert measured.end.scores.tolist() == [0.5, 1.0]
+
+
+def test_all_trained_groups_are_informative_under_dynamic_sampling(tmp_path: Path):
+    assert two_arms(tmp_path)["dapo"][0].informative == 1.0
+
+
+def test_with_a_critic_no_group_needs_to_be_informative(tmp_path: Path):
+    planned = job(tmp_path, "vapo-no-groups", 0, "train.steps=4")
+    write_done(planned, {0: [0, 2], 4: [2, 3]})
+    assert measure(planned).informative is None
+
+
+def test_the_baselines_best_is_reached_at_the_first_point_at_or_above_it(tmp_path: Path):
+    runs = two_arms(tmp_path)
+    curve = mean_curve(runs["dapo"])
+    assert [(p.step, p.avg) for p in curve] == [(0, 0.25), (2, 0.875), (4, 1.0)]
+    assert reaching(curve, 0.75).step == 2
+    assert reaching(curve, 1.01) is None
+
+
+def test_pairs_are_of_the_same_seed(tmp_path: Path):
+    runs = two_arms(tmp_path)
+    change = compare_runs(runs["dapo"][:1], runs["naive"])
+    assert (change.seeds, change.value) == (1, 0.5)
+    assert compare_runs(runs["dapo"][:1], runs["naive"][1:]) is None
+
+
+def test_the_summary_says_what_was_measured(tmp_path: Path):
+    runs = two_arms(tmp_path)
+    arms = [ARMS[name] for name in ("naive", "token-loss", "dapo")]
+    summary = summarise(arms, runs, settings={"seeds": [0, 1]}, machine={}, failed={"token-loss seed 0": "torn"})
+    naive, dapo = summary["arms"]
+    assert summary["baseline"]["avg"] == 0.75
+    assert (naive["reaches_baseline_best"]["updates"], dapo["reaches_baseline_best"]["tokens"]) == (32, 2000)
+    assert (naive["late"]["value"], dapo["late"]["value"], dapo["over_baseline"]["value"]) == (0.5, 1.0, 0.5)
+    assert dapo["difference"] is None  # the rung before it is not there
+    assert (summary["missing"], summary["failed"]) == (["token-loss"], {"token-loss seed 0": "torn"})
+    assert summary["notes"] == []  # two seeds each
+    assert dapo["published"] == {"paper": 50.0, "reproduction": 52.0}

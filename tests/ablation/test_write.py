@@ -1,0 +1,84 @@
+"""The ladder's files: JSON that is whole, a table and a plot that stay what they are whatever text was typed."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from fake_ladder import job, write_done
+
+from dapo.ablation.arms import ARMS
+from dapo.ablation.measure import measure
+from dapo.ablation.summary import machine_of, settings_of, summarise, this_machine
+from dapo.ablation.write import write_all
+from dapo.report.chunks import parse_script
+
+HOSTILE = '</script><script>alert(1)</script>|`"<img src=x onerror=alert(1)>\n# mine \u202e'
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    planned = [job(tmp_path, name, 0, "train.steps=4") for name in ("naive", "overlong-filter")]
+    for at, own in enumerate(planned):
+        write_done(own, {0: [0, 2], 4: [2, 3 + at]})
+    runs = {own.arm.name: [measure(own)] for own in planned}
+    settings = settings_of(
+        HOSTILE, planned[0].config, seeds=[0], budget="steps=4", command=f"dapo ladder {HOSTILE}", extra=[HOSTILE]
+    )
+    arms = [own.arm for own in planned] + [ARMS["dapo"]]
+    write_all(
+        summarise(arms, runs, settings=settings, machine=this_machine(), failed={"dapo seed 0": HOSTILE}), tmp_path
+    )
+    return tmp_path
+
+
+def test_the_json_is_the_whole_result(written: Path):
+    summary = json.loads((written / "ladder.json").read_text())
+    assert [line["name"] for line in summary["arms"]] == ["naive", "overlong-filter"]
+    assert summary["arms"][1]["difference"]["value"] == pytest.approx(1 / 8)  # one right of 2 x 4 more
+    assert summary["settings"]["recipe"] == HOSTILE
+    assert {"torch", "python", "date", "cores"} <= summary["machine"].keys()
+
+
+def test_text_that_was_typed_cannot_leave_its_place(written: Path):
+    table = (written / "ladder.md").read_text()
+    assert "<script" not in table
+    assert "<img" not in table
+    assert "\n# mine" not in table
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert {line.count("|") for line in rows} == {17}  # 16 columns
+    page = (written / "ladder.html").read_text()
+    assert "alert" not in page
+    assert "default-src 'none'" in page
+    data = (written / "page" / "data.js").read_text()
+    assert data.isascii()
+    assert parse_script(data)["settings"]["recipe"] == HOSTILE
+
+
+def test_one_seed_is_said_to_be_one(written: Path):
+    note = "With one seed, intervals and p are over problems only"
+    assert note in (written / "ladder.md").read_text()
+    assert note in (written / "page" / "data.js").read_text()
+
+
+def test_the_page_finds_everything_beside_it(written: Path):
+    page = (written / "ladder.html").read_text()
+    for name in ("base.js", "data.js", "plotly.min.js", "ladder.js", "style.css"):
+        assert f"page/{name}" in page
+        assert (written / "page" / name).stat().st_size > 0
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_plot_is_a_drawing_with_a_dot_and_a_name_per_arm(written: Path):
+    root = ElementTree.fromstring((written / "ladder.svg").read_text())
+    tag = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{tag}circle")) == 2
+    assert {"naive GRPO", "+ overlong filtering"} <= {text.text for text in root.findall(f"{tag}text")}
+
+
+def test_a_table_made_later_names_the_machine_of_the_runs_or_none(tmp_path: Path):
+    assert machine_of(tmp_path, is_running=False) == {}
+    ran = machine_of(tmp_path, is_running=True)
+    assert ran == this_machine()
+    (tmp_path / "machine.json").write_text(json.dumps(ran | {"cores": 12345}))
+    assert machine_of(tmp_path, is_running=False)["cores"] == 12345
