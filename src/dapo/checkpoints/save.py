@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dapo.checkpoints.manifest import MANIFEST, make_manifest
+from dapo.errors import cannot_write, is_about_disk
 
 STATE_TENSORS = "state.safetensors"
 STATE_JSON = "state.json"
@@ -44,20 +45,25 @@ def save_checkpoint(
 ) -> Path:
     """`root`/`name`/{model/, state.safetensors, state.json, MANIFEST.json}; then older ones beyond `keep` go."""
     final, aside = root / name, root / f".{name}.tmp"
-    if aside.exists():
-        shutil.rmtree(aside)
-    aside.mkdir(parents=True)
-    write_model(aside / "model")
-    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, aside / STATE_TENSORS)
-    (aside / STATE_JSON).write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-    (aside / MANIFEST).write_text(make_manifest(aside, step_of(final)), encoding="utf-8")
-    for path in sorted(aside.rglob("*")):
-        sync(path)
-    sync(aside)
-    if final.exists():
-        shutil.rmtree(final)
-    aside.replace(final)
-    sync(root)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        write_model(aside / "model")
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, aside / STATE_TENSORS)
+        (aside / STATE_JSON).write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+        (aside / MANIFEST).write_text(make_manifest(aside, step_of(final)), encoding="utf-8")
+        for path in sorted(aside.rglob("*")):
+            sync(path)
+        sync(aside)
+        if final.exists():
+            shutil.rmtree(final)
+        aside.replace(final)
+        sync(root)
+    except Exception as error:
+        shutil.rmtree(aside, ignore_errors=True)  # room for what is tried next
+        if is_about_disk(error):
+            raise cannot_write(final, error) from None
+        raise
     for old in in_order(root)[:-keep]:
         if old != final:
             shutil.rmtree(old)

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dapo.distributed.message import from_bytes, to_bytes
+from dapo.distributed.message import to_bytes
 from dapo.distributed.world import World
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams, concatenated
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.messages import Expected, decode, decode_begun, encode
 from dapo.rollout.written import Written, check_request, from_state, to_state
 from dapo.types import Completion, StopReason
-
-ARRAYS = ("tokens", "logp", "version")
 
 
 class SharedEngine:
@@ -106,8 +102,8 @@ class SharedEngine:
         own = self.own.snapshot()
         self.own.restore(to_state([], self.own.logp_dtype, {**own.meta, "n_running": 0}))
         started: list[Written] = []
-        for data in self.world.exchange(to_bytes(own.meta, own.arrays) if n_running else b""):
-            started += from_state(EngineState(*from_bytes(data))) if data else []
+        for rank, data in enumerate(self.world.exchange(to_bytes(own.meta, own.arrays) if n_running else b"")):
+            started += decode_begun(data, self._expected(rank)) if data else []
         self._waiting.extendleft(sorted(started, key=lambda item: item.order, reverse=True))
         self._running.clear()
         meta = {
@@ -154,40 +150,22 @@ class SharedEngine:
     def _shared(self, own: Sequence[Finished]) -> list[Finished]:
         """What ended on any rank, in order of submission."""
         ended: list[tuple[int, Finished]] = []
-        for data in self.world.exchange(encode(own, self.own.logp_dtype) if own else b""):
-            for number, completion in decode(data) if data else ():
+        for rank, data in enumerate(self.world.exchange(encode(own, self.own.logp_dtype) if own else b"")):
+            for number, completion in decode(data, self._expected(rank)) if data else ():
                 _, item = self._running.pop(number)
                 ended.append((item.order, (item.request, completion)))
         self._ids -= {request.id for _, (request, _) in ended}
         return [finished for _, finished in sorted(ended, key=lambda pair: pair[0])]
 
-
-def encode(finished: Sequence[Finished], logp_dtype: type) -> bytes:
-    completions = [completion for _, completion in finished]
-    meta = {
-        "ids": [request.id for request, _ in finished],
-        "lengths": [len(completion.tokens) for completion in completions],
-        "reasons": [completion.stop_reason.value for completion in completions],
-        "texts": [completion.text for completion in completions],
-    }
-    kinds: tuple[Any, ...] = (np.int32, logp_dtype, np.int32)
-    arrays = {
-        name: concatenated([getattr(completion, name) for completion in completions], kind)
-        for name, kind in zip(ARRAYS, kinds, strict=True)
-    }
-    return to_bytes(meta, arrays)
-
-
-def decode(data: bytes) -> list[tuple[int, Completion]]:
-    meta, arrays = from_bytes(data)
-    bounds = [0, *accumulate(meta["lengths"])]
-    parts = [[arrays[name][start:end] for name in ARRAYS] for start, end in pairwise(bounds)]
-    return [
-        (number, Completion(tokens, logp, version, StopReason(reason), text))
-        for number, (tokens, logp, version), reason, text in zip(
-            meta["ids"], parts, meta["reasons"], meta["texts"], strict=True
+    def _expected(self, rank: int) -> Expected:
+        return Expected(
+            rank,
+            self._running,
+            n_vocabulary=self.policy.head.weight.shape[0],
+            newest_version=self.own.version,
+            logp_dtype=self.own.logp_dtype,
+            eos_ids=self.policy.eos_ids,
         )
-    ]
 
 
 if TYPE_CHECKING:

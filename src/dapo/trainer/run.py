@@ -20,7 +20,7 @@ from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.shards import Sharding, whole_weights
 from dapo.distributed.world import ALONE, World
-from dapo.errors import CheckpointError, ConfigError, EngineError
+from dapo.errors import CheckpointError, ConfigError, DiskError, EngineError
 from dapo.models.critic import load_critic, save_critic
 from dapo.models.load import load_policy, save_policy
 from dapo.models.policy import Policy, add_lora
@@ -256,10 +256,16 @@ class Run:
             if self.learner.value is not None:
                 save_critic(self.learner.value.critic, folder / "critic", critic)
 
+        root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
+        failure = None
         if self.world.is_first:
-            root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
-            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
-        self.world.barrier()
+            try:
+                save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
+            except DiskError as error:
+                failure = [error.message, error.remedy]
+        failure = self.world.from_first(failure)  # all ranks end together, none waits for one that is gone
+        if failure is not None:
+            raise DiskError(failure[0], remedy=failure[1])
         self.saved = name
 
     def whole_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
