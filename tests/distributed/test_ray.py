@@ -7,18 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import HEAD, end, head_node, ray_environment, ray_node
 from launch import TESTS, children, environment
 from ranks import one_process
 from test_torchrun import UNEVEN, furthest, gradient_gap, lines, weights, written
 from toy import recipe_file
 
-HEAD = "127.0.0.2:6399"
 PLANS: dict[str, dict[str, Any]] = {
     "float64": {"overrides": UNEVEN},
     "float32": {"overrides": [*UNEVEN, "train.lr=1e-4"], "dtype": "float32"},
@@ -31,44 +30,10 @@ pytestmark = [
 ]
 
 
-def ray_environment() -> dict[str, str]:
-    """Loopback only, and no statistics sent home."""
-    paths = [environment()["PYTHONPATH"], os.environ.get("RAY_PYTHONPATH", "")]
-    return {
-        **environment(),
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ADDRESS": HEAD,
-    }
-
-
-def ray_node(folder: Path, ip: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A node with room for two ranks. Ray takes 127.0.0.1 for the outer address, others of 127/8 as they are."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "2", "--num-gpus", "0"]
-    command += ["--node-ip-address", ip, "--object-store-memory", "100000000", "--disable-usage-stats"]
-    path = folder / f"{ip}.log"
-    with path.open("wb") as log:
-        node = subprocess.Popen([*command, *arguments], env=ray_environment(), stdout=log, stderr=log)
-    while node.poll() is None and "Ray runtime started" not in path.read_text():
-        time.sleep(0.2)
-    assert node.poll() is None, path.read_text()[-2000:]
-    return node
-
-
-def end(node: subprocess.Popen[bytes]) -> None:
-    """As when the power goes: the node and everything on it."""
-    for pid in [*children(node.pid), node.pid]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    node.wait(30)
-
-
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.Popen[bytes]]]:
     folder = tmp_path_factory.mktemp("ray")
-    head = ["--head", "--port", HEAD.split(":")[1], "--include-dashboard", "false", "--temp-dir", str(folder / "t")]
-    started = [ray_node(folder, "127.0.0.2", *head)]
+    started = [head_node(folder)]
     started.append(ray_node(folder, "127.0.0.3", "--address", HEAD))
     yield started
     for node in reversed(started):

@@ -174,7 +174,8 @@ def open_world(cluster: ClusterConfig, environment: Mapping[str, str] = os.envir
     except Exception as error:
         end_with(store, world, f"{type(error).__name__}: {error}", error)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # vLLM ends it with itself
+            dist.destroy_process_group()
 
 
 @contextmanager

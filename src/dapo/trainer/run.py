@@ -177,6 +177,8 @@ class Run:
 
     def close(self) -> None:
         self.pool.close()
+        if isinstance(self.engine, (VllmEngine, SharedEngine)):  # vLLM has process groups of its own
+            self.engine.close()
 
     # -------------------------------------------------------------- checkpoint
 
@@ -447,15 +449,7 @@ def assemble(
     """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
     if config.rollout.engine == "vllm":
         require_vllm()
-    if config.rollout.engine != "local" and world.size > 1:
-        raise ConfigError(
-            f"rollout.engine = {config.rollout.engine}: is not built for {world.size} ranks.",
-            remedy="Use local, or one process.",
-        )
-    if config.rollout.tensor_parallel > 1:
-        raise ConfigError(
-            f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: is not built yet.", remedy="Use 1."
-        )
+    refuse_layout(config, world)
     if config.cluster.backend != "none" and world is ALONE:
         raise ConfigError(
             f"cluster.backend = {config.cluster.backend}: is for `dapo train` and `dapo resume`.",
@@ -519,6 +513,20 @@ def assemble(
     for observer in observers:
         observer.on_start(run)
     return run
+
+
+def refuse_layout(config: Config, world: World) -> None:
+    """Refuse engines that cannot share the work of so many ranks."""
+    engine, together = config.rollout.engine, config.rollout.tensor_parallel
+    if engine == "plain" and world.size > 1:
+        raise ConfigError(
+            f"rollout.engine = plain: is not built for {world.size} ranks.", remedy="Use local, or one process."
+        )
+    if world.size % together:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {together}: {world.size} ranks cannot be divided into groups of {together}.",
+            remedy="Start a multiple of it, with cluster.backend = torchrun or ray.",
+        )
 
 
 def open_journal(path: Path, *, is_writer: bool = True) -> VerdictJournal:
@@ -638,10 +646,18 @@ def make_engine(
     longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
     match config.rollout.engine:
         case "vllm":
-            share = config.rollout.vllm.gpu_memory_share
-            return VllmEngine(
-                policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest, memory_share=share
+            together = config.rollout.tensor_parallel
+            vllm = VllmEngine(
+                policy,
+                sampling=sampling,
+                max_concurrent=-(-concurrent * together // world.size),
+                max_tokens=longest,
+                memory_share=config.rollout.vllm.gpu_memory_share,
+                tensor_parallel=together,
             )
+            if world.size == 1:
+                return vllm
+            return SharedEngine(vllm, world, max_concurrent=concurrent, ranks_per_engine=together)
         case "plain":
             return PlainEngine(policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest)
         case "local":
