@@ -148,6 +148,7 @@ def test_a_driver_that_is_killed_leaves_no_process_behind_and_the_run_goes_on(
     again = start([sys.executable, "-m", "dapo", "resume", str(run)])
     out, _ = again.communicate(timeout=300)
     assert again.returncode == 0, out[-3000:]
+    assert "step    1" not in out  # what the first driver has shown is not shown again
     is_as_if_nobody_had_disturbed_it(run, root.parent / "straight")
     assert not ranks_on(nodes)
 
