@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from toy import recipe_file
 
+from dapo.checkpoints import sharded
 from dapo.config.load import load_recipe, parse_override
 from dapo.config.schema import ClusterConfig
 from dapo.distributed.world import ALONE, World, open_world
@@ -25,7 +26,10 @@ from dapo.trainer.run import Run, resume_run, start_run
 
 
 class Killer(Observer):
-    """Kills this process, as nobody can catch, at the n-th event of a phase; "backward": inside of a backward pass."""
+    """Kills this process, as nobody can catch, at the n-th event of a phase.
+
+    "backward": inside of a backward pass; "save": in the background, when this rank has written its files.
+    """
 
     def __init__(self, phase: str, n: int) -> None:
         self.phase, self.left = phase, n
@@ -38,6 +42,14 @@ class Killer(Observer):
     def on_start(self, run: Run) -> None:
         first = run.learner.policy.backbone.layers[0]
         first.register_forward_hook(lambda _layer, _inputs, output: self.watch(output))
+        write = sharded.write_weights
+
+        def write_and_tell(*arguments: Any) -> Any:
+            written = write(*arguments)
+            self.event("save")
+            return written
+
+        sharded.write_weights = write_and_tell
 
     def watch(self, hidden: torch.Tensor) -> None:
         if hidden.requires_grad:

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers.core_model_loading import revert_weight_conversion
 
 from dapo.errors import EngineError
+from dapo.models.load import checkpoint_tensors, save_shape
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams
@@ -343,7 +342,7 @@ class VllmCore:
         self.device = policy.device.type
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-") as folder, _random_state_kept():
             # vLLM reads a model's shape from a folder; the weights come from the policy itself.
-            write_shape(policy, folder)
+            save_shape(policy, folder)
             try:
                 config = self._configuration(folder, policy, max_concurrent, max_tokens, memory_share, tensor_parallel)
                 self._engine: Any = vllm.LLMEngine.from_vllm_config(config, disable_log_stats=True)
@@ -575,32 +574,6 @@ def import_vllm() -> Any:
     except ImportError as error:
         raise _not_there(f"importing it fails with {error}") from error
     return vllm
-
-
-def write_shape(policy: Policy, folder: str) -> None:
-    """The policy's config.json, with the class vLLM looks for."""
-    config = type(policy.config).from_dict(policy.config.to_dict())
-    config.architectures = [type(policy.base).__name__]
-    config.save_pretrained(folder)
-
-
-def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """The policy's weights under the names of a checkpoint, an adapter added to what it adapts; tied ones once."""
-    tensors = {}
-    for name, parameter in policy.base.named_parameters():
-        if ".lora_" in name:
-            continue
-        tensor = parameter.detach()
-        owner, _, leaf = name.rpartition(".")
-        if owner.endswith(".base_layer"):
-            owner = owner.removesuffix(".base_layer")
-            layer = policy.base.get_submodule(owner)
-            if leaf == "weight":
-                for adapter in layer.active_adapters:
-                    tensor = tensor + layer.get_delta_weight(adapter).detach().to(tensor.dtype)
-            name = f"{owner}.{leaf}"
-        tensors[name] = tensor
-    yield from revert_weight_conversion(policy.base, tensors).items()
 
 
 @contextmanager
