@@ -35,7 +35,7 @@ def cannot_write(path: object, error: Exception) -> DiskError:
     why = getattr(error, "strerror", None) or str(error)
     return DiskError(
         f"{path}: cannot be written: {why}.",
-        remedy="Free space or lift the limit, and go on from the newest checkpoint: dapo resume RUN",
+        remedy="Free space or lift the limit. A run goes on from its newest checkpoint: dapo resume RUN",
     )
 
 

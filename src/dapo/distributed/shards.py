@@ -105,7 +105,7 @@ def reshard(module: nn.Module) -> None:
 
 
 def whole_weights(module: nn.Module, *, is_kept: bool = True) -> dict[str, Tensor] | None:
-    """All weights of a sharded module, on the host; None for a module that is whole. All ranks take part.
+    """All weights of a sharded module, copied to the host; None for a module that is whole. All ranks take part.
 
     A rank that has no use for them keeps none.
     """
@@ -116,7 +116,7 @@ def whole_weights(module: nn.Module, *, is_kept: bool = True) -> dict[str, Tenso
     for name, value in module.state_dict().items():
         weight = whole(local(value), value)
         if is_kept:
-            weights[name] = weight.cpu()
+            weights[name] = weight.to("cpu", copy=True)
     return weights
 
 
@@ -127,7 +127,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(part: Tensor, like: Tensor) -> Tensor:
     """The tensor whose parts lie on the ranks as those of `like` do. All ranks take part."""
-    if not isinstance(like, DTensor):
+    if not isinstance(like, DTensor) or like.device_mesh.size() == 1:
         return part
     made = DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
