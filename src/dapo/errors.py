@@ -24,3 +24,21 @@ class EngineError(DapoError):
 
 class CheckpointError(DapoError):
     """A checkpoint that is missing, torn, tampered with or does not fit the run."""
+
+
+class DiskError(DapoError):
+    """A file of a run that cannot be written: the disk or a quota is full, or it is read-only."""
+
+
+def cannot_write(path: object, error: Exception) -> DiskError:
+    """What stopped a run that cannot write its files, and how it goes on."""
+    why = getattr(error, "strerror", None) or str(error)
+    return DiskError(
+        f"{path}: cannot be written: {why}.",
+        remedy="Free space or lift the limit. A run goes on from its newest checkpoint: dapo resume RUN",
+    )
+
+
+def is_about_disk(error: Exception) -> bool:
+    """Whether a write failed. Those of safetensors and tokenizers come without a type of their own."""
+    return isinstance(error, OSError) or "(os error " in str(error)

@@ -3,9 +3,13 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from dapo.cli.scaling_plot import draw
 from dapo.config import load_recipe
 from dapo.config.cluster_plan import (
     MEAN_SHARE,
@@ -99,3 +103,31 @@ def test_what_belongs_to_a_cluster_needs_one():
     answer = explain("quickstart", "--scaling")
     assert answer.returncode == 2
     assert "--gpus N --gpu" in answer.stderr
+
+
+def test_the_scaling_table_is_drawn_as_it_is():
+    rows = [
+        {"gpus": n, "rollout_s": 1000 / n + 50, "training_s": 400 / n, "idle_share_of_rollout": i / 4,
+         "gpu_seconds_per_step": 1400 + 50 * n}
+        for i, n in enumerate((1, 2, 4, 8))
+    ]  # fmt: skip
+    svg = ElementTree.fromstring(draw(rows, "a < b"))
+    texts = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert "a < b" in texts
+    assert {"1", "2", "4", "8"} <= set(texts)
+    lines = [
+        [tuple(map(float, point.split(","))) for point in element.attrib["points"].split()]
+        for element in svg.iter("{http://www.w3.org/2000/svg}polyline")
+    ]
+    rollouts, updates, even, idle = lines
+    assert [x for x, _ in rollouts] == [x for x, _ in idle]  # cards stand where they stand in both halves
+    assert all(a[1] < b[1] for a, b in pairwise(updates))  # less time is further down
+    assert all(a[1] > b[1] for a, b in pairwise(idle))  # a larger share is further up
+    assert even[0] == rollouts[0]
+    assert all(b[1] >= a[1] for a, b in zip(rollouts, even, strict=False))  # what is ideal takes less
+
+
+def test_a_plot_needs_what_it_draws(tmp_path: Path):
+    answer = explain("quickstart", "--plot", str(tmp_path / "s.svg"))
+    assert answer.returncode == 2
+    assert "it draws what --scaling finds" in answer.stderr

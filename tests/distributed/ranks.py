@@ -15,16 +15,21 @@ import torch
 from safetensors.torch import save_file
 from toy import recipe_file
 
+from dapo.checkpoints import sharded
 from dapo.config.load import load_recipe, parse_override
 from dapo.config.schema import ClusterConfig
 from dapo.distributed.world import ALONE, World, open_world
+from dapo.rollout import shared
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run, resume_run, start_run
 
 
 class Killer(Observer):
-    """Kills this process, as nobody can catch, at the n-th event of a phase."""
+    """Kills this process, as nobody can catch, at the n-th event of a phase.
+
+    "backward": inside of a backward pass; "save": in the background, when this rank has written its files.
+    """
 
     def __init__(self, phase: str, n: int) -> None:
         self.phase, self.left = phase, n
@@ -33,6 +38,22 @@ class Killer(Observer):
         self.left -= phase == self.phase
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_start(self, run: Run) -> None:
+        first = run.learner.policy.backbone.layers[0]
+        first.register_forward_hook(lambda _layer, _inputs, output: self.watch(output))
+        write = sharded.write_weights
+
+        def write_and_tell(*arguments: Any) -> Any:
+            written = write(*arguments)
+            self.event("save")
+            return written
+
+        sharded.write_weights = write_and_tell
+
+    def watch(self, hidden: torch.Tensor) -> None:
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _gradient: self.event("backward"))
 
     def on_fill(self, known: int, wanted: int) -> None:  # noqa: ARG002
         self.event("fill")
@@ -51,6 +72,7 @@ def do(
     family: str = "llama",
     resumes: bool = False,
     kill: tuple[int, str, int] | None = None,
+    garble: tuple[int, int] | None = None,
 ) -> None:
     """One run under `root`, new or resumed, with the gradient of every update written beside it."""
     home = root / f"{family}-{dtype}"
@@ -67,10 +89,26 @@ def do(
         path, keys = recipe_file(home, dtype=dtype, family=family)
         run = start_run(load_recipe(str(path), [*keys, *changes]), root / name, observers, world=world)
     try:
+        if garble is not None and garble[0] == world.rank:
+            send_garbage(garble[1])
         keep_gradients(run)
         train(run)
     finally:
         run.close()
+
+
+def send_garbage(n: int) -> None:
+    """From its n-th message on, this rank's responses have a token that no vocabulary has."""
+    encode = shared.encode
+    left = [n]
+
+    def encode_garbage(finished: Any, logp_dtype: type) -> bytes:
+        left[0] -= 1
+        if left[0] <= 0:
+            finished[0][1].tokens[0] = 1_000_000
+        return encode(finished, logp_dtype)
+
+    shared.encode = encode_garbage  # type: ignore[assignment]
 
 
 def keep_gradients(run: Run) -> None:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from launch import children, environment, torchrun
 from ranks import one_process
 from test_torchrun import furthest, lines, weights, written
 from toy import recipe_file
+
+from dapo.checkpoints.load import newest_intact
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 RANKS = str(Path(__file__).with_name("ranks.py"))
@@ -43,8 +48,11 @@ def end_of(process: subprocess.Popen[str], seconds: float) -> tuple[int, str, st
     return process.returncode, out, err
 
 
-# In the second of three steps (ticks 41 to 68): in the middle of sampling, or between the two updates.
-@pytest.mark.parametrize(("rank", "phase", "n"), [(1, "fill", 50), (0, "fill", 50), (1, "update", 3)])
+# In the second of three steps (ticks 41 to 68): in the middle of sampling, between the two updates, inside of the
+# second one's backward pass; or while the checkpoint of the first step is written.
+@pytest.mark.parametrize(
+    ("rank", "phase", "n"), [(1, "fill", 50), (0, "fill", 50), (1, "update", 3), (1, "backward", 4), (1, "save", 2)]
+)
 def test_a_killed_rank_ends_the_run_and_resume_goes_on_exactly(root: Path, rank: int, phase: str, n: int):
     name = f"killed-{rank}-{phase}"
     plan: dict[str, Any] = {"name": name, "overrides": [*STEPS, "cluster.shard=full"], "kill": [rank, phase, n]}
@@ -56,9 +64,97 @@ def test_a_killed_rank_ends_the_run_and_resume_goes_on_exactly(root: Path, rank:
     assert err.count("lost contact with another rank") <= 2  # the message, and its line in a traceback
     done = len(lines(root / name))
     assert 1 <= done < 3
+    if phase == "save":
+        newest, skipped = newest_intact(root / name / "checkpoints")
+        assert newest == root / name / "checkpoints" / "step-000000"
+        assert not skipped
+    goes_on_exactly(root, name)
+
+
+def goes_on_exactly(root: Path, name: str) -> None:
+    """Resumed by one process, it ends as the run that nobody disturbed: no response lost, none trained on twice."""
     one_process(root, [{"name": name, "overrides": [], "resumes": True}])
     assert written(root / name) == written(root / "straight")
     assert furthest(weights(root / name), weights(root / "straight")) < 1e-9
+
+
+def test_a_rank_that_sends_garbage_stops_the_run_by_name_and_nobody_trains_on_it(root: Path):
+    plan: dict[str, Any] = {"name": "garbage", "overrides": STEPS, "garble": [1, 20]}
+    code, _, err = end_of(torchrun(2, RANKS, str(root), json.dumps([plan])), 100)
+    assert code != 0
+    assert "rank 1 sent responses that cannot be true: response" in err
+    assert "has a token outside of the vocabulary" in err
+    assert len(lines(root / "garbage")) < 3
+    goes_on_exactly(root, "garbage")
+
+
+def test_a_rank_ten_times_slower_changes_nothing_but_the_time(root: Path):
+    """Stopped and let go by turns: it has a tenth of the time the other one has."""
+    plan: dict[str, Any] = {"name": "slow", "overrides": STEPS}
+    process = torchrun(2, RANKS, str(root), json.dumps([plan]))
+    while process.poll() is None and not (root / "slow" / "config.toml").exists():
+        time.sleep(0.1)
+    slow = next(
+        pid for pid in children(process.pid) if b"ranks.py" in command_of(pid) and environment_of(pid, "RANK=1")
+    )
+    n_pauses = 0
+    while process.poll() is None:
+        for number, seconds in ((signal.SIGSTOP, 0.45), (signal.SIGCONT, 0.05)):
+            with suppress(ProcessLookupError):
+                os.kill(slow, number)
+            time.sleep(seconds)
+        n_pauses += 1
+    assert end_of(process, 10)[0] == 0
+    assert n_pauses > 3
+    for line, expected in zip(lines(root / "slow"), lines(root / "straight"), strict=True):
+        assert line == pytest.approx(expected, abs=1e-9)
+    assert written(root / "slow") == written(root / "straight")
+    assert furthest(weights(root / "slow"), weights(root / "straight")) < 1e-9
+
+
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def environment_of(pid: int, variable: str) -> bool:
+    return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+# Whole, 297 kB of state are the first rank's to write; in slices, 149 kB are the second one's.
+@pytest.mark.parametrize(("shard", "rank", "limit"), [("none", 0, 200_000), ("full", 1, 100_000)])
+def test_a_full_disk_stops_the_run_by_name_and_the_older_checkpoint_is_intact(
+    root: Path, shard: str, rank: int, limit: int
+):
+    """No file of one rank may grow beyond a limit any more, which a checkpoint needs."""
+    run = root / f"disk-{shard}"
+    sets = [part for key in [*STEPS, f"cluster.shard={shard}"] for part in ("--set", key)]
+    process = torchrun(2, *command_line(root, *sets, "--out", str(run)))
+    while process.poll() is None and not (run / "checkpoints" / "step-000000").exists():  # without moments: small
+        time.sleep(0.02)
+    full = next(
+        pid for pid in children(process.pid) if b"dapo" in command_of(pid) and environment_of(pid, f"RANK={rank}")
+    )
+    resource.prlimit(full, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    code, _, err = end_of(process, 100)
+    assert code != 0
+    assert re.search(rf"DiskError: {run}/checkpoints/step-00000[12]: cannot be written: .*[Ff]ile too large", err)
+    assert err.count("A run goes on from its newest checkpoint: dapo resume RUN") == 1
+    assert "DiskError" in err.split("Traceback")[0]  # torchrun's own, about a process that ended badly
+    newest, skipped = newest_intact(run / "checkpoints")
+    assert newest is not None
+    assert not skipped
+    assert not list((run / "checkpoints").glob(".*"))  # half of a checkpoint would keep the disk full
+    goes_on_exactly(root, run.name)
+
+
+def test_on_the_same_ranks_a_sharded_run_goes_on_bit_for_bit(root: Path):
+    plan: dict[str, Any] = {"overrides": [*STEPS, "cluster.shard=full"]}
+    half = {**plan, "name": "half", "overrides": [*plan["overrides"], "train.steps=2"]}
+    rest = {"name": "half", "overrides": STEPS, "resumes": True}
+    process = torchrun(2, RANKS, str(root), json.dumps([{**plan, "name": "sharded"}, half, rest]))
+    assert end_of(process, 100)[0] == 0
+    assert furthest(weights(root / "half"), weights(root / "sharded")) == 0
+    assert lines(root / "half") == lines(root / "sharded")
 
 
 def command_line(root: Path, *arguments: str) -> list[str]:

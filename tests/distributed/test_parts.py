@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import recipe
 
 from dapo.config.schema import ClusterConfig
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.message import from_bytes, to_bytes
 from dapo.distributed.world import World, buckets, check_launch
-from dapo.errors import ConfigError
+from dapo.errors import ConfigError, EngineError
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.shared import SharedEngine
 from dapo.trainer.dealing import deal_ranks, own_microbatches
+from dapo.trainer.run import refuse_layout
 from dapo.types import Judgement, Verdict
 from tiny_models import tiny_policy
 
@@ -216,6 +219,51 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "1
 def test_config_and_launcher_must_agree(cluster: dict[str, Any], environment: dict[str, str], why: str):
     with pytest.raises(ConfigError, match=why):
         check_launch(ClusterConfig(**cluster), environment)
+
+
+def test_engines_that_cannot_share_the_work_are_refused(tmp_path: Path):
+    plain = recipe(tmp_path, "rollout.engine=plain").config
+    two = Place(0, 2, [], threading.Barrier(1))
+    with pytest.raises(ConfigError, match=r"rollout.engine = plain: is not built for 2 ranks"):
+        refuse_layout(plain, two)
+    refuse_layout(plain, World())
+    together = recipe(tmp_path, "rollout.engine=vllm", "rollout.tensor_parallel=2").config
+    refuse_layout(together, two)
+    with pytest.raises(ConfigError, match=r"rollout.tensor_parallel = 2: 1 ranks cannot be divided"):
+        refuse_layout(together, World())
+
+
+def test_two_ranks_that_hold_one_model_together_write_what_one_engine_writes():
+    """Each of the two has all of the model here; what matters is who is given what and who speaks."""
+    policies = [tiny_policy("llama") for _ in range(5)]
+    expected = written_by(make(None, policies[-1]))
+
+    def write(world: World) -> Any:
+        own = LocalEngine(policies[world.rank], sampling=SamplingParams(), max_concurrent=4, max_tokens=32)
+        return written_by(SharedEngine(own, world, max_concurrent=8, ranks_per_engine=2))
+
+    for ended in on_ranks(4, write):
+        assert ended == expected
+
+
+def test_ranks_that_hold_one_model_and_drift_apart_stop_the_run():
+    policies = [tiny_policy("llama", seed=rank) for rank in range(2)]
+    said = []
+
+    def write(world: World) -> None:
+        own = LocalEngine(policies[world.rank], sampling=SamplingParams(), max_concurrent=8, max_tokens=32)
+        try:
+            written_by(SharedEngine(own, world, max_concurrent=8, ranks_per_engine=2))
+        except EngineError as error:
+            said.append(error.message)
+            world.gate.abort()  # type: ignore[attr-defined]
+        except threading.BrokenBarrierError:
+            pass
+
+    on_ranks(2, write)
+    assert said == [
+        "rollout.tensor_parallel = 2: rank 1 and rank 0 hold one model together and wrote different responses."
+    ]
 
 
 def test_what_agrees_is_let_through():

@@ -12,7 +12,9 @@ import torch
 from launch import torchrun
 from ranks import one_process
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from dapo.checkpoints.sharded import has_slices, read_slices
 from dapo.trainer.export import export_run
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
@@ -88,6 +90,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for plan in plans(4)
             if plan["name"] in ("dapo-4-full", "fast-4-none")
         ]
+        halves.append({**halves[0], "name": "whole-4-full-half"})
+        halves[-1]["overrides"] = [*halves[-1]["overrides"], "checkpoint.format=whole"]
         finish(4, folder, [*plans(4), *halves])
         resumed = []
         for half in halves:
@@ -100,8 +104,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def newest(run: Path) -> Path:
+    return sorted((run / "checkpoints").glob("step-*"))[-1]
+
+
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(sorted((run / "checkpoints").glob("step-*"))[-1] / "model" / "model.safetensors")
+    return weights_in(newest(run) / "model")
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    """Of a Hugging Face folder, in one file or in many."""
+    return {name: tensor for path in folder.glob("model*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def saved(run: Path) -> dict[str, torch.Tensor]:
+    """Everything a checkpoint holds beside the model, whole."""
+    slices = read_slices(newest(run), lambda _key: None) if has_slices(newest(run)) else {}
+    return load_file(newest(run) / "state.safetensors") | slices
 
 
 def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -138,15 +157,22 @@ def test_in_float64_weights_and_metrics_are_those_of_one_process(runs: Path, nam
         assert line == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS["float32"])
-def test_in_float32_every_updates_gradient_is_within_1e_5_of_its_norm(runs: Path, layout: str):
-    paths = sorted((runs / "float32" / "gradients").glob("*.safetensors"))
-    assert len(paths) == 5 * 2
+def gradient_gap(run: Path, alone: Path, n_updates: int) -> float:
+    """The largest distance of an update's gradient from one process's, as a share of its norm."""
+    paths = sorted((alone / "gradients").glob("*.safetensors"))
+    assert len(paths) == n_updates
+    gaps = []
     for path in paths:
-        expected, got = load_file(path), load_file(runs / f"float32-{layout}" / "gradients" / path.name)
+        expected, got = load_file(path), load_file(run / "gradients" / path.name)
         norm = torch.cat([g.flatten() for g in expected.values()]).double().norm()
         gap = torch.cat([(got[name] - g).flatten() for name, g in expected.items()]).double().norm()
-        assert gap / norm < 1e-5, path.name
+        gaps.append(float(gap / norm))
+    return max(gaps)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS["float32"])
+def test_in_float32_every_updates_gradient_is_within_1e_5_of_its_norm(runs: Path, layout: str):
+    assert gradient_gap(runs / f"float32-{layout}", runs / "float32", 5 * 2) < 1e-5
 
 
 @pytest.mark.parametrize("layout", LAYOUTS["bfloat16"])
@@ -155,8 +181,8 @@ def test_in_bfloat16_loss_and_gradient_are_as_near_as_its_digits_allow(runs: Pat
     for name in ("policy/loss", "policy/gradient_norm"):
         assert line[name] == pytest.approx(expected[name], rel=2**-8)
     assert written(runs / f"bfloat16-{layout}") == written(runs / "bfloat16")
-    saved = sorted((runs / f"bfloat16-{layout}" / "checkpoints").glob("step-*"))[-1] / "state.safetensors"
-    masters = {name: t for name, t in load_file(saved).items() if name.startswith("optimizer.master.")}
+    tensors = saved(runs / f"bfloat16-{layout}")
+    masters = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer.master.")}
     assert masters
     assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
 
@@ -169,7 +195,9 @@ def test_evaluation_gives_the_same_table(runs: Path, layout: str):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("half", "straight"), [("dapo-4-full-half", "dapo"), ("fast-4-none-half", "fast")])
+@pytest.mark.parametrize(
+    ("half", "straight"), [("dapo-4-full-half", "dapo"), ("fast-4-none-half", "fast"), ("whole-4-full-half", "dapo")]
+)
 def test_saved_on_4_ranks_it_goes_on_on_fewer(runs: Path, half: str, straight: str, ranks: int):
     run = runs / f"{half}-on-{ranks}"
     assert written(run) == written(runs / straight)
@@ -179,19 +207,19 @@ def test_saved_on_4_ranks_it_goes_on_on_fewer(runs: Path, half: str, straight: s
 
 
 def test_a_checkpoint_has_the_same_tensors_from_any_layout(runs: Path):
-    def saved(run: str) -> dict[str, torch.Tensor]:
-        return load_file(sorted((runs / run / "checkpoints").glob("step-*"))[-1] / "state.safetensors")
-
     for name in ("dapo", "ppo"):
-        expected = saved(name)
+        expected = saved(runs / name)
         assert any(key.startswith("optimizer.exp_avg.") for key in expected)
         for layout in LAYOUTS[name]:
-            assert furthest(saved(f"{name}-{layout}"), expected) < 1e-9
+            assert has_slices(newest(runs / f"{name}-{layout}")) == layout.endswith("full")
+            assert furthest(saved(runs / f"{name}-{layout}"), expected) < 1e-9
 
 
 def test_export_from_a_sharded_run_is_one_hugging_face_folder(runs: Path, tmp_path: Path):
     export_run(runs / "dapo-4-full", tmp_path / "out")
-    assert furthest(load_file(tmp_path / "out" / "model.safetensors"), weights(runs / "dapo")) < 1e-9
+    assert furthest(weights_in(tmp_path / "out"), weights(runs / "dapo")) < 1e-9
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64)
+    assert furthest(dict(model.named_parameters()), weights(runs / "dapo")) < 1e-9
 
 
 def test_only_one_rank_writes(runs: Path):

@@ -21,11 +21,12 @@ from transformers import (
 )
 
 from dapo.errors import EngineError
+from dapo.models.load import checkpoint_tensors
 from dapo.models.packing import PACKED_ATTENTION
 from dapo.models.policy import Policy, add_lora
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.local.engine import LocalEngine
-from dapo.rollout.vllm import Response, VllmEngine, checkpoint_tensors
+from dapo.rollout.vllm import Response, VllmEngine
 from engine_requests import by_id, drain, gap, request, same, shaken, small_policy
 from tiny_models import SHAPE, VOCABULARY, tiny_tokenizer
 

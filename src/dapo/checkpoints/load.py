@@ -27,12 +27,6 @@ class Checkpoint:
         return self.folder / "model"
 
 
-def newest_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """(the newest one that is intact, messages about newer ones that were skipped)."""
-    folder, skipped = newest_intact(root)
-    return (None if folder is None else read_checkpoint(folder)), skipped
-
-
 def newest_intact(root: Path) -> tuple[Path | None, list[str]]:
     """Where the newest intact one is: its files are checked against the manifest, none of its state is loaded."""
     skipped: list[str] = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dapo.errors import CheckpointError
 
@@ -19,12 +21,15 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def make_manifest(folder: Path, step: int) -> str:
-    files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
+def described(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+def manifest_of(folder: Path, step: int, known: Mapping[str, Any] | None = None) -> str:
+    """The manifest of all files there; `known` are those that another rank has described already."""
+    known = known or {}
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {name: known.get(name) or described(path) for name, path in paths.items() if path.name != MANIFEST}
     return json.dumps({"format": 1, "step": step, "files": files}, indent=1)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dapo.checkpoints.manifest import MANIFEST, make_manifest
+from dapo.checkpoints.manifest import MANIFEST, manifest_of
+from dapo.errors import cannot_write, is_about_disk
 
 STATE_TENSORS = "state.safetensors"
 STATE_JSON = "state.json"
@@ -44,16 +45,26 @@ def save_checkpoint(
 ) -> Path:
     """`root`/`name`/{model/, state.safetensors, state.json, MANIFEST.json}; then older ones beyond `keep` go."""
     final, aside = root / name, root / f".{name}.tmp"
-    if aside.exists():
-        shutil.rmtree(aside)
-    aside.mkdir(parents=True)
-    write_model(aside / "model")
-    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, aside / STATE_TENSORS)
-    (aside / STATE_JSON).write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-    (aside / MANIFEST).write_text(make_manifest(aside, step_of(final)), encoding="utf-8")
-    for path in sorted(aside.rglob("*")):
-        sync(path)
-    sync(aside)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        write_model(aside / "model")
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, aside / STATE_TENSORS)
+        (aside / STATE_JSON).write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+        (aside / MANIFEST).write_text(manifest_of(aside, step_of(final)), encoding="utf-8")
+        sync_tree(aside)
+        put_in_place(aside, final, keep=keep)
+    except Exception as error:
+        shutil.rmtree(aside, ignore_errors=True)  # room for what is tried next
+        if is_about_disk(error):
+            raise cannot_write(final, error) from None
+        raise
+    return final
+
+
+def put_in_place(aside: Path, final: Path, *, keep: int) -> None:
+    """The moment a checkpoint begins to exist; then older ones beyond `keep` go."""
+    root = final.parent
     if final.exists():
         shutil.rmtree(final)
     aside.replace(final)
@@ -61,7 +72,12 @@ def save_checkpoint(
     for old in in_order(root)[:-keep]:
         if old != final:
             shutil.rmtree(old)
-    return final
+
+
+def sync_tree(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        sync(path)
+    sync(folder)
 
 
 def sync(path: Path) -> None:

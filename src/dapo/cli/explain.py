@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +36,7 @@ def command(
     scaling: Annotated[
         bool, typer.Option("--scaling", help="With --gpu: also the same recipe on 1 to 1,024 cards (minutes).")
     ] = False,
+    plot: Annotated[Path | None, typer.Option(help="With --scaling: draw that, as an SVG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What a recipe will do, in plain numbers; or how two configs differ.
@@ -44,10 +46,13 @@ def command(
     dapo explain gsm8k-1.5b-24gb --set sampling.responses_per_prompt=16 --gpu rtx4090
     dapo explain dapo-qwen2.5-32b dapo        # where the released script and the paper part
     dapo explain dapo-qwen2.5-32b --gpus 128 --gpu h100
+    dapo explain dapo-qwen2.5-32b --gpus 128 --gpu h100 --scaling --plot scaling.svg
     """
     if other is not None:
         print_difference(difference(recipe, other, set_ or []), recipe, other, as_json)
         return
+    if plot is not None and not scaling:
+        raise ConfigError("--plot: has no effect here; it draws what --scaling finds.", remedy="Add --scaling.")
     resolved = load_recipe(recipe, set_ or [])
     plan = plan_of(resolved, gpu, gpus)
     if gpu is not None and gpu.lower() in SHEET and gpus is not None:
@@ -57,10 +62,22 @@ def command(
             "--mean-tokens, --scaling: have no effect here; they are of the plan for a cluster.",
             remedy=f"Name it: --gpus N --gpu {'|'.join(SHEET)}.",
         )
+    if plot is not None:
+        write_plot(plot, resolved.name, plan["cluster"])
     if as_json:
         typer.echo(json.dumps(plan, ensure_ascii=False, indent=2))
     else:
         print_plan(resolved, plan)
+
+
+def write_plot(path: Path, recipe: str, cluster: dict[str, Any] | None) -> None:
+    from dapo.cli.scaling_plot import draw
+    from dapo.tracking.files import replace_file
+
+    rows = (cluster or {}).get("scaling")
+    if not cluster or not rows:
+        raise ConfigError(f"--plot {path}: no number of these cards holds the run.", remedy="Name a larger card.")
+    replace_file(path, draw(rows, f"One step of {recipe} on {cluster['gpu']}, by the cost model"))
 
 
 def plan_of(resolved: Resolved, gpu: str | None, gpus: int | None) -> dict[str, Any]:

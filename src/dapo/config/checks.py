@@ -265,7 +265,7 @@ NEEDS = (
         "tracking.to",
     ),
     Needs(
-        ("cluster.gpus", "cluster.shard", "cluster.timeout_s"),
+        ("cluster.gpus", "cluster.shard", "cluster.timeout_s", "checkpoint.format"),
         lambda c: c.cluster.backend != "none",
         'cluster.backend = "torchrun" or "ray"',
     ),

@@ -313,6 +313,11 @@ class CheckpointConfig(Section):
         description="false keeps the model alone, a quarter of the disk, and none before the first step; a killed run "
         "starts over.",
     )
+    format: Literal["auto", "whole"] = Field(
+        "auto",
+        description="auto: where the weights are sharded over ranks, each rank writes its slices in the background. "
+        "whole: the first rank gathers everything and writes it, as a run of one process does.",
+    )
 
 
 class RolloutsConfig(Section):

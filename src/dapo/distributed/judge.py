@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dapo.distributed.world import World
+from dapo.errors import EngineError
 from dapo.types import Judge, Judgement, StopReason, Verdict
 
 
@@ -38,12 +39,28 @@ class SharedJudge:
             return {}
         mine = {ticket: self.own_ticket.pop(ticket) for ticket in wanted if ticket in self.own_ticket}
         judged = self.own.wait(mine.values())
+        judgements: dict[int, Judgement] = {}
         shares = self.world.gather([[ticket, asdict(judged[own])] for ticket, own in mine.items()])
-        return {
-            ticket: Judgement(**{**state, "verdict": Verdict(state["verdict"])})
-            for share in shares
-            for ticket, state in share
-        }
+        for rank, share in enumerate(shares):
+            asked = [ticket for ticket in wanted if ticket % self.world.size == rank]
+            judgements |= read_share(rank, share, asked)
+        return judgements
+
+
+def read_share(rank: int, share: Any, asked: Sequence[int]) -> dict[int, Judgement]:
+    """The verdicts of one rank, which are those it was asked for; else an error that names it."""
+    try:
+        judged = {ticket: Judgement(**{**state, "verdict": Verdict(state["verdict"])}) for ticket, state in share}
+        if list(judged) != list(asked) or len(share) != len(asked):
+            raise ValueError(f"verdicts on {list(judged)} were given, and asked for on {list(asked)}")
+        if not all(isinstance(judgement.value, float | int) for judgement in judged.values()):
+            raise ValueError("a reward is not a number")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EngineError(
+            f"rank {rank} sent verdicts that cannot be true: {error}. None of them was used.",
+            remedy="Replace its machine, and go on from the newest checkpoint with dapo resume RUN.",
+        ) from None
+    return judged
 
 
 if TYPE_CHECKING:

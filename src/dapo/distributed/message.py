@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 LENGTH_BYTES = 8
+
+
+class Garbled(Exception):
+    """A message that nobody can have meant. Whoever knows the sender says who it was."""
 
 
 def to_bytes(meta: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -20,11 +25,23 @@ def to_bytes(meta: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def from_bytes(data: bytes) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Raises `Garbled` on anything that `to_bytes` did not make."""
     at = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
-    head = json.loads(data[LENGTH_BYTES:at])
+    if len(data) < at or at < LENGTH_BYTES:
+        raise Garbled(f"a message of {len(data)} bytes is shorter than its own head")
+    try:
+        head = json.loads(data[LENGTH_BYTES:at])
+        described = [(str(name), np.dtype(kind), tuple(map(int, shape))) for name, kind, shape in head["arrays"]]
+        meta = head["meta"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise Garbled(f"the head of a message cannot be read: {error}") from None
     arrays = {}
-    for name, kind, shape in head["arrays"]:
-        dtype, n = np.dtype(kind), int(np.prod(shape))
+    for name, dtype, shape in described:
+        n = prod(shape)
+        if dtype.kind not in "biuf" or min(shape, default=0) < 0 or at + n * dtype.itemsize > len(data):
+            raise Garbled(f"array {name} of type {dtype} and shape {shape} is not what follows")
         arrays[name] = np.frombuffer(data, dtype, n, at).reshape(shape).copy()
         at += n * dtype.itemsize
-    return head["meta"], arrays
+    if at != len(data):
+        raise Garbled(f"{len(data) - at} bytes are left over")
+    return meta, arrays

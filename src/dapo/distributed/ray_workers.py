@@ -132,8 +132,8 @@ def supervise(cluster: ClusterConfig, command_for: Callable[[], list[str]], fold
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     restarts, newest = 0, checkpoints_of(folder)
     try:
-        for attempt in range(1_000_000):
-            ranks = start_ranks(cluster, command_for(), folder, attempt, is_cuda=is_cuda)
+        while True:
+            ranks = start_ranks(cluster, command_for(), folder, is_cuda=is_cuda)
             try:
                 watch(ranks, asked)
                 if not ranks.failed:
@@ -173,7 +173,7 @@ def connect() -> float:
     return float(ray.cluster_resources().get("GPU", 0.0))
 
 
-def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, attempt: int, *, is_cuda: bool) -> Ranks:
+def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, *, is_cuda: bool) -> Ranks:
     """One actor per rank, each in a bundle of one placement group; it is waited for where resources come back."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -194,6 +194,7 @@ def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, attemp
         for rank in range(cluster.gpus)
     ]
     beside = folder.with_name(f"{folder.name}.logs")  # not in it: a new run's folder must be new
+    attempt = len(list(beside.glob("rank-0.*.log")))  # of this driver and of those before it
     logs = [beside / f"rank-{rank}.{attempt}.log" for rank in range(cluster.gpus)]
     ranks = Ranks(actors, group, logs)
     host, port = ray.get(actors[0].address.remote())

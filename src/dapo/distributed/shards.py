@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dapo.distributed.world import World
@@ -102,12 +104,20 @@ def reshard(module: nn.Module) -> None:
             part.reshard()
 
 
-def whole_weights(module: nn.Module) -> dict[str, Tensor] | None:
-    """All weights of a sharded module, on the host; None for a module that is whole. All ranks take part."""
+def whole_weights(module: nn.Module, *, is_kept: bool = True) -> dict[str, Tensor] | None:
+    """All weights of a sharded module, copied to the host; None for a module that is whole. All ranks take part.
+
+    A rank that has no use for them keeps none.
+    """
     reshard(module)
     if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         return None
-    return {name: whole(local(value), value).cpu() for name, value in module.state_dict().items()}
+    weights = {}
+    for name, value in module.state_dict().items():
+        weight = whole(local(value), value)
+        if is_kept:
+            weights[name] = weight.to("cpu", copy=True)
+    return weights
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -117,12 +127,36 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(part: Tensor, like: Tensor) -> Tensor:
     """The tensor whose parts lie on the ranks as those of `like` do. All ranks take part."""
-    if not isinstance(like, DTensor):
+    if not isinstance(like, DTensor) or like.device_mesh.size() == 1:
         return part
     made = DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
     return made.full_tensor()
+
+
+def on_host(part: Tensor, like: DTensor) -> Tensor:
+    """A copy of this rank's part on the host, which knows its place in the whole tensor, as those of `like` do."""
+    return DTensor.from_local(
+        part.to("cpu", copy=True),
+        host_mesh(like.device_mesh),
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def host_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The same ranks' processors."""
+    return mesh if mesh.device_type == "cpu" else host_mesh_beside(mesh)
+
+
+@cache
+def host_mesh_beside(mesh: DeviceMesh) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (mesh.size(),))
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:

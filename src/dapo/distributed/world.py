@@ -58,6 +58,10 @@ class World:
     def barrier(self) -> None:
         """Go on when everybody has come here."""
 
+    def beside(self) -> World:
+        """The same ranks with a line of their own, for what a second thread has to tell. All ranks take part."""
+        return self
+
 
 ALONE = World()
 
@@ -65,18 +69,23 @@ ALONE = World()
 class Ranks(World):
     """This process and its peers, by torch.distributed: gloo for the host, NCCL for tensors on GPUs."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, group: Any = None) -> None:
+        self.rank, self.size, self.group = rank, size, group
+
+    def beside(self) -> Ranks:
+        import torch.distributed as dist
+
+        return Ranks(self.rank, self.size, dist.new_group(backend="gloo"))
 
     def exchange(self, data: bytes) -> list[bytes]:
-        lengths = [int(length) for length in gathered(torch.tensor([len(data)]), self.size)]
+        lengths = [int(length) for length in gathered(torch.tensor([len(data)]), self.size, self.group)]
         longest = max(lengths)
         if longest == 0:
             return [b""] * self.size
         own = torch.zeros(longest, dtype=torch.uint8)
         if data:
             own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        everything = gathered(own, self.size)
+        everything = gathered(own, self.size, self.group)
         return [part[:length].numpy().tobytes() for part, length in zip(everything, lengths, strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
@@ -89,7 +98,7 @@ class Ranks(World):
         import torch.distributed as dist
 
         count = torch.tensor([int(flag)])
-        dist.all_reduce(count)
+        dist.all_reduce(count, group=self.group)
         return bool(count.item())
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
@@ -97,10 +106,10 @@ class Ranks(World):
 
         for bucket in buckets(tensors):
             if len(bucket) == 1 and bucket[0].is_contiguous():
-                dist.all_reduce(bucket[0])
+                dist.all_reduce(bucket[0], group=self.group)
                 continue
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=self.group)
             for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
@@ -108,12 +117,12 @@ class Ranks(World):
         self.any(False)
 
 
-def gathered(own: Tensor, size: int) -> list[Tensor]:
+def gathered(own: Tensor, size: int, group: Any = None) -> list[Tensor]:
     """Every rank's tensor; all are of one shape."""
     import torch.distributed as dist
 
     parts = [torch.empty_like(own) for _ in range(size)]
-    dist.all_gather(parts, own)
+    dist.all_gather(parts, own, group=group)
     return parts
 
 
@@ -174,7 +183,8 @@ def open_world(cluster: ClusterConfig, environment: Mapping[str, str] = os.envir
     except Exception as error:
         end_with(store, world, f"{type(error).__name__}: {error}", error)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # vLLM ends it with itself
+            dist.destroy_process_group()
 
 
 @contextmanager

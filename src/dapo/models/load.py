@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
 from dapo.errors import EngineError
@@ -45,6 +48,41 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
     model.save_pretrained(folder)
     if policy.tokenizer is not None:
         policy.tokenizer.save_pretrained(folder)
+
+
+def save_shape(policy: Policy, folder: str | Path) -> None:
+    """config.json, with the class that reads it."""
+    config = type(policy.config).from_dict(policy.config.to_dict())
+    config.architectures = [type(policy.base).__name__]
+    config.save_pretrained(folder)
+
+
+def save_all_but_weights(policy: Policy, folder: str | Path) -> None:
+    """What `save_policy` writes beside `checkpoint_tensors`."""
+    save_shape(policy, folder)
+    if policy.base.can_generate():
+        policy.base.generation_config.save_pretrained(folder)
+    if policy.tokenizer is not None:
+        policy.tokenizer.save_pretrained(folder)
+
+
+def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """The policy's weights under the names of a checkpoint, an adapter added to what it adapts; tied ones once."""
+    tensors = {}
+    for name, parameter in policy.base.named_parameters():
+        if ".lora_" in name:
+            continue
+        tensor = parameter.detach()
+        owner, _, leaf = name.rpartition(".")
+        if owner.endswith(".base_layer"):
+            owner = owner.removesuffix(".base_layer")
+            layer = policy.base.get_submodule(owner)
+            if leaf == "weight":
+                for adapter in layer.active_adapters:
+                    tensor = tensor + layer.get_delta_weight(adapter).detach().to(tensor.dtype)
+            name = f"{owner}.{leaf}"
+        tensors[name] = tensor
+    yield from revert_weight_conversion(policy.base, tensors).items()
 
 
 def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, revision: str | None) -> Any:

@@ -9,27 +9,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dapo.distributed.message import from_bytes, to_bytes
+from dapo.distributed.message import to_bytes
 from dapo.distributed.world import World
+from dapo.errors import EngineError
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams, concatenated
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.messages import Expected, decode, decode_begun, encode
+from dapo.rollout.vllm import VllmEngine
 from dapo.rollout.written import Written, check_request, from_state, to_state
 from dapo.types import Completion, StopReason
 
-ARRAYS = ("tokens", "logp", "version")
-
 
 class SharedEngine:
-    """Implements `Engine` over one local engine per rank; `max_concurrent` responses in all."""
+    """Implements `Engine` over one engine per rank; `max_concurrent` responses in all.
 
-    def __init__(self, own: LocalEngine, world: World, *, max_concurrent: int) -> None:
-        self.own, self.world = own, world
+    Where `ranks_per_engine` neighbours hold one model together, they are given the same and write the same; the first
+    of them speaks for all.
+    """
+
+    def __init__(
+        self, own: LocalEngine | VllmEngine, world: World, *, max_concurrent: int, ranks_per_engine: int = 1
+    ) -> None:
+        self.own, self.world, self.ranks_per_engine = own, world, ranks_per_engine
         self.max_concurrent = max_concurrent
         self.tick = 0
         self.faults: list[Fault] = []  # of this rank's engine
@@ -45,7 +49,13 @@ class SharedEngine:
 
     def beside(self, sampling: SamplingParams) -> SharedEngine:
         """Another one on the same weights and memory; one of the two writes at a time."""
-        return SharedEngine(self.own.beside(sampling), self.world, max_concurrent=self.max_concurrent)
+        sizes = {"max_concurrent": self.max_concurrent, "ranks_per_engine": self.ranks_per_engine}
+        return SharedEngine(self.own.beside(sampling), self.world, **sizes)
+
+    def close(self) -> None:
+        """Give back what the engine holds beside the policy."""
+        if isinstance(self.own, VllmEngine):
+            self.own.close()
 
     @property
     def n_in_flight(self) -> int:
@@ -74,6 +84,8 @@ class SharedEngine:
         self.tick += 1
         self._hand_out()
         finished = self._shared(self.own.advance())
+        if not self._speaks:
+            self.own.faults.clear()
         self.faults = self.own.faults
         return finished
 
@@ -106,8 +118,9 @@ class SharedEngine:
         own = self.own.snapshot()
         self.own.restore(to_state([], self.own.logp_dtype, {**own.meta, "n_running": 0}))
         started: list[Written] = []
-        for data in self.world.exchange(to_bytes(own.meta, own.arrays) if n_running else b""):
-            started += from_state(EngineState(*from_bytes(data))) if data else []
+        told = to_bytes(own.meta, own.arrays) if n_running and self._speaks else b""
+        for rank, data in enumerate(self.world.exchange(told)):
+            started += decode_begun(data, self._expected(rank)) if data else []
         self._waiting.extendleft(sorted(started, key=lambda item: item.order, reverse=True))
         self._running.clear()
         meta = {
@@ -133,9 +146,14 @@ class SharedEngine:
 
     # ------------------------------------------------------------------ who writes what
 
+    @property
+    def _speaks(self) -> bool:
+        return self.world.rank % self.ranks_per_engine == 0
+
     def _hand_out(self) -> None:
         """Seats to waiting requests, first come, first served: a group together where most seats are free."""
-        free = [self.own.max_concurrent] * self.world.size
+        ranks = range(0, self.world.size, self.ranks_per_engine)  # that speak for an engine
+        free = dict.fromkeys(ranks, self.own.max_concurrent)
         for rank, _ in self._running.values():
             free[rank] -= 1
         mine: list[Written] = []
@@ -143,51 +161,47 @@ class SharedEngine:
         while self._waiting and len(self._running) < self.max_concurrent:
             item = self._waiting.popleft()
             if item.request.group != group or not free[home]:
-                home, group = max(range(self.world.size), key=lambda rank: (free[rank], -rank)), item.request.group
+                home, group = max(ranks, key=lambda rank: (free[rank], -rank)), item.request.group
             assert free[home], "the ranks together have at least max_concurrent seats"
             free[home] -= 1
             self._running[item.request.id] = (home, item)
-            if home == self.world.rank:
+            if 0 <= self.world.rank - home < self.ranks_per_engine:
                 mine.append(item)
         self.own.take_over(mine)
 
     def _shared(self, own: Sequence[Finished]) -> list[Finished]:
         """What ended on any rank, in order of submission."""
         ended: list[tuple[int, Finished]] = []
-        for data in self.world.exchange(encode(own, self.own.logp_dtype) if own else b""):
-            for number, completion in decode(data) if data else ():
+        told = encode(own, self.own.logp_dtype) if own and self._speaks else b""
+        for rank, data in enumerate(self.world.exchange(told)):
+            completions = decode(data, self._expected(rank)) if data else []
+            if rank == self.world.rank - self.world.rank % self.ranks_per_engine:
+                self._check_agreement(rank, own, completions)
+            for number, completion in completions:
                 _, item = self._running.pop(number)
                 ended.append((item.order, (item.request, completion)))
         self._ids -= {request.id for _, (request, _) in ended}
         return [finished for _, finished in sorted(ended, key=lambda pair: pair[0])]
 
+    def _check_agreement(self, speaker: int, own: Sequence[Finished], said: Sequence[tuple[int, Completion]]) -> None:
+        """Ranks that hold one model together must have drawn the same tokens, or they would drift apart unseen."""
+        here = {request.id: completion.tokens.tolist() for request, completion in own}
+        if here != {number: completion.tokens.tolist() for number, completion in said}:
+            raise EngineError(
+                f"rollout.tensor_parallel = {self.ranks_per_engine}: rank {self.world.rank} and rank {speaker} hold "
+                "one model together and wrote different responses.",
+                remedy="Go on from the newest checkpoint with rollout.tensor_parallel = 1 or rollout.engine = local.",
+            )
 
-def encode(finished: Sequence[Finished], logp_dtype: type) -> bytes:
-    completions = [completion for _, completion in finished]
-    meta = {
-        "ids": [request.id for request, _ in finished],
-        "lengths": [len(completion.tokens) for completion in completions],
-        "reasons": [completion.stop_reason.value for completion in completions],
-        "texts": [completion.text for completion in completions],
-    }
-    kinds: tuple[Any, ...] = (np.int32, logp_dtype, np.int32)
-    arrays = {
-        name: concatenated([getattr(completion, name) for completion in completions], kind)
-        for name, kind in zip(ARRAYS, kinds, strict=True)
-    }
-    return to_bytes(meta, arrays)
-
-
-def decode(data: bytes) -> list[tuple[int, Completion]]:
-    meta, arrays = from_bytes(data)
-    bounds = [0, *accumulate(meta["lengths"])]
-    parts = [[arrays[name][start:end] for name in ARRAYS] for start, end in pairwise(bounds)]
-    return [
-        (number, Completion(tokens, logp, version, StopReason(reason), text))
-        for number, (tokens, logp, version), reason, text in zip(
-            meta["ids"], parts, meta["reasons"], meta["texts"], strict=True
+    def _expected(self, rank: int) -> Expected:
+        return Expected(
+            rank,
+            self._running,
+            n_vocabulary=self.policy.head.weight.shape[0],
+            newest_version=self.own.version,
+            logp_dtype=self.own.logp_dtype,
+            eos_ids=self.policy.eos_ids,
         )
-    ]
 
 
 if TYPE_CHECKING:

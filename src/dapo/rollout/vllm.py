@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers.core_model_loading import revert_weight_conversion
 
 from dapo.errors import EngineError
+from dapo.models.load import checkpoint_tensors, save_shape
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams
@@ -60,6 +59,10 @@ class Response:
     version: list[int] = field(default_factory=list)
     tag: str | None = None
 
+    @classmethod
+    def of(cls, item: Written) -> Response:
+        return cls(item.request, item.order, item.tokens.tolist(), item.logp.tolist(), item.version.tolist())
+
     def written(self) -> Written:
         tokens, version = np.array(self.tokens, np.int32), np.array(self.version, np.int32)
         return Written(self.request, self.order, tokens, np.array(self.logp, np.float32), version)
@@ -93,10 +96,17 @@ class VllmEngine:
         max_tokens: int,
         version: int = 0,
         memory_share: float = 0.4,
+        tensor_parallel: int = 1,
         core: VllmCore | None = None,
     ) -> None:
         if core is None:
-            core = VllmCore(policy, max_concurrent=max_concurrent, max_tokens=max_tokens, memory_share=memory_share)
+            core = VllmCore(
+                policy,
+                max_concurrent=max_concurrent,
+                max_tokens=max_tokens,
+                memory_share=memory_share,
+                tensor_parallel=tensor_parallel,
+            )
             try:
                 core.load(policy)
                 core.check_weights(policy, max_tokens)
@@ -108,6 +118,7 @@ class VllmEngine:
         self.sampling = sampling
         self.max_concurrent = max_concurrent
         self.max_tokens = max_tokens
+        self.logp_dtype = np.float32
         self.version = version
         self.tick = 0
         self.faults: list[Fault] = []
@@ -143,6 +154,14 @@ class VllmEngine:
         for request in requests:
             self._waiting.append(Response(request, self._n_submitted))
             self._n_submitted += 1
+
+    def take_over(self, items: Sequence[Written]) -> None:
+        """Queue what another engine may have begun, with its own place in the order of submission."""
+        seen = {item.request.id for item in (*self._running.values(), *self._waiting)}
+        for item in items:
+            check_request(item.request, seen, self.max_tokens)
+            seen.add(item.request.id)
+        self._waiting.extend(Response.of(item) for item in items)
 
     def advance(self) -> list[Finished]:
         if self._is_paused:
@@ -218,10 +237,7 @@ class VllmEngine:
                 "responses in flight.",
                 remedy="Resume with at least as many.",
             )
-        items = [
-            Response(one.request, one.order, one.tokens.tolist(), one.logp.tolist(), one.version.tolist())
-            for one in from_state(state)
-        ]
+        items = [Response.of(item) for item in from_state(state)]
         seen: set[int] = set()
         for item in items:
             check_request(item.request, seen, self.max_tokens)
@@ -303,9 +319,21 @@ class NewTokens:
 
 
 class VllmCore:
-    """One vLLM with its model, its weights and its KV cache, driven step by step."""
+    """One vLLM with its model, its weights and its KV cache, driven step by step.
 
-    def __init__(self, policy: Policy, *, max_concurrent: int, max_tokens: int, memory_share: float) -> None:
+    Where several ranks hold one model together (`tensor_parallel`), each of them drives its part of it with the same
+    requests in the same steps: vLLM's "external launcher", which needs no processes but the ranks.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_concurrent: int,
+        max_tokens: int,
+        memory_share: float,
+        tensor_parallel: int = 1,
+    ) -> None:
         vllm = import_vllm()
         self._vllm = vllm
         self._n_sent = 0
@@ -314,9 +342,9 @@ class VllmCore:
         self.device = policy.device.type
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-") as folder, _random_state_kept():
             # vLLM reads a model's shape from a folder; the weights come from the policy itself.
-            write_shape(policy, folder)
+            save_shape(policy, folder)
             try:
-                config = self._configuration(folder, policy, max_concurrent, max_tokens, memory_share)
+                config = self._configuration(folder, policy, max_concurrent, max_tokens, memory_share, tensor_parallel)
                 self._engine: Any = vllm.LLMEngine.from_vllm_config(config, disable_log_stats=True)
             except (ValueError, RuntimeError, NotImplementedError) as error:
                 raise EngineError(
@@ -327,7 +355,13 @@ class VllmCore:
         self._runner: Any = self._engine.model_executor.driver_worker.model_runner
 
     def _configuration(
-        self, folder: str, policy: Policy, max_concurrent: int, max_tokens: int, memory_share: float
+        self,
+        folder: str,
+        policy: Policy,
+        max_concurrent: int,
+        max_tokens: int,
+        memory_share: float,
+        tensor_parallel: int,
     ) -> Any:
         if policy.dtype not in DTYPES:
             raise EngineError(
@@ -359,6 +393,8 @@ class VllmCore:
             "disable_log_stats": True,
             "seed": 0,
         }
+        if tensor_parallel > 1:
+            arguments |= {"tensor_parallel_size": tensor_parallel, "distributed_executor_backend": "external_launcher"}
         if is_cpu:
             arguments |= {"enforce_eager": True, "block_size": CPU_BLOCK_TOKENS}
         else:
@@ -538,32 +574,6 @@ def import_vllm() -> Any:
     except ImportError as error:
         raise _not_there(f"importing it fails with {error}") from error
     return vllm
-
-
-def write_shape(policy: Policy, folder: str) -> None:
-    """The policy's config.json, with the class vLLM looks for."""
-    config = type(policy.config).from_dict(policy.config.to_dict())
-    config.architectures = [type(policy.base).__name__]
-    config.save_pretrained(folder)
-
-
-def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """The policy's weights under the names of a checkpoint, an adapter added to what it adapts; tied ones once."""
-    tensors = {}
-    for name, parameter in policy.base.named_parameters():
-        if ".lora_" in name:
-            continue
-        tensor = parameter.detach()
-        owner, _, leaf = name.rpartition(".")
-        if owner.endswith(".base_layer"):
-            owner = owner.removesuffix(".base_layer")
-            layer = policy.base.get_submodule(owner)
-            if leaf == "weight":
-                for adapter in layer.active_adapters:
-                    tensor = tensor + layer.get_delta_weight(adapter).detach().to(tensor.dtype)
-            name = f"{owner}.{leaf}"
-        tensors[name] = tensor
-    yield from revert_weight_conversion(policy.base, tensors).items()
 
 
 @contextmanager

@@ -8,13 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dapo.errors import cannot_write
+
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Add one JSON line, flushed to disk."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -41,12 +46,16 @@ def cut_back(path: Path, last_step: int) -> None:
 def replace_file(path: Path, text: str) -> None:
     """Write aside, flush, rename: a reader sees the old file or the new one, never half of one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    sync_folder(path.parent)
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise cannot_write(path, error) from None
 
 
 def sync_folder(folder: Path) -> None:

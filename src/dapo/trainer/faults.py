@@ -7,16 +7,16 @@ from dapo.trainer.run import Run
 
 
 def report_faults(run: Run) -> int:
-    """Turn the engine's new faults into events; their number. Stops the run where rollout.on_fault says so."""
-    faults = list(run.engine.faults)
+    """Turn the new faults of all ranks' engines into events; their number. rollout.on_fault may stop the run."""
+    own = [
+        f"problem {fault.request.key.problem!r}, response {fault.request.key.response_index}: {fault.reason} at token "
+        f"{fault.position}; the response was given up."
+        for fault in run.engine.faults
+    ]
     run.engine.faults.clear()
-    for fault in faults:
-        request = fault.request
-        run.event(
-            "fault",
-            f"problem {request.key.problem!r}, response {request.key.response_index}: {fault.reason} at token "
-            f"{fault.position}; the response was given up.",
-        )
+    faults = [message for share in run.world.gather(own) for message in share]
+    for message in faults:
+        run.event("fault", message)
     if faults and run.config.rollout.on_fault == "stop":
         raise EngineError(
             f"rollout.on_fault = stop: the engine gave up {len(faults)} responses in step {run.step + 1} because their "

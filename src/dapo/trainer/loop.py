@@ -30,6 +30,7 @@ def train(run: Run) -> None:
             run.take_back_step()
         if run.saved or run.step or run.value_steps:  # stopped before anything was learnt, a run simply starts over
             run.save()
+        run.finish_saving()
     for observer in run.observers:
         observer.on_end(run)
 

@@ -8,9 +8,10 @@ from math import isfinite
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from dapo.distributed.shards import local, part_of, whole
+from dapo.distributed.shards import local, on_host, part_of, whole
 from dapo.distributed.world import ALONE, World
 from dapo.trainer.moments import Kind, make_moments
 
@@ -147,26 +148,47 @@ class Optimizer:
             saved[key] = self.whole(name, tensor) if tensor.dim() else tensor
         return saved
 
+    def parts(self) -> dict[str, Tensor]:
+        """The same of a sharded module as slices on the host, copied; counters are as they are."""
+        masters = {f"master.{name}": self.masters[name].detach() for name in self.saved}
+        return {
+            key: self.on_host(key.partition(".")[2], tensor) if tensor.dim() else tensor.clone()
+            for key, tensor in (masters | self.moments.tensors()).items()
+        }
+
+    def on_host(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy of this rank's slice of a tensor that is sharded as that parameter."""
+        like = self.parameters[name]
+        assert isinstance(like, DTensor), "only sharded parameters have slices"
+        return on_host(local(tensor), like)
+
     def whole(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor of which this rank holds a slice as it does of that parameter; on the host, if it was gathered."""
         return whole(local(tensor), self.parameters[name]).cpu() if self.is_sharded else tensor
 
     @torch.no_grad()
     def assign(self, name: str, value: Tensor) -> None:
-        """A parameter's new value, given whole."""
-        parameter = self.parameters[name]
-        local(parameter.detach()).copy_(part_of(value, parameter))
+        """A parameter's new value, as much of it as this rank has."""
+        local(self.parameters[name].detach()).copy_(value)
+
+    def load_tensors(self, saved: dict[str, Tensor]) -> None:
+        """What `tensors` gave."""
+        self.load_parts({key: self.part_of_key(key, tensor) for key, tensor in saved.items()})
+
+    def part_of_key(self, key: str, tensor: Tensor) -> Tensor:
+        """This rank's part of what `tensors` gave under that key."""
+        return self.part_of(key.partition(".")[2], tensor) if tensor.dim() else tensor
+
+    def part_of(self, name: str, value: Tensor) -> Tensor:
+        """This rank's part of a tensor that is sharded as that parameter."""
+        return part_of(value, self.parameters[name]) if self.is_sharded else value
 
     @torch.no_grad()
-    def load_tensors(self, saved: dict[str, Tensor]) -> None:
+    def load_parts(self, saved: dict[str, Tensor]) -> None:
+        """The same, of which this rank has its slices only."""
         for name in self.saved:
-            self.assign(name, saved[f"master.{name}"])
+            local(self.parameters[name].detach()).copy_(saved[f"master.{name}"])
         for name in self.rounded:
             self.masters[name].copy_(saved[f"master.{name}"])
-        if self.is_sharded:
-            saved = {
-                key: part_of(tensor, self.parameters[key.partition(".")[2]]) if tensor.dim() else tensor
-                for key, tensor in saved.items()
-                if not key.startswith("master.")
-            }
-        self.moments.load(saved, {name: local(master.detach()) for name, master in self.masters.items()})
+        moments = {key: tensor for key, tensor in saved.items() if not key.startswith("master.")}
+        self.moments.load(moments, {name: local(master.detach()) for name, master in self.masters.items()})

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from dapo.errors import cannot_write
 from dapo.report.chunks import chunk_folder, write_chunks
 from dapo.report.pieces import TokenPieces
 from dapo.trainer.batch import Batch
@@ -59,10 +60,14 @@ def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord, piec
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.tmp")
     table = pa.table(columns)
-    pq.write_table(table, aside, compression="zstd")
-    with aside.open("rb") as file:
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        pq.write_table(table, aside, compression="zstd")
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise cannot_write(path, error) from None
     try:
         write_chunks(table, chunk_folder(path), pieces)
     except Exception as error:

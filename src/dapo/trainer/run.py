@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from dapo.checkpoints.load import Checkpoint, newest_checkpoint
+from dapo.checkpoints.load import Checkpoint, newest_intact, read_checkpoint
 from dapo.checkpoints.save import name_of, save_checkpoint
+from dapo.checkpoints.sharded import Background, Part, deal_weights, has_slices, read_slices
 from dapo.config.load import Resolved, flatten, resolve, to_toml
 from dapo.config.model_shapes import model_location, shape_from_config
 from dapo.config.plan import memory_of
@@ -20,9 +21,9 @@ from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.shards import Sharding, whole_weights
 from dapo.distributed.world import ALONE, World
-from dapo.errors import CheckpointError, ConfigError, EngineError
+from dapo.errors import CheckpointError, ConfigError, DiskError, EngineError
 from dapo.models.critic import load_critic, save_critic
-from dapo.models.load import load_policy, save_policy
+from dapo.models.load import checkpoint_tensors, load_policy, save_all_but_weights, save_policy
 from dapo.models.policy import Policy, add_lora
 from dapo.report.chunks import drop_after
 from dapo.report.pieces import TokenPieces
@@ -106,6 +107,7 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     token_pieces: TokenPieces | None = None
     _boundary: tuple[dict[str, Any], dict[str, torch.Tensor]] | None = None
+    _background: Background | None = None  # writes checkpoints of a sharded run
 
     @property
     def policy(self) -> Policy:
@@ -177,6 +179,8 @@ class Run:
 
     def close(self) -> None:
         self.pool.close()
+        if isinstance(self.engine, (VllmEngine, SharedEngine)):  # vLLM has process groups of its own
+            self.engine.close()
 
     # -------------------------------------------------------------- checkpoint
 
@@ -242,37 +246,23 @@ class Run:
     def save(self) -> None:
         """Write the state at this step boundary: a resumed run goes on as if it had never stopped.
 
-        The first rank writes for all, in the format of a run of one process: any number of ranks can go on from it.
+        Any number of ranks can go on from it. Of a sharded run every rank writes its part, beside what comes next;
+        else the first rank writes for all, and then it goes on.
         """
         name = name_of(self.step, self.value_steps if self.is_pretraining else None)
         is_resumable = self.config.checkpoint.resumable
         if self.saved == name or not (is_resumable or self.step):
             return
-        tensors, state = self.whole_state() if is_resumable else ({}, {"resumable": False})
-        critic = None if self.learner.value is None else whole_weights(self.learner.value.critic)
-
-        def write_model(folder: Path) -> None:
-            save_policy(self.learner.whole, folder)
-            if self.learner.value is not None:
-                save_critic(self.learner.value.critic, folder / "critic", critic)
-
-        if self.world.is_first:
-            root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
-            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
-        self.world.barrier()
+        state, tensors = self.state() if is_resumable else ({"resumable": False}, {})
+        if self.learner.is_sharded and self.config.checkpoint.format == "auto":
+            self.save_sharded(name, state, tensors)
+        else:
+            self.save_whole(name, state, tensors)
         self.saved = name
 
-    def whole_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Everything but the model itself that the next step depends on."""
+    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What the next step depends on beside model and optimizer."""
         sampling, tensors = self.sampling_state()
-        for key, tensor in self.learner.optimizer.tensors().items():
-            tensors[f"optimizer.{key}"] = tensor
-        if self.learner.value is not None:
-            for key, tensor in self.learner.value.optimizer.tensors().items():
-                tensors[f"critic_optimizer.{key}"] = tensor
-        if self.config.model.lora.rank:  # model/ holds the merged weights; going on needs the adapter itself
-            for key, parameter in self.learner.optimizer.parameters.items():
-                tensors[f"adapter.{key}"] = self.learner.optimizer.whole(key, parameter.detach())
         state = {
             "config": flatten(self.config.model_dump(mode="json")),
             "updates": self.learner.updates,
@@ -283,7 +273,79 @@ class Run:
             "data": self.problems.checksum,
             "sampling": sampling,
         }
-        return tensors, state
+        return state, tensors
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """By what their tensors' names begin with in a checkpoint."""
+        value = self.learner.value
+        return {"optimizer.": self.learner.optimizer} | (
+            {} if value is None else {"critic_optimizer.": value.optimizer}
+        )
+
+    @property
+    def adapter(self) -> dict[str, torch.nn.Parameter]:
+        """model/ holds the merged weights; going on needs the adapter itself."""
+        return self.learner.optimizer.parameters if self.config.model.lora.rank else {}
+
+    def save_whole(self, name: str, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        if self.config.checkpoint.resumable:
+            for prefix, optimizer in self.optimizers.items():
+                tensors |= {f"{prefix}{key}": tensor for key, tensor in optimizer.tensors().items()}
+            for key, parameter in self.adapter.items():
+                tensors[f"adapter.{key}"] = self.learner.optimizer.whole(key, parameter.detach())
+        critic = None if self.learner.value is None else whole_weights(self.learner.value.critic)
+
+        def write_model(folder: Path) -> None:
+            save_policy(self.learner.whole, folder)
+            if self.learner.value is not None:
+                save_critic(self.learner.value.critic, folder / "critic", critic)
+
+        root, keep = self.folder / "checkpoints", self.config.checkpoint.keep
+        failure = None
+        if self.world.is_first:
+            try:
+                save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
+            except DiskError as error:
+                failure = [error.message, error.remedy]
+        failure = self.world.from_first(failure)  # all ranks end together, none waits for one that is gone
+        if failure is not None:
+            raise DiskError(failure[0], remedy=failure[1])
+
+    def save_sharded(self, name: str, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Copy what belongs into it to the host; writing goes on in the background."""
+        slices: dict[str, torch.Tensor] = {}
+        if self.config.checkpoint.resumable:
+            for prefix, optimizer in self.optimizers.items():
+                for key, tensor in optimizer.parts().items():
+                    (slices if tensor.dim() else tensors)[f"{prefix}{key}"] = tensor
+            for key, parameter in self.adapter.items():
+                slices[f"adapter.{key}"] = self.learner.optimizer.on_host(key, parameter.detach())
+        weights = dict(checkpoint_tensors(self.learner.whole))
+        own = deal_weights({key: tensor.nbytes for key, tensor in weights.items()}, self.world.size)[self.world.rank]
+        value = self.learner.value
+        critic = None if value is None else whole_weights(value.critic, is_kept=self.world.is_first)
+
+        def write_model(folder: Path) -> None:
+            save_all_but_weights(self.learner.whole, folder)
+            if value is not None:
+                save_critic(value.critic, folder / "critic", critic)
+
+        part = Part(
+            slices=slices,
+            weights={key: weights[key].to("cpu", copy=True).contiguous() for key in own},
+            tensors={key: tensor.detach().cpu().clone() for key, tensor in tensors.items()},
+            state=state,
+            write_model=write_model,
+        )
+        if self._background is None:
+            self._background = Background(self.world)
+        self._background.save(self.folder / "checkpoints", name, part, keep=self.config.checkpoint.keep)
+
+    def finish_saving(self) -> None:
+        """Until everything that was to be saved is on disk."""
+        if self._background is not None:
+            self._background.wait()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint's state; weights are already loaded from its model folder."""
@@ -299,14 +361,25 @@ class Run:
         if state["config"].get("train.tokens_per_microbatch") == self.config.train.tokens_per_microbatch:
             self.learner.tokens_per_microbatch = state.get("tokens_per_microbatch")  # what memory taught it
             self.learner.recomputes_all = state.get("recomputes_all", False)
+        policy = self.learner.optimizer
         for name, tensor in with_prefix(checkpoint.tensors, "adapter.").items():
-            self.learner.optimizer.assign(name, tensor)
-        self.learner.optimizer.load_tensors(with_prefix(checkpoint.tensors, "optimizer."))
-        if self.learner.value is not None:
-            self.learner.value.optimizer.load_tensors(with_prefix(checkpoint.tensors, "critic_optimizer."))
+            policy.assign(name, policy.part_of(name, tensor))
+        slices = read_slices(checkpoint.folder, self.sharded_like) if has_slices(checkpoint.folder) else {}
+        for name, part in with_prefix(slices, "adapter.").items():
+            policy.assign(name, part)
+        for prefix, optimizer in self.optimizers.items():
+            whole, parts = with_prefix(checkpoint.tensors, prefix), with_prefix(slices, prefix)
+            optimizer.load_parts(parts | {key: optimizer.part_of_key(key, tensor) for key, tensor in whole.items()})
         self.publish()
         self.collector.journal.version = self.learner.updates
         self.restore_sampling(state["sampling"], checkpoint.tensors)
+
+    def sharded_like(self, key: str) -> torch.Tensor | None:
+        """The parameter whose state or adapter is stored under that name."""
+        prefix = next((prefix for prefix in self.optimizers if key.startswith(prefix)), None)
+        if prefix is None:
+            return self.learner.optimizer.parameters.get(key.removeprefix("adapter."))
+        return self.optimizers[prefix].parameters.get(key.removeprefix(prefix).partition(".")[2])
 
 
 def with_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -363,7 +436,8 @@ def resume_run(
 ) -> Run:
     """Go on from the newest intact checkpoint; without one, from the start."""
     config = read_run_config(folder, overrides)
-    checkpoint, skipped = newest_checkpoint(folder / "checkpoints")
+    newest, skipped = world.from_first(newest_intact_of(folder) if world.is_first else None)
+    checkpoint = None if newest is None else read_checkpoint(Path(newest))
     if checkpoint is not None:
         refuse_model_alone(checkpoint)
         refuse_changes(config, checkpoint)
@@ -384,6 +458,12 @@ def resume_run(
     where = f" of value pretraining {run.value_steps}" if run.is_pretraining and run.value_steps else f" {run.step}"
     run.event("resume", f"resumed after step{where}")
     return run
+
+
+def newest_intact_of(folder: Path) -> tuple[str | None, list[str]]:
+    """Where it is, and what was skipped. One rank reads all files to check them; the others take its word."""
+    newest, skipped = newest_intact(folder / "checkpoints")
+    return (None if newest is None else str(newest)), skipped
 
 
 def cut_files_back(run: Run, *, has_checkpoint: bool) -> None:
@@ -441,15 +521,7 @@ def assemble(
     """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
     if config.rollout.engine == "vllm":
         require_vllm()
-    if config.rollout.engine != "local" and world.size > 1:
-        raise ConfigError(
-            f"rollout.engine = {config.rollout.engine}: is not built for {world.size} ranks.",
-            remedy="Use local, or one process.",
-        )
-    if config.rollout.tensor_parallel > 1:
-        raise ConfigError(
-            f"rollout.tensor_parallel = {config.rollout.tensor_parallel}: is not built yet.", remedy="Use 1."
-        )
+    refuse_layout(config, world)
     if config.cluster.backend != "none" and world is ALONE:
         raise ConfigError(
             f"cluster.backend = {config.cluster.backend}: is for `dapo train` and `dapo resume`.",
@@ -513,6 +585,20 @@ def assemble(
     for observer in observers:
         observer.on_start(run)
     return run
+
+
+def refuse_layout(config: Config, world: World) -> None:
+    """Refuse engines that cannot share the work of so many ranks."""
+    engine, together = config.rollout.engine, config.rollout.tensor_parallel
+    if engine == "plain" and world.size > 1:
+        raise ConfigError(
+            f"rollout.engine = plain: is not built for {world.size} ranks.", remedy="Use local, or one process."
+        )
+    if world.size % together:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {together}: {world.size} ranks cannot be divided into groups of {together}.",
+            remedy="Start a multiple of it, with cluster.backend = torchrun or ray.",
+        )
 
 
 def open_journal(path: Path, *, is_writer: bool = True) -> VerdictJournal:
@@ -632,10 +718,18 @@ def make_engine(
     longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
     match config.rollout.engine:
         case "vllm":
-            share = config.rollout.vllm.gpu_memory_share
-            return VllmEngine(
-                policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest, memory_share=share
+            together = config.rollout.tensor_parallel
+            vllm = VllmEngine(
+                policy,
+                sampling=sampling,
+                max_concurrent=-(-concurrent * together // world.size),
+                max_tokens=longest,
+                memory_share=config.rollout.vllm.gpu_memory_share,
+                tensor_parallel=together,
             )
+            if world.size == 1:
+                return vllm
+            return SharedEngine(vllm, world, max_concurrent=concurrent, ranks_per_engine=together)
         case "plain":
             return PlainEngine(policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest)
         case "local":

@@ -1,0 +1,203 @@
+"""Checkpoints of sharded runs: every rank writes its part, in the background, while training goes on.
+
+`torch.distributed.checkpoint` stores slices in safetensors files whose headers say where each slice belongs (its own
+default is a pickled index, which is never used here), and any number of ranks reads back just its own slices. The
+model's whole tensors are dealt to the ranks, as the several files of one Hugging Face folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from dapo.checkpoints.manifest import MANIFEST, described, manifest_of
+from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, put_in_place, step_of, sync, sync_tree
+from dapo.distributed.shards import host_mesh, local
+from dapo.distributed.world import World
+from dapo.errors import DiskError, cannot_write, is_about_disk
+
+SLICES = "slices"  # folder of what is sharded
+INDEX = "model.safetensors.index.json"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank writes. All of it is on the host, and nobody changes it any more."""
+
+    slices: Mapping[str, Tensor]  # this rank's, each knowing its place in the whole
+    weights: Mapping[str, Tensor]  # this rank's share of the model, as whole tensors
+    tensors: Mapping[str, Tensor]  # of the first rank: what is not sharded
+    state: Mapping[str, Any]  # of the first rank
+    write_model: Callable[[Path], None]  # by the first rank: everything of the model but its weights
+
+
+def deal_weights(sizes: Mapping[str, int], n_ranks: int) -> list[list[str]]:
+    """Every tensor to one rank, so that bytes balance: the largest first, each to the rank with the fewest so far."""
+    shares: list[list[str]] = [[] for _ in range(n_ranks)]
+    loads = [0] * n_ranks
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        rank = min(range(n_ranks), key=lambda rank: (loads[rank], rank))
+        shares[rank].append(name)
+        loads[rank] += sizes[name]
+    return shares
+
+
+class Background:
+    """One save at a time, beside training. What went wrong comes out where the next one begins, or at the end."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world.beside()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, root: Path, name: str, part: Part, *, keep: int) -> None:
+        """Returns at once; waits for the save before, if that is still being written."""
+        self.wait()
+
+        def write() -> None:
+            try:
+                write_part(root, name, part, self.world, keep=keep)
+            except BaseException as error:  # raised again by the thread that trains
+                self._error = error
+
+        self._thread = threading.Thread(target=write, name=f"checkpoint {name}", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+def write_part(root: Path, name: str, part: Part, world: World, *, keep: int) -> None:
+    """This rank's share of the work on one checkpoint; when it returns, the checkpoint is there."""
+    final, aside = root / name, root / f".{name}.tmp"
+
+    def prepare() -> None:
+        if world.is_first:
+            for torn in root.glob(".*.tmp"):
+                shutil.rmtree(torn)
+            (aside / "model").mkdir(parents=True)
+            (aside / SLICES).mkdir()
+
+    def write() -> dict[str, Any]:
+        own = [*write_slices(aside / SLICES, part.slices, world), *write_weights(aside / "model", part.weights, world)]
+        for path in own:
+            sync(path)
+        return {path.relative_to(aside).as_posix(): described(path) for path in own}
+
+    def finish() -> None:
+        if world.is_first:
+            part.write_model(aside / "model")
+            save_file(dict(part.tensors), aside / STATE_TENSORS)
+            (aside / STATE_JSON).write_text(json.dumps(part.state, ensure_ascii=False), encoding="utf-8")
+            (aside / MANIFEST).write_text(manifest_of(aside, step_of(final), known=files), encoding="utf-8")
+            sync_tree(aside)
+            put_in_place(aside, final, keep=keep)
+
+    try:
+        together(world, final, prepare)
+        files = {file: entry for share in together(world, final, write) for file, entry in share.items()}
+        together(world, final, finish)
+    except DiskError:
+        if world.is_first:
+            shutil.rmtree(aside, ignore_errors=True)  # room for what is tried next
+        raise
+
+
+def together(world: World, final: Path, work: Callable[[], T]) -> list[T]:
+    """work() on every rank, and what came out of each; where one of them cannot write, all say so."""
+    done, failure = None, None
+    try:
+        done = work()
+    except (Exception, CheckpointException) as error:
+        cause = next((cause for cause in causes(error) if is_about_disk(cause)), None)
+        if cause is None:
+            raise RuntimeError(f"writing {final}: {error}") from error
+        failed = cannot_write(final, cause)
+        failure = [failed.message, failed.remedy]
+    answers = world.gather([done, failure])
+    for _, failure in answers:
+        if failure is not None:
+            raise DiskError(failure[0], remedy=failure[1])
+    return [done for done, _ in answers]
+
+
+def causes(error: BaseException) -> list[Exception]:
+    """An error of torch.distributed.checkpoint holds those of the ranks; it is no Exception itself."""
+    held = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    return [cause for cause in held if isinstance(cause, Exception)]
+
+
+def write_slices(folder: Path, slices: Mapping[str, Tensor], world: World) -> list[Path]:
+    held = {key: part for key, part in slices.items() if local(part).numel()}  # a rank may have no row of a short one
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    save(held, storage_writer=writer, process_group=getattr(world, "group", None))
+    return sorted(folder.glob(f"shard-{world.rank + 1:05d}-*"))
+
+
+def write_weights(folder: Path, weights: Mapping[str, Tensor], world: World) -> list[Path]:
+    """One file of the model, and by the first rank the index of all."""
+    file = folder / f"model-{world.rank + 1:05d}-of-{world.size:05d}.safetensors"
+    if weights:
+        save_file(dict(weights), file, metadata={"format": "pt"})
+    shares = world.gather([sorted(weights), sum(tensor.nbytes for tensor in weights.values())])
+    if world.is_first:
+        placed = {
+            name: f"model-{rank:05d}-of-{world.size:05d}.safetensors"
+            for rank, (names, _) in enumerate(shares, start=1)
+            for name in names
+        }
+        index = {"metadata": {"total_size": sum(size for _, size in shares)}, "weight_map": placed}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
+    return [file] if weights else []
+
+
+# ------------------------------------------------------------------ reading
+
+
+def has_slices(folder: Path) -> bool:
+    return (folder / SLICES).is_dir()
+
+
+def read_slices(folder: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
+    """What of the stored tensors this process has, by key.
+
+    `like(key)` is a tensor that is sharded as the stored one shall be; a whole one, or None, asks for all of it.
+    """
+    reader = HuggingFaceStorageReader(str(folder / SLICES))
+    wanted: dict[str, Tensor] = {}
+    for key, stored in reader.read_metadata().state_dict_metadata.items():
+        wanted[key] = empty_part(stored.size, stored.properties.dtype, like(key))  # type: ignore[union-attr]
+    held: dict[str, Any] = {key: part for key, part in wanted.items() if local(part).numel()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that this process reads by itself is what is meant
+        load(held, storage_reader=reader, no_dist=True)
+    return {key: local(part) for key, part in wanted.items()}
+
+
+def empty_part(size: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
+    if not isinstance(like, DTensor):
+        return torch.empty(size, dtype=dtype)
+    part = torch.empty(local(like).shape, dtype=dtype)
+    mesh = host_mesh(like.device_mesh)
+    return DTensor.from_local(part, mesh, like.placements, run_check=False, shape=size, stride=like.stride())
