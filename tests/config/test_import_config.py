@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_epochs_become_steps_where_the_rows_are_known(tmp_path: Path):
         "python3 -m verl.trainer.main_ppo data.train_files=mine.parquet data.train_batch_size=256 \\\n"
         "  algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 trainer.total_epochs=3 trainer.n_gpus_per_node=1",
     )
-    assert translate(path, rows=2560).keys["train.steps"] == 3 * 2560 // 256
+    assert translate(path, rows=2600).keys["train.steps"] == 3 * (2600 // 256)  # what is left of a pass is dropped
     assert "--rows" in said(translate(path).differs, "total_epochs")
 
 
@@ -169,6 +170,20 @@ def test_a_grpo_config_in_python(tmp_path: Path):
     assert "per device" in said(out.differs, "per_device_train_batch_size")
     assert "no decay" in said(out.missing, "lr_scheduler_type")
     assert "whole distribution" in said(out.missing, "top_p")
+
+
+def test_arithmetic_with_names_in_python(tmp_path: Path):
+    code = """
+    def train(model):
+        longest, prompt = 1024, 256
+        seq = 1024
+        ask = 256
+        args = GRPOConfig(max_steps=8, num_generations=8, max_completion_length=seq - ask, seed=len("x"))
+    """
+    path = write(tmp_path, "a.py", textwrap.dedent(code).replace('seed=len("x")', "seed=3"))
+    assert translate(path).keys["limits.max_response_tokens"] == 1024 - 256
+    with pytest.raises(ConfigError, match=r"seed = len\('x'\): must be a number"):
+        translate(write(tmp_path, "b.py", textwrap.dedent(code)))
 
 
 def test_trl_yaml_json_and_command_line_say_the_same(tmp_path: Path):

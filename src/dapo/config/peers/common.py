@@ -69,7 +69,7 @@ def steps_of(
         )
         return
     n_rows = n_rows if limit is None else min(n_rows, limit)
-    steps = max(1, int(epochs.value * n_rows) // prompts)
+    steps = max(1, int(epochs.value * (n_rows // prompts)))  # none of them trains on what is left of a pass
     out.put("train.steps", steps, f"{epochs.origin} over {n_rows:,} rows, {prompts:,} prompts at a time")
     out.means_other(
         epochs.origin,

@@ -55,6 +55,13 @@ REASONS = {
     "entropy_loss_coef": "there is no entropy bonus; clip-higher keeps entropy up.",
     "actor.policy_loss_type": "the clipped surrogate.",
     "policy_loss_type": "the clipped surrogate.",
+    "use_icepop": "importance weights are truncated per token: algorithm.importance_cap.",
+    "stop_properly_penalty_coef": "a truncated response is never correct; shaping.overlong_filter leaves it out.",
+    "gamma": "a group advantage has no discount.",
+    "lambd": "a group advantage has no λ.",
+    "algo.advantage": "a group advantage has neither discount nor λ.",
+    "use_dynamic_batch": "always so here.",
+    "deepspeed_enable_sleep": MEMORY,
     "freezing_actor_steps": "algorithm.critic.pretrain_steps.",
 }
 
@@ -153,7 +160,9 @@ def algorithm(s: Settings, out: Translation, has_critic: bool) -> None:
     out.take("sampling.dynamic", enabled, bool(enabled.value and not has_critic))
     if bounds.is_given and bounds.value != [0.0, 1.0]:
         out.means_other(bounds.origin, "a group is kept when 0 < correct < G, whatever the rewards are.")
-    level = s.text("algo.advantage.is_correction_level", "enable_vllm_is_correction", default="off")
+    level = s.text(
+        "algo.advantage.is_correction_level", "enable_vllm_is_correction", "vllm_enable_is_correction", default="off"
+    )
     shape = s.text("algo.advantage.is_correction_mode", default="mask")
     threshold = s.reals("algo.advantage.is_correction_threshold", "vllm_is_truncated_threshold")
     if level.is_given and level.value == "token" and shape.value == "clip" and threshold.value:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from dapo.config.peers.settings import Setting
-from dapo.config.peers.shell import Word, commands_of
+from dapo.config.peers.shell import Word, arithmetic, commands_of
 from dapo.errors import ConfigError
 
 LARGEST_FILE = 1 << 20
@@ -174,10 +174,14 @@ def arguments(node: ast.Call, name: str, names: dict[str, ast.expr]) -> Iterator
 
 
 def literal(node: ast.expr, names: dict[str, ast.expr]) -> Any:
-    """The value of a literal or of a name bound to one; of anything else, its source."""
+    """The value of a literal, of a name bound to one, of plain arithmetic with them; of anything else, its source."""
     if isinstance(node, ast.Name) and node.id in names:
         node = names[node.id]
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return ast.unparse(node)
+        pass
+    source = ast.unparse(node)
+    numbers = {name: str(value.value) for name, value in names.items() if isinstance(value, ast.Constant)}
+    value = arithmetic(source, numbers) if "/" not in source else None  # Python's / is not the shell's
+    return source if value is None else value

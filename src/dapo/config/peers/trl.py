@@ -118,7 +118,7 @@ def batches(s: Settings, out: Translation, gpus: int) -> tuple[int, int]:
         n_passes = passes.value if passes.is_given else accumulated.value
     completions = per_pass * n_passes
     prompts = divided(
-        s, completions, n.value, s.find("num_generations"), "completions per generation / num_generations"
+        s, completions, n.value, s.find("num_generations"), f"completions on {gpus} GPU(s) / num_generations"
     )
     updates = divided(
         s, n_passes, accumulated.value, s.find("gradient_accumulation_steps"), "passes per generation / accumulated"
