@@ -99,7 +99,7 @@ $(VENV)/.docs: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "dapo needs Python 3.11 or newer; none was found. Set PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV)/docs
 	@$(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		mkdocs-material 'mkdocstrings[python]' latex2mathml
+		mkdocs-material 'mkdocstrings[python]' latex2mathml ruff
 	@touch $@
 
 docs: $(VENV)/.docs
