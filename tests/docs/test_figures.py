@@ -21,8 +21,11 @@ def looked_up(lookup: dict) -> float:
     if "mean_of" in lookup:
         return sum(map(looked_up, lookup["mean_of"])) / len(lookup["mean_of"])
     text = (RESULTS / lookup["file"]).read_text()
+    scale = lookup.get("times", 1) / lookup.get("divided_by", 1)
+    if "sum_of" in lookup:
+        return scale * sum(json.loads(row)[lookup["sum_of"]] for row in text.splitlines())
     record = json.loads(text.splitlines()[lookup["line"]]) if "line" in lookup else json.loads(text)
-    return float(record[lookup["key"]]) / lookup.get("divided_by", 1)
+    return scale * float(record[lookup["key"]])
 
 
 def as_shown(value: float, shown: str) -> str:
