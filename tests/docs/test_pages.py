@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -151,3 +152,11 @@ def test_the_verdicts_the_reward_page_promises():
     tasks = [json.loads(line) for line in re.findall(r'^\{"response".*\}$', text, re.MULTILINE)]
     promised = re.search(r"One verdict a line: ([A-Z, ]+)\.", text)[1].split(", ")
     assert [verify(task["response"], task["answer"]).value for task in tasks] == promised
+
+
+def test_extras_that_the_pages_name_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras.keys() >= {"vllm", "ray", "lora", "trackers", "docs", "dev"}
+    named = {name for page in PAGES for name in re.findall(r"dapo\[(\w+)\]", page.read_text())}
+    assert named <= extras.keys()
+    assert set(extras["trackers"]) == {"tensorboard", "wandb", "trackio"}
