@@ -332,8 +332,14 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     (tmp_path / "large.sh").write_text("a.b=c\n" * 300_000)
     bomb = "a0: &a0 {x: 1, y: 2}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 40))
     write(tmp_path, "bomb.yaml", bomb)
-    for name in ("binary.sh", "large.sh", "bomb.yaml", "missing.sh", "."):
-        with pytest.raises(ConfigError):
+    doubled = "a=xxxxxxxxxx\n" + "".join(f"a=$a$a{n}\n" for n in range(60))
+    write(tmp_path, "doubled.sh", doubled + "x algorithm.adv_estimator=$a")
+    write(tmp_path, "deep.sh", "a=" + "${b:-" * 20_000 + "\nx algorithm.adv_estimator=grpo")
+    write(tmp_path, "deep.json", "[" * 50_000)
+    write(tmp_path, "deep.py", "GRPOConfig(beta=" + "(" * 5_000 + "1" + ")" * 5_000 + ")")
+    names = ("binary.sh", "large.sh", "bomb.yaml", "doubled.sh", "deep.sh", "deep.json", "deep.py", "missing.sh", ".")
+    for name in names:
+        with pytest.raises(ConfigError, match=str(tmp_path)):
             translate(tmp_path / name)
 
 

@@ -14,6 +14,12 @@ _BEFORE_ASSIGNMENT = {"export", "local", "declare", "readonly", "-x", "-r"}
 _DEFAULT = re.compile(r"([A-Za-z_]\w*|\d):?[-=](.*)", re.DOTALL)
 _END_OF_COMMAND = ";|&\n"
 _LARGEST = 10**15
+_MOST_PUT_IN = 4 << 20
+_DEEPEST = 50
+
+
+class NoScriptError(Exception):
+    """A text that nobody wrote as a script; the message has the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,7 @@ class Script:
     line: int = 1
     variables: dict[str, str] = field(default_factory=dict)
     commands: list[list[Word]] = field(default_factory=list)
+    put_in: int = 0  # characters that variables came to so far
 
     def step(self, n: int = 1) -> str:
         taken = self.text[self.at : self.at + n]
@@ -139,6 +146,14 @@ def until(script: Script, end: str) -> str:
 
 def read_dollar(script: Script) -> str:
     """$NAME, ${NAME}, ${NAME:-default} and $((arithmetic)) become their value; anything else stays as written."""
+    value = value_of_dollar(script)
+    script.put_in += len(value)
+    if script.put_in > _MOST_PUT_IN:  # a=$b$b, c=$a$a, … doubles with every line
+        raise NoScriptError(f"line {script.line}: variables grow without bound; that is no config.")
+    return value
+
+
+def value_of_dollar(script: Script) -> str:
     if script.looks_at("`"):
         script.step()
         return f"`{until(script, '`')}`"
@@ -165,6 +180,8 @@ def balanced(script: Script, opening: str, closing: str) -> str:
     while not script.is_done:
         sign = script.step()
         depth += (sign == opening) - (sign == closing)
+        if depth > _DEEPEST:
+            raise NoScriptError(f"line {script.line}: nested too deeply; that is no config.")
         if depth == 0:
             break
     return script.text[start : script.at]

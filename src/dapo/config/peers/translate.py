@@ -12,6 +12,7 @@ import tomli_w
 from dapo.config.load import Resolved, flatten, known_keys, read_preset, resolve
 from dapo.config.peers.openrlhf import from_openrlhf
 from dapo.config.peers.settings import Remark, Setting, Settings, Translation
+from dapo.config.peers.shell import NoScriptError
 from dapo.config.peers.sources import calls_in, flags_in, overrides_in, read_text, tree_in
 from dapo.config.peers.trl import from_trl
 from dapo.config.peers.verl import from_verl
@@ -47,6 +48,13 @@ def translate(path: Path, *, peer: str | None = None, gpus: int = 1, rows: int |
 def read_settings(path: Path, peer: str | None) -> tuple[str, list[Setting]]:
     """(peer, its settings) of a file."""
     text = read_text(path)
+    try:
+        return parsed(path, text, peer)
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply; that is no config.") from None
+
+
+def parsed(path: Path, text: str, peer: str | None) -> tuple[str, list[Setting]]:
     if path.suffix == ".py":
         return "trl", calls_in(text, path)
     if path.suffix in (".yaml", ".yml", ".json"):
@@ -54,7 +62,10 @@ def read_settings(path: Path, peer: str | None) -> tuple[str, list[Setting]]:
         roots = {setting.key.partition(".")[0] for setting in settings}
         found = "trl" if _TRL_KEYS & roots else "verl" if _VERL_ROOTS & roots else None
         return named(path, peer or found), settings
-    overrides, flags = overrides_in(text), flags_in(text)
+    try:
+        overrides, flags = overrides_in(text), flags_in(text)
+    except NoScriptError as error:
+        raise ConfigError(f"{path}, {error}", remedy="Name the script that starts the training.") from None
     names = {setting.key for setting in flags}
     if peer is None:
         if _OPENRLHF_FLAGS & names or re.search(r"openrlhf", text):
