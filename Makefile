@@ -12,7 +12,8 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help quickstart ladder-smoke test test-slow test-distributed test-scale test-vllm test-browser test-trackers check format lint types clean
+.PHONY: help quickstart ladder-smoke test test-slow test-distributed test-scale test-vllm test-browser test-trackers \
+	test-package check format lint types docs bench bench-gpu clean
 
 help:
 	@echo "make quickstart   first result on this machine"
@@ -23,13 +24,17 @@ help:
 	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own)"
 	@echo "make test-browser the report in a real Chromium, which is installed if there is none"
 	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
+	@echo "make test-package wheel and sdist, built, looked into, installed and run from another folder"
+	@echo "make docs         the documentation as a site in site/, every link checked"
+	@echo "make bench        speed on this CPU, written to docs/results/bench-cpu.json"
+	@echo "make bench-gpu    speed on this GPU, written to docs/results/bench-gpu.json"
 	@echo "make check        format, lint, types, import direction, tests"
 	@echo "make format       rewrite the sources in house format"
 
 # Installs once; again only when the dependencies change.
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "dapo needs Python 3.11 or newer; none was found. Set PYTHON=/path/to/python3.11"; exit 2; }
-	@echo "Installing into $(VENV) (once; about 2 minutes and 1.6 GB with the CPU build of torch) ..."
+	@echo "Installing into $(VENV) (once; about 3 minutes and 2.4 GB with the CPU build of torch) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -m dapo.models.triton_support || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(TRITON) \
@@ -94,6 +99,34 @@ test-distributed: $(VENV)/.scale
 
 test-scale: test-distributed
 
+# The site needs its own packages and none of ours: the API reference is read from the sources, not imported.
+$(VENV)/.docs: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "dapo needs Python 3.11 or newer; none was found. Set PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -m venv $(VENV)/docs
+	@$(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		mkdocs-material 'mkdocstrings[python]' latex2mathml ruff
+	@touch $@
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --strict --quiet
+	@$(VENV)/docs/bin/python tools/check_site.py site
+
+# The new environment sees the project's packages through a .pth, so that only the wheel itself is installed.
+$(VENV)/.build: $(INSTALLED)
+	@$(PYTHON) -m venv $(VENV)/build
+	@$(VENV)/build/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build hatchling
+	@touch $@
+
+test-package: $(VENV)/.build
+	@rm -rf dist && $(VENV)/build/bin/python -m build --no-isolation --outdir dist . > /dev/null
+	@$(BIN)/python tools/check_packages.py dist
+
+bench: $(INSTALLED)
+	@$(BIN)/python tools/bench.py cpu
+
+bench-gpu: $(INSTALLED)
+	@$(BIN)/python tools/bench.py gpu
+
 lint: $(INSTALLED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -108,4 +141,4 @@ format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis site dist

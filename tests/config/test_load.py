@@ -254,3 +254,11 @@ def test_missing_and_unreadable_files(tmp_path: Path):
 def test_a_key_of_a_recipe_in_a_section_switched_off_is_listed_and_not_refused():
     resolved = load_recipe("quickstart", ["preset=grpo-naive"])
     assert resolved.unused == {"shaping.overlong_buffer_tokens": "shaping.overlong_penalty above 0"}
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_resolved_config_is_a_recipe(name: str, preset: str, tmp_path: Path):
+    config = load_recipe(name, [f"preset={preset}"]).config
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert load_recipe(str(tmp_path / "config.toml")).config == config

@@ -1,6 +1,8 @@
 """`dapo export`: a folder that transformers loads, a card that states the origin, and one message for bad input."""
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,12 @@ from safetensors.torch import load_file
 from toy import recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dapo.config import load_recipe
 from dapo.errors import CheckpointError, ConfigError
+from dapo.trainer import bundle
 from dapo.trainer.export import export_run
 from dapo.trainer.loop import train
-from dapo.trainer.run import start_run
+from dapo.trainer.run import read_run_config, start_run
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +123,101 @@ def test_the_command_line_exports(toy_runs: Path, tmp_path: Path):
     assert answer.returncode == 0, answer.stderr
     assert "after step 2" in answer.stdout
     assert (tmp_path / "out" / "config.json").is_file()
+
+
+# ------------------------------------------------------------------ the bundle
+
+
+def test_a_bundle_has_the_model_and_the_runs_record(toy_runs: Path, tmp_path: Path):
+    run = toy_runs / "paper"
+    exported = export_run(run, tmp_path / "release", is_bundle=True)
+    record = tmp_path / "release" / "run"
+    AutoModelForCausalLM.from_pretrained(tmp_path / "release")
+    for name in ("config.toml", "metrics.jsonl", "eval.jsonl"):
+        assert (record / name).read_bytes() == (run / name).read_bytes()
+    manifest = json.loads((record / "MANIFEST.json").read_text())
+    listed = {path.relative_to(record).as_posix() for path in record.rglob("*") if path.is_file()} - {"MANIFEST.json"}
+    assert manifest["files"].keys() == listed
+    for name, entry in manifest["files"].items():
+        assert entry["sha256"] == hashlib.sha256((record / name).read_bytes()).hexdigest()
+    assert manifest["step"] == exported.step == 2
+    data = json.loads((record / "data.json").read_text())
+    state = json.loads((run / "checkpoints" / "step-000002" / "state.json").read_text())
+    assert data["train"] == {
+        "name": "toy:problems",
+        "problems": 40,
+        "sha256_of_ids_questions_answers": state["data"],
+    }
+    assert "`run/` holds its record" in (tmp_path / "release" / "README.md").read_text()
+
+
+def test_the_bundles_page_is_its_own_and_names_it_as_it_is_called(toy_runs: Path, tmp_path: Path):
+    export_run(toy_runs / "paper", tmp_path / "release", is_bundle=True)
+    record = tmp_path / "release" / "run"
+    page = (record / "report" / "data.js").read_text()
+    assert (record / "report.html").is_file()
+    assert f"{tmp_path}/release/run" in page
+    assert ".tmp" not in page
+    assert [path.name for path in tmp_path.iterdir()] == ["release"]
+
+
+def test_the_bundles_config_is_a_recipe_that_trains_the_same(toy_runs: Path, tmp_path: Path):
+    export_run(toy_runs / "paper", tmp_path / "release", is_bundle=True)
+    again = load_recipe(str(tmp_path / "release" / "run" / "config.toml"))
+    assert again.config == read_run_config(toy_runs / "paper", ())
+
+
+def test_lines_of_steps_after_the_checkpoint_are_not_of_this_model(toy_runs: Path, tmp_path: Path):
+    run = shutil.copytree(toy_runs / "paper", tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "accuracy": 1.0}) + "\n")
+    export_run(run, tmp_path / "release", is_bundle=True)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "release/run/metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2]
+
+
+def test_large_rollouts_are_sampled(toy_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = shutil.copytree(toy_runs / "paper", tmp_path / "run")
+    (run / "rollouts").mkdir(exist_ok=True)
+    source = next((toy_runs / "paper" / "rollouts").glob("*.parquet"), None)
+    for step in range(5):  # all at or before the checkpoint's step 2 count; later ones do not
+        target = run / "rollouts" / f"step-{step:06d}.parquet"
+        if source is not None:
+            shutil.copyfile(source, target)
+        else:
+            target.write_bytes(b"x" * 100)
+    monkeypatch.setattr(bundle, "ALL_ROLLOUTS_BYTES", 1)
+    bundle.copy_rollouts(run / "rollouts", tmp_path / "kept", step=4)
+    assert sorted(path.stem for path in (tmp_path / "kept").glob("*.parquet")) == [
+        "step-000000",
+        "step-000002",
+        "step-000004",
+    ]
+
+
+def test_a_bundle_that_cannot_be_finished_leaves_nothing(
+    toy_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bundle, "write_page", fail)
+    with pytest.raises(CheckpointError, match="No space left"):
+        export_run(toy_runs / "paper", tmp_path / "release", is_bundle=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_makes_a_bundle(toy_runs: Path, tmp_path: Path):
+    command = [
+        sys.executable,
+        "-m",
+        "dapo",
+        "export",
+        str(toy_runs / "paper"),
+        "--out",
+        str(tmp_path / "r"),
+        "--bundle",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the run's record in run/" in done.stdout

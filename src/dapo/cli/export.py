@@ -1,4 +1,4 @@
-"""`dapo export`: a run's model as a Hugging Face folder with a model card."""
+"""`dapo export`: a run's model as a Hugging Face folder with a model card, and with the run's record if wanted."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ import typer
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder for the model.")],
+    bundle: Annotated[
+        bool,
+        typer.Option(
+            "--bundle", help="Add config, metrics, evaluations, sample rollouts, data manifest and report in DIR/run."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the newest intact checkpoint's model as a plain Hugging Face folder, with a card that states its origin.
 
     \b
     dapo export runs/first --out models/first
+    dapo export runs/first --out release --bundle
     """
     from dapo.trainer.export import export_run
 
-    exported = export_run(run, out)
+    exported = export_run(run, out, is_bundle=bundle)
     if as_json:
         typer.echo(json.dumps({"out": str(exported.folder), "step": exported.step, "skipped": list(exported.skipped)}))
         return
     for message in exported.skipped:
         typer.echo(message, err=True)
-    typer.echo(f"{exported.folder}: the model after step {exported.step}, with its card in README.md.")
+    record = " and the run's record in run/" if bundle else ""
+    typer.echo(f"{exported.folder}: the model after step {exported.step}, with its card in README.md{record}.")

@@ -19,7 +19,7 @@ VERBS = {
     "quickstart": "Train the embedded model on its task and show it learning.",
     "train": "Train a model by a recipe.",
     "resume": "Go on with a run that was stopped or killed.",
-    "eval": "Score a model or a run on a problem set: avg@k, pass@k, maj@k.",
+    "eval": "Score a model or a run: avg@k, pass@k, maj@k.",
     "export": "A run's model as a Hugging Face folder with a model card.",
     "report": "Runs as one page that opens offline.",
     "watch": "The same page, live, on 127.0.0.1.",
@@ -27,9 +27,10 @@ VERBS = {
     "ladder": "What each technique does: the paper's ablation ladder.",
     "data": "Check, clean or probe a problem set.",
     "explain": "What a recipe will do, or how two configs differ.",
+    "import-config": "A verl, TRL or OpenRLHF config as a recipe.",
     "verify": "Score responses against answers; audit a run's verdicts.",
     "bench": "Measure speed against the peers that are installed.",
-    "selfcheck": "Check equations and invariances on this machine, in seconds.",
+    "selfcheck": "Check equations and invariances, in seconds.",
 }
 
 

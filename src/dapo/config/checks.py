@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dapo.config.schema import Config
 from dapo.errors import ConfigError
@@ -276,14 +277,15 @@ def unused_keys(config: Config, origin: dict[str, str]) -> dict[str, str]:
     """Keys of the recipe that stand in a section switched off by one key: key -> what it would need.
 
     Raises where a key without effect is not excused: it was typed on the command line, or no single switch explains it.
-    Keys from presets and defaults are never complained about.
+    Keys from presets and defaults are never complained about, nor is a recipe that states a key's default: a run's own
+    config.toml has every key, and is a recipe.
     """
     unused = {}
     for key, layer in origin.items():
         if layer not in ("recipe", "--set"):
             continue
         for need in NEEDS:
-            if not need.covers(key) or need.holds(config):
+            if not need.covers(key) or need.holds(config) or (layer == "recipe" and has_default(config, key)):
                 continue
             if layer == "--set" or need.switch is None:
                 raise ConfigError(
@@ -292,6 +294,16 @@ def unused_keys(config: Config, origin: dict[str, str]) -> dict[str, str]:
                 )
             unused[key] = need.condition
     return unused
+
+
+def has_default(config: Config, key: str) -> bool:
+    """Whether a key has the schema's default value."""
+    *path, name = key.split(".")
+    section: Any = config
+    for part in path:
+        section = getattr(section, part)
+    field = type(section).model_fields[name]
+    return not field.is_required() and bool(getattr(section, name) == field.default)
 
 
 def _error(key: str, value: object, why: str, remedy: str) -> ConfigError:

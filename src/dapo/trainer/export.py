@@ -16,6 +16,7 @@ from dapo.config.load import flatten
 from dapo.config.schema import Config
 from dapo.errors import CheckpointError, ConfigError
 from dapo.tracking.files import read_lines
+from dapo.trainer.bundle import RECORD, write_record
 from dapo.trainer.run import read_run_config
 
 # What the card shows of a config, beside data and model; the run's config.toml has the rest.
@@ -43,6 +44,14 @@ KEY_SETTINGS = (
     "model.lora.rank",
 )
 
+RECORD_NOTE = f"""
+## The run
+
+`{RECORD}/` holds its record: `config.toml` (`dapo train {RECORD}/config.toml` trains it again), metrics, evaluations,
+recorded rollouts, `data.json` (which problems, by digest), `MANIFEST.json` (every file's SHA-256), and `report.html`,
+which opens offline.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Exported:
@@ -51,8 +60,11 @@ class Exported:
     skipped: tuple[str, ...]  # newer checkpoints that are torn or changed, by name
 
 
-def export_run(run: Path, out: Path) -> Exported:
-    """Write the model of the newest intact checkpoint of `run` to the new folder `out`: all of it or nothing."""
+def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
+    """Write the model of the newest intact checkpoint of `run` to the new folder `out`: all of it or nothing.
+
+    `is_bundle` adds the run's record, with which the result can be looked into and made again.
+    """
     config = read_run_config(run, ())
     refuse_existing(out)
     checkpoint, skipped = newest_intact(run / "checkpoints")
@@ -63,12 +75,16 @@ def export_run(run: Path, out: Path) -> Exported:
         )
     state, evaluations = read_state(checkpoint), list(read_lines(run / "eval.jsonl"))
     card = model_card(out.name, config, step_of(checkpoint), state, evaluations)
+    if is_bundle:
+        card += RECORD_NOTE
     aside = out.parent / f".{out.name}.{os.getpid()}.tmp"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # The critic of PPO and VAPO lies beside the model; it is no part of what is exported.
         shutil.copytree(checkpoint / "model", aside, ignore=shutil.ignore_patterns("critic"))
         (aside / "README.md").write_text(card, encoding="utf-8")
+        if is_bundle:
+            write_record(run, aside, config, step=step_of(checkpoint), state=state, name=out.name)
         for path in (*aside.rglob("*"), aside):
             sync(path)
         aside.replace(out)

@@ -1,0 +1,92 @@
+"""`dapo import-config`: a config of verl, TRL or OpenRLHF as a recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dapo.config.peers.settings import Remark, Translation
+from dapo.config.peers.translate import PEERS, check, recipe_text, translate
+from dapo.errors import ConfigError
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A verl or OpenRLHF script, a TRL file, YAML or JSON.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the recipe here; must be new.")] = None,
+    peer: Annotated[str | None, typer.Option(help="verl, trl or openrlhf; default: found out.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="TRL counts per device: on so many of them.")] = 1,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of the training file, to turn epochs into steps.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Turn a peer's config into a recipe, and say what has no counterpart and what means something else here.
+
+    Nothing in the file is run: variables of a script are put in as text, of Python only literals are read.
+
+    \b
+    dapo import-config run_dapo.sh --out mine.toml
+    dapo import-config grpo.py --gpus 4 --rows 7473 > mine.toml
+    """
+    if peer is not None and peer not in PEERS:
+        raise ConfigError(f"--peer {peer}: not known.", remedy=f"There are: {', '.join(PEERS)}.")
+    refuse_existing(out)
+    found = translate(file, peer=peer, gpus=gpus, rows=rows)
+    resolved = check(found, file.stem)
+    text = recipe_text(found, file.name)
+    if out is not None:
+        write_new(out, text)
+    if as_json:
+        typer.echo(
+            json.dumps(as_data(found, text, out) | {"unused": dict(resolved.unused)}, ensure_ascii=False, indent=2)
+        )
+        return
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    say(found.differs, "Means something else here")
+    say(found.missing, "Without a counterpart")
+    typer.echo(f"{out}: {len(found.keys)} keys from {found.peer}. Next: dapo explain {out}")
+
+
+def say(remarks: list[Remark], title: str) -> None:
+    if remarks:
+        typer.echo(f"{title}:", err=True)
+    for remark in remarks:
+        typer.echo(f"  {remark.setting}: {remark.why}", err=True)
+
+
+def as_data(found: Translation, text: str, out: Path | None) -> dict[str, object]:
+    def listed(remarks: list[Remark]) -> list[dict[str, str]]:
+        return [{"setting": remark.setting, "why": remark.why} for remark in remarks]
+
+    return {
+        "peer": found.peer,
+        "out": str(out) if out is not None else None,
+        "keys": found.keys,
+        "origin": found.origin,
+        "differs": listed(found.differs),
+        "no_counterpart": listed(found.missing),
+        "recipe": text,
+    }
+
+
+def refuse_existing(out: Path | None) -> None:
+    if out is not None and out.suffix != ".toml":
+        raise ConfigError(f"--out {out}: a recipe is a TOML file.", remedy=f"Write --out {out}.toml.")
+    if out is not None and (out.exists() or out.is_symlink()):
+        raise ConfigError(f"--out {out}: exists already.", remedy="Name a new file.")
+
+
+def write_new(out: Path, text: str) -> None:
+    """Whole or not at all."""
+    from dapo.tracking.files import replace_file
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(out, text)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}.", remedy="Check the folder.") from None

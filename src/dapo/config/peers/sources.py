@@ -1,0 +1,187 @@
+"""A peer's file as a list of settings: scripts and override lists, YAML, JSON, Python. Nothing runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dapo.config.peers.settings import Setting
+from dapo.config.peers.shell import Word, arithmetic, commands_of
+from dapo.errors import ConfigError
+
+LARGEST_FILE = 1 << 20
+MOST_SETTINGS = 10_000
+
+_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
+_FLAG = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
+_PROGRAM = re.compile(r"openrlhf|train_ppo|^grpo$|\.py$")
+# What TRL's users write beside GRPOConfig, and the prefix under which its arguments are kept.
+_TRL_CALLS = {
+    "GRPOConfig": "",
+    "GRPOTrainer": "trainer.",
+    "LoraConfig": "lora.",
+    "load_dataset": "dataset.",
+    "get_soft_overlong_punishment": "overlong.",
+}
+_POSITIONS = {"load_dataset": ("path", "name"), "GRPOTrainer": ("model", "reward_funcs")}
+
+
+def read_text(path: Path) -> str:
+    """The file as text, or one message about why not."""
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder.", remedy="Name a script, a YAML or JSON file, or a Python file.")
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise ConfigError(f"{path}: larger than 1 MiB; that is no config.")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}.", remedy="Check the name.") from None
+
+
+def overrides_in(text: str) -> list[Setting]:
+    """Hydra's `a.b=value`, wherever they stand in a script: on the command line, in an array, one a line."""
+    found = []
+    for command in commands_of(text):
+        for word in command:
+            override = _OVERRIDE.fullmatch(word.text)
+            if override is not None:
+                found.append(Setting(override[1], override[2], word.line))
+    return found
+
+
+def flags_in(text: str) -> list[Setting]:
+    """`--key value`, `--key=value`, `--key a b` and a bare `--key`, after the program's name where there is one."""
+    found: list[Setting] = []
+    for command in commands_of(text):
+        found += flags_of(command[after_program(command) :])
+    return found
+
+
+def after_program(command: list[Word]) -> int:
+    """Where the program's own flags begin; a flag's value, such as a reward in reward.py, is no program."""
+    for at, word in enumerate(command):
+        follows_flag = at > 0 and _FLAG.fullmatch(command[at - 1].text) is not None
+        if _PROGRAM.search(word.text) and not word.text.startswith("-") and not follows_flag:
+            return at + 1
+    return 0
+
+
+def flags_of(words: list[Word]) -> Iterator[Setting]:
+    at = 0
+    while at < len(words):
+        flag = _FLAG.fullmatch(words[at].text)
+        line = words[at].line
+        at += 1
+        if flag is None:
+            continue
+        values = [] if flag[2] is None else [flag[2]]
+        while at < len(words) and _FLAG.fullmatch(words[at].text) is None:
+            values.append(words[at].text)
+            at += 1
+        value: Any = True if not values else values[0] if len(values) == 1 else values
+        yield Setting(flag[1], value, line)
+
+
+def tree_in(text: str, path: Path) -> list[Setting]:
+    """A YAML or JSON file, flattened with dots; aliases are followed, and a file that explodes is refused."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(
+            f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}.", remedy="Mend the line."
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply; that is no config.") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}, line 1: no keys and values.", remedy="Name a config file of verl or TRL.")
+    found: list[Setting] = []
+    collect(root, "", found, path, depth=0)
+    return found
+
+
+def collect(node: yaml.MappingNode, prefix: str, found: list[Setting], path: Path, depth: int) -> None:
+    for key, value in node.value:
+        if len(found) >= MOST_SETTINGS or depth > 30:
+            raise ConfigError(f"{path}: more than {MOST_SETTINGS:,} settings, or too deep; that is no config.")
+        name = f"{prefix}{key.value}" if isinstance(key.value, str) else ""
+        if isinstance(value, yaml.MappingNode):
+            collect(value, f"{name}.", found, path, depth + 1)
+        elif name:
+            found.append(Setting(name, plain(value), key.start_mark.line + 1))
+
+
+def plain(node: yaml.Node) -> Any:
+    """A scalar, or a list of scalars; what lies deeper is only named."""
+    if isinstance(node, yaml.SequenceNode):
+        return [scalar(inner) if isinstance(inner, yaml.ScalarNode) else "…" for inner in node.value]
+    return scalar(node) if isinstance(node, yaml.ScalarNode) else "…"
+
+
+def scalar(node: yaml.ScalarNode) -> Any:
+    """YAML 1.1 takes 1e-6 for text; `Settings` reads numbers from text too. Dates and the like stay text."""
+    kinds = {"tag:yaml.org,2002:null": None, "tag:yaml.org,2002:bool": node.value.lower() in ("true", "yes", "on")}
+    return kinds.get(node.tag, node.value)
+
+
+def calls_in(text: str, path: Path) -> list[Setting]:
+    """Arguments of GRPOConfig and what stands beside it in a Python file: literals, and names bound to literals."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise ConfigError(
+            f"{path}, line {line}: not valid Python: {getattr(error, 'msg', error)}.", remedy="Mend the line."
+        ) from None
+    except (RecursionError, MemoryError):
+        raise ConfigError(f"{path}: nested too deeply; that is no config.") from None
+    names = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    calls = [(node, called(node)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    if not any(name == "GRPOConfig" for _, name in calls):
+        raise ConfigError(f"{path}: no call of GRPOConfig.", remedy="Name the file that makes it, or a YAML file.")
+    found: list[Setting] = []
+    for node, name in calls:
+        if name in _TRL_CALLS:
+            found += arguments(node, name, names)
+    return found
+
+
+def called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def arguments(node: ast.Call, name: str, names: dict[str, ast.expr]) -> Iterator[Setting]:
+    prefix = _TRL_CALLS[name]
+    for place, value in zip(_POSITIONS.get(name, ()), node.args, strict=False):
+        yield Setting(prefix + place, literal(value, names), value.lineno)
+    for keyword in node.keywords:
+        if keyword.arg is not None:
+            yield Setting(prefix + keyword.arg, literal(keyword.value, names), keyword.value.lineno)
+
+
+def literal(node: ast.expr, names: dict[str, ast.expr]) -> Any:
+    """The value of a literal, of a name bound to one, of plain arithmetic with them; of anything else, its source."""
+    if isinstance(node, ast.Name) and node.id in names:
+        node = names[node.id]
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        pass
+    source = ast.unparse(node)
+    numbers = {name: str(value.value) for name, value in names.items() if isinstance(value, ast.Constant)}
+    value = arithmetic(source, numbers) if "/" not in source else None  # Python's / is not the shell's
+    return source if value is None else value

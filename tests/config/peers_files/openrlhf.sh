@@ -1,0 +1,34 @@
+set -x
+MODEL=Qwen/Qwen2.5-1.5B
+ray job submit --address="http://127.0.0.1:8265" -- python3 -m openrlhf.cli.train_ppo_ray \
+   --ref_num_nodes 1 \
+   --actor_num_nodes 1 \
+   --actor_num_gpus_per_node 4 \
+   --vllm_num_engines 4 \
+   --colocate_all_models \
+   --pretrain $MODEL \
+   --remote_rm_url examples/reward.py \
+   --micro_train_batch_size 4 \
+   --train_batch_size 256 \
+   --rollout_batch_size 128 \
+   --n_samples_per_prompt 8 \
+   --max_epochs 1 \
+   --prompt_max_len 1024 \
+   --generate_max_len 4096 \
+   --num_episodes 2 \
+   --prompt_data data/problems.jsonl \
+   --input_key question \
+   --label_key answer \
+   --apply_chat_template \
+   --actor_learning_rate 5e-7 \
+   --init_kl_coef 1e-3 \
+   --use_kl_loss \
+   --kl_estimator k3 \
+   --advantage_estimator group_norm \
+   --eps_clip_low_high 0.2 0.28 \
+   --dynamic_filtering \
+   --dynamic_filtering_reward_range 0.1 0.9 \
+   --overlong_buffer_len 1024 \
+   --gradient_checkpointing \
+   --use_wandb 0123456789abcdef \
+   --save_steps 20

@@ -1,0 +1,390 @@
+"""Configs of verl, TRL and OpenRLHF as recipes: what they come to, what is said of the rest, and that nothing runs."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dapo.config import load_recipe
+from dapo.config.load import flatten, known_keys
+from dapo.config.peers.common import OWNERS
+from dapo.config.peers.settings import Translation
+from dapo.config.peers.shell import arithmetic, commands_of
+from dapo.config.peers.translate import check, recipe_text, translate
+from dapo.errors import ConfigError
+
+FILES = Path(__file__).parent / "peers_files"
+
+
+def dapo(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dapo", "import-config", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def loaded(out: Translation, folder: Path) -> dict[str, object]:
+    """The recipe written, read back by the loader that every verb uses, and flattened."""
+    path = folder / "imported.toml"
+    path.write_text(recipe_text(out, "a file"))
+    return flatten(load_recipe(str(path)).config.model_dump(mode="json"))
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def verl(folder: Path, *overrides: str) -> Translation:
+    base = ["data.train_files=a.parquet", "actor_rollout_ref.model.path=org/m", "algorithm.adv_estimator=grpo"]
+    sizes = ["actor_rollout_ref.rollout.n=8", "trainer.total_training_steps=10", "trainer.n_gpus_per_node=1"]
+    return translate(write(folder, "overrides.txt", "\n".join([*base, *sizes, *overrides])), peer="verl")
+
+
+def said(remarks: list, key: str) -> str:
+    return next(remark.why for remark in remarks if key in remark.setting)
+
+
+# ------------------------------------------------------------------ verl
+
+
+def test_the_released_script_gives_our_recipe_of_it(tmp_path: Path):
+    ours = flatten(load_recipe("dapo-qwen2.5-32b").config.model_dump(mode="json"))
+    imported = loaded(translate(FILES / "dapo_32b.sh"), tmp_path)
+    different = {key for key in ours if imported[key] != ours[key]}
+    assert different == {"tracking.to", "tracking.project"}  # the script logs to wandb; our recipe leaves that open
+    assert (imported["tracking.to"], imported["tracking.project"]) == (["wandb"], "DAPO")
+
+
+def test_what_has_no_counterpart_or_means_something_else_is_named_with_its_line():
+    out = translate(FILES / "dapo_32b.sh")
+    lines = (FILES / "dapo_32b.sh").read_text().splitlines()
+    for key in ("ulysses_sequence_parallel_size", "gpu_memory_utilization", "data.truncation", "param_offload"):
+        remark = next(remark for remark in out.missing if key in remark.setting)
+        line = int(remark.setting.rpartition("(line ")[2].rstrip(")"))
+        assert key in lines[line - 1]
+    for key in ("ppo_mini_batch_size", "gen_batch_size", "max_num_gen_batches", "total_epochs"):
+        assert said(out.differs, key)
+    assert not [remark for remark in out.missing if "not known" in remark.why]
+
+
+def test_mini_batches_are_prompts_per_update(tmp_path: Path):
+    out = verl(tmp_path, "data.train_batch_size=96", "actor_rollout_ref.actor.ppo_mini_batch_size=24")
+    assert out.keys["train.updates_per_step"] == 96 // 24
+
+
+def test_verl_reads_the_two_clips_and_so_do_we(tmp_path: Path):
+    out = verl(tmp_path, "actor_rollout_ref.actor.clip_ratio=0.3", "actor_rollout_ref.actor.ppo_mini_batch_size=128")
+    assert (out.keys["algorithm.clip.low"], out.keys["algorithm.clip.high"]) == (0.2, 0.2)
+    assert "clip_ratio_low" in said(out.differs, "clip_ratio")
+
+
+def test_an_unknown_key_is_listed_not_lost(tmp_path: Path):
+    out = verl(tmp_path, "actor_rollout_ref.actor.brand_new_knob=7", "data.train_batch_size=256")
+    assert "not known" in said(out.missing, "brand_new_knob")
+
+
+def test_a_cut_distribution_is_left_out_and_said(tmp_path: Path):
+    out = verl(tmp_path, "actor_rollout_ref.rollout.top_p=0.9", "data.train_batch_size=256")
+    assert loaded(out, tmp_path)["sampling.top_p"] == 1.0
+    assert "whole distribution" in said(out.missing, "top_p")
+
+
+def test_kl_in_the_loss_and_in_the_reward(tmp_path: Path):
+    size = "data.train_batch_size=256"
+    in_loss = verl(
+        tmp_path, size, "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.01"
+    )
+    assert (in_loss.keys["algorithm.kl.coefficient"], in_loss.keys["algorithm.kl.kind"]) == (0.01, "k3")
+    assert in_loss.keys["preset"] == "grpo"
+    in_reward = verl(tmp_path, size, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.01")
+    assert in_reward.keys["algorithm.kl.coefficient"] == 0.0
+    assert "advantage per token" in said(in_reward.missing, "use_kl_in_reward")
+
+
+def test_ppo_keeps_its_critic(tmp_path: Path):
+    extra = ("algorithm.adv_estimator=gae", "critic.optim.lr=2e-6", "algorithm.lam=0.95", "trainer.critic_warmup=50")
+    keys = loaded(verl(tmp_path, "data.train_batch_size=256", *extra), tmp_path)
+    assert keys["preset"] == "ppo"
+    assert (keys["algorithm.critic.lr"], keys["algorithm.gae.lam"], keys["algorithm.critic.pretrain_steps"]) == (
+        2e-6,
+        0.95,
+        50,
+    )
+
+
+def test_yaml_is_the_same_as_overrides(tmp_path: Path):
+    text = (
+        "data:\n  train_files: a.parquet\n  train_batch_size: 256\n  max_response_length: 4096\n"
+        "actor_rollout_ref:\n  model: {path: org/m}\n  actor:\n    optim:\n      lr: 1e-6\n    clip_ratio_high: 0.28\n"
+        "  rollout: {n: 8}\nalgorithm: {adv_estimator: grpo}\n"
+        "trainer: {total_training_steps: 10, n_gpus_per_node: 1, logger: [console, tensorboard]}\n"
+    )
+    keys = loaded(translate(write(tmp_path, "verl.yaml", text)), tmp_path)
+    assert (keys["train.lr"], keys["algorithm.clip.high"], keys["tracking.to"]) == (1e-6, 0.28, ["tensorboard"])
+
+
+def test_epochs_become_steps_where_the_rows_are_known(tmp_path: Path):
+    path = write(
+        tmp_path,
+        "script.sh",
+        "python3 -m verl.trainer.main_ppo data.train_files=mine.parquet data.train_batch_size=256 \\\n"
+        "  algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 trainer.total_epochs=3 trainer.n_gpus_per_node=1",
+    )
+    assert translate(path, rows=2600).keys["train.steps"] == 3 * (2600 // 256)  # what is left of a pass is dropped
+    assert "--rows" in said(translate(path).differs, "total_epochs")
+
+
+# ------------------------------------------------------------------ TRL
+
+
+def test_a_grpo_config_in_python(tmp_path: Path):
+    gpus = 4
+    out = translate(FILES / "grpo.py", gpus=gpus)
+    keys = loaded(out, tmp_path)
+    passes, accumulated, generations, iterations = 8, 2, 8, 2
+    assert keys["sampling.prompts_per_step"] == 16 * gpus * passes // generations
+    assert keys["train.updates_per_step"] == passes // accumulated
+    assert keys["train.epochs_per_step"] == iterations
+    assert keys["train.steps"] == 320 // (passes // accumulated * iterations)
+    assert keys["train.warmup_steps"] == 16 // (passes // accumulated * iterations)
+    assert keys["algorithm.mean"] == "sequence"
+    assert (keys["algorithm.clip.low"], keys["algorithm.clip.high"], keys["algorithm.clip.dual"]) == (0.2, 0.28, None)
+    assert (keys["algorithm.kl.coefficient"], keys["algorithm.kl.kind"]) == (0.04, "k3")
+    assert keys["algorithm.group.eps"] == 1e-4
+    assert (keys["shaping.overlong_penalty"], keys["shaping.overlong_buffer_tokens"]) == (1.0, 256)
+    assert keys["shaping.overlong_filter"] is True
+    assert (keys["model.path"], keys["model.lora.rank"], keys["model.lora.alpha"]) == (
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        32,
+        64.0,
+    )
+    assert keys["data.train"] == "gsm8k"
+    assert (keys["cluster.backend"], keys["cluster.gpus"]) == ("torchrun", gpus)
+    assert keys["sampling.dynamic"] is False
+    assert "per device" in said(out.differs, "per_device_train_batch_size")
+    assert "no decay" in said(out.missing, "lr_scheduler_type")
+    assert "whole distribution" in said(out.missing, "top_p")
+
+
+def test_arithmetic_with_names_in_python(tmp_path: Path):
+    code = """
+    def train(model):
+        longest, prompt = 1024, 256
+        seq = 1024
+        ask = 256
+        args = GRPOConfig(max_steps=8, num_generations=8, max_completion_length=seq - ask, seed=len("x"))
+    """
+    path = write(tmp_path, "a.py", textwrap.dedent(code).replace('seed=len("x")', "seed=3"))
+    assert translate(path).keys["limits.max_response_tokens"] == 1024 - 256
+    with pytest.raises(ConfigError, match=r"seed = len\('x'\): must be a number"):
+        translate(write(tmp_path, "b.py", textwrap.dedent(code)))
+
+
+def test_trl_yaml_json_and_command_line_say_the_same(tmp_path: Path):
+    settings = {
+        "model_name_or_path": "org/m",
+        "dataset_name": "org/d",
+        "num_generations": 4,
+        "max_steps": 10,
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+    }
+    yaml = "".join(f"{key}: {value}\n" for key, value in settings.items())
+    json_text = json.dumps(settings)
+    flags = "trl grpo " + " ".join(f"--{key} {value}" for key, value in settings.items())
+    files = [("a.yaml", yaml), ("a.json", json_text), ("a.sh", flags)]
+    found = [loaded(translate(write(tmp_path, name, text)), tmp_path) for name, text in files]
+    assert found[0] == found[1] == found[2]
+    assert (found[0]["preset"], found[0]["algorithm.mean"], found[0]["algorithm.group.std"]) == (
+        "dr-grpo",
+        "constant",
+        "none",
+    )
+
+
+def test_losses_we_do_not_have_are_refused_with_their_line(tmp_path: Path):
+    path = write(tmp_path, "a.yaml", "num_generations: 8\nloss_type: cispo\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml, line 2: loss_type = cispo: no such loss"):
+        translate(path)
+
+
+# ------------------------------------------------------------------ OpenRLHF
+
+
+def test_an_openrlhf_command_line(tmp_path: Path):
+    out = translate(FILES / "openrlhf.sh", rows=1280)
+    keys = loaded(out, tmp_path)
+    assert (keys["sampling.prompts_per_step"], keys["sampling.responses_per_prompt"]) == (128, 8)
+    assert keys["train.updates_per_step"] == 128 * 8 // 256  # it trains on samples, not on prompts
+    assert keys["train.steps"] == 2 * 1280 // 128
+    assert (keys["algorithm.clip.low"], keys["algorithm.clip.high"]) == (0.2, 0.28)
+    assert (keys["algorithm.kl.coefficient"], keys["algorithm.kl.kind"], keys["algorithm.kl.place"]) == (
+        1e-3,
+        "k3",
+        "loss",
+    )
+    assert (keys["sampling.dynamic"], keys["preset"]) == (True, "dapo")
+    assert (keys["shaping.overlong_buffer_tokens"], keys["shaping.overlong_penalty"]) == (1024, 1.0)
+    assert (keys["limits.max_prompt_tokens"], keys["limits.max_response_tokens"]) == (1024, 4096)
+    assert keys["data.fields"] == {"question": "question", "answer": "answer"}
+    assert (keys["cluster.backend"], keys["cluster.gpus"]) == ("ray", 4)
+    assert "correct < G" in said(out.differs, "dynamic_filtering_reward_range")
+    assert "pkg.mod:function" in said(out.differs, "remote_rm_url")
+
+
+def test_a_secret_is_not_repeated():
+    answer = dapo(FILES / "openrlhf.sh", "--json")
+    assert answer.returncode == 0
+    assert "0123456789abcdef" not in answer.stdout + answer.stderr
+
+
+def test_dotted_flags_are_the_same_as_the_older_ones(tmp_path: Path):
+    spellings = {
+        "pretrain": ("actor.model_name_or_path", "org/m"),
+        "prompt_data": ("data.prompt_dataset", "d.jsonl"),
+        "rollout_batch_size": ("rollout.batch_size", "64"),
+        "n_samples_per_prompt": ("rollout.n_samples_per_prompt", "8"),
+        "train_batch_size": ("train.batch_size", "128"),
+        "advantage_estimator": ("algo.advantage.estimator", "group_norm"),
+        "eps_clip_low_high": ("actor.eps_clip_low_high", "0.2 0.3"),
+        "generate_max_len": ("rollout.max_new_tokens", "512"),
+    }
+    program = "openrlhf.cli.train_ppo_ray "
+    old = program + " ".join(f"--{name} {value}" for name, (_, value) in spellings.items())
+    new = program + " ".join(f"--{name} {value}" for name, value in spellings.values())
+    first, second = (
+        loaded(translate(write(tmp_path, name, text)), tmp_path) for name, text in (("o.sh", old), ("n.sh", new))
+    )
+    assert first == second
+
+
+# ------------------------------------------------------------------ nothing runs; bad input
+
+
+def test_nothing_in_a_script_is_run(tmp_path: Path):
+    trap = tmp_path / "trap"
+    script = f"""
+lr=$(touch {trap} && echo 1e-6)
+x=`touch {trap}`
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.actor.optim.lr=$lr
+"""
+    with pytest.raises(ConfigError, match="computed by a command, and nothing is run here"):
+        translate(write(tmp_path, "evil.sh", script))
+    code = f"import os\nos.system('touch {trap}')\nGRPOConfig(num_generations=8, max_steps=4, beta=os.getpid())\n"
+    with pytest.raises(ConfigError, match=r"evil\.py, line 3: beta = .*must be a number"):
+        translate(write(tmp_path, "evil.py", code))
+    assert not trap.exists()
+
+
+def test_a_variable_that_is_set_nowhere_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LR", "1e-3")  # the environment is not the script
+    path = write(
+        tmp_path,
+        "s.sh",
+        "# one\npython3 -m verl.x \\\n  algorithm.adv_estimator=grpo \\\n  actor_rollout_ref.actor.optim.lr=$LR\n",
+    )
+    with pytest.raises(ConfigError, match=r"s\.sh, line 4: .*LR is set nowhere in the file") as caught:
+        translate(path)
+    assert "LR=VALUE" in caught.value.remedy
+
+
+def test_words_of_a_script():
+    text = 'a=2; export b="x ${a}" # no\nrun --k \'$a\' "q=$b" $((a * 3 + 1)) ${c:-d$a} e\\\nf `g h`\n'
+    run = [word.text for word in commands_of(text)[2]]
+    assert run == ["run", "--k", "$a", "q=x 2", "7", "d2", "ef", "`g h`"]
+
+
+def test_arithmetic_is_whole_and_bounded():
+    assert arithmetic("1024 * (n + 1) / 3", {"n": "4"}) == 1024 * 5 // 3
+    for unknown in ("missing + 1", "9**9**9", "f(1)", "1 / 0", "'a' * 9", "10000000 * 10000000 * 10000000"):
+        assert arithmetic(unknown, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.yaml", "a: [1\nb: 2\n", "a.yaml, line 2: not valid YAML"),
+        ("a.yaml", "- 1\n- 2\n", "a.yaml, line 1: no keys and values"),
+        ("a.json", "{", "a.json, line 1: not valid YAML"),
+        ("a.py", "x = (\n", "a.py, line 1: not valid Python"),
+        ("a.py", "x = 1\n", "no call of GRPOConfig"),
+        ("a.sh", "echo hello\n", "a.sh, line 1: neither a verl script"),
+        ("a.sh", "x algorithm.adv_estimator=rloo", "line 1: algorithm.adv_estimator = rloo: no such advantage"),
+        ("a.sh", "x algorithm.adv_estimator=grpo \\\n trainer.nnodes=ten", "line 2: trainer.nnodes = ten: must be"),
+        ("a.sh", "x data.train_batch_size=100 algorithm.adv_estimator=grpo", "cannot be divided by it evenly"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_message_with_file_line_and_exit_2(tmp_path: Path, name: str, text: str, expected: str):
+    answer = dapo(write(tmp_path, name, text))
+    assert answer.returncode == 2
+    assert expected in answer.stderr.replace(f"{tmp_path}/", "")
+    assert "Traceback" not in answer.stderr
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    (tmp_path / "binary.sh").write_bytes(b"\xff\xfe\x00a.b=c")
+    (tmp_path / "large.sh").write_text("a.b=c\n" * 300_000)
+    bomb = "a0: &a0 {x: 1, y: 2}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 40))
+    write(tmp_path, "bomb.yaml", bomb)
+    doubled = "a=xxxxxxxxxx\n" + "".join(f"a=$a$a{n}\n" for n in range(60))
+    write(tmp_path, "doubled.sh", doubled + "x algorithm.adv_estimator=$a")
+    write(tmp_path, "deep.sh", "a=" + "${b:-" * 20_000 + "\nx algorithm.adv_estimator=grpo")
+    write(tmp_path, "deep.json", "[" * 50_000)
+    write(tmp_path, "deep.py", "GRPOConfig(beta=" + "(" * 5_000 + "1" + ")" * 5_000 + ")")
+    names = ("binary.sh", "large.sh", "bomb.yaml", "doubled.sh", "deep.sh", "deep.json", "deep.py", "missing.sh", ".")
+    for name in names:
+        with pytest.raises(ConfigError, match=str(tmp_path)):
+            translate(tmp_path / name)
+
+
+def test_out_is_whole_new_and_read_back(tmp_path: Path):
+    out = tmp_path / "new" / "mine.toml"
+    answer = dapo(FILES / "dapo_32b.sh", "--out", out)
+    assert answer.returncode == 0
+    assert "Without a counterpart" in answer.stderr
+    assert load_recipe(str(out)).config.sampling.prompts_per_step == 512
+    assert [path.name for path in out.parent.iterdir()] == ["mine.toml"]
+    again = dapo(FILES / "dapo_32b.sh", "--out", out)
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+
+
+def test_json_has_keys_and_both_lists():
+    found = json.loads(dapo(FILES / "dapo_32b.sh", "--json").stdout)
+    assert found["keys"]["algorithm.clip.high"] == 0.28
+    assert set(found["keys"]) <= known_keys().keys()
+    assert {"peer", "origin", "differs", "no_counterpart", "recipe"} <= found.keys()
+
+
+def test_a_comment_of_ours_cannot_be_ended_by_their_text(tmp_path: Path):
+    known = "algorithm.adv_estimator=grpo data.train_batch_size=256 actor_rollout_ref.rollout.n=4"
+    path = write(tmp_path, "s.sh", f"x {known} trainer.total_training_steps=1 'a.b=1\npreset = \"vapo\"'")
+    assert loaded(translate(path), tmp_path)["preset"] == "grpo-naive"
+
+
+def test_every_owner_of_a_model_is_a_name():
+    assert all(owner and "/" not in owner for owner in OWNERS.values())
+
+
+WORDS = st.sampled_from(
+    [
+        "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8", "data.train_batch_size=$((",
+        "--num_generations", "4", "${x:-", "${", "$x", "x=1", "`", "'", '"', "\\", "\n", " ", "}", ")", "=", "#",
+    ]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(WORDS | st.text(max_size=6), max_size=20))
+def test_any_text_is_a_recipe_or_one_message(tmp_path_factory: pytest.TempPathFactory, pieces: list[str]):
+    path = tmp_path_factory.getbasetemp() / "any.sh"
+    path.write_text("".join(pieces), encoding="utf-8", errors="replace")
+    for peer in ("verl", "trl", "openrlhf"):
+        with contextlib.suppress(ConfigError):  # anything else is a traceback at the user's
+            check(translate(path, peer=peer), "any")

@@ -1,0 +1,67 @@
+"""Writes docs/keys.md: every key of a recipe, from the schema.   python tools/keys_page.py > docs/keys.md"""
+
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from dapo.config.schema import PRESET_KEYS, Config
+
+HEAD = """# Keys of a recipe
+
+Every key, from `src/dapo/config/schema.py`; a test holds this page against it. A recipe is a TOML file with these
+sections; on the command line it is `--set section.key=value`. Keys marked † may stand in a preset. A dash in place of a
+default: the key must be set (a preset sets most of them). `none` unsets an optional key. What a given recipe comes to:
+`dapo explain RECIPE`.
+"""
+
+
+def page() -> str:
+    return "\n".join([HEAD, *section_lines(Config, "")])
+
+
+def section_lines(section: type[BaseModel], prefix: str) -> list[str]:
+    """A heading, the section's sentence and a table; sections inside it follow."""
+    own, inner = [], []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            inner += section_lines(kind, f"{prefix}{name}.")
+        else:
+            own.append(row(f"{prefix}{name}", field))
+    title = f"## `{prefix.rstrip('.')}`" if prefix else "## The recipe itself"
+    table = ["| key | default | meaning |", "|---|---|---|", *own, ""] if own else []
+    return [title, "", (section.__doc__ or "").strip(), "", *table, *inner]
+
+
+def row(key: str, field: FieldInfo) -> str:
+    mark = " †" if key.startswith(PRESET_KEYS) else ""
+    meaning = (field.description or "").replace("|", "\\|")
+    return f"| `{key}`{mark} | {default(field)} | {meaning}{choices(field.annotation)} |"
+
+
+def default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "–"
+    value: Any = field.default
+    if value is None:
+        return "`none`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple | dict):
+        return f"`{list(value) if isinstance(value, tuple) else value}`"
+    return f"`{value}`"
+
+
+def choices(annotation: Any) -> str:
+    """The words a key may be, where they are few."""
+    kinds = get_args(annotation) if get_origin(annotation) is not Literal else ()
+    literal = (
+        annotation if get_origin(annotation) is Literal else next((k for k in kinds if get_origin(k) is Literal), None)
+    )
+    return f" One of {', '.join(f'`{word}`' for word in get_args(literal))}." if literal is not None else ""
+
+
+if __name__ == "__main__":
+    print(page(), end="")
