@@ -25,7 +25,9 @@ def looked_up(lookup: dict) -> float:
     if "sum_of" in lookup:
         return scale * sum(json.loads(row)[lookup["sum_of"]] for row in text.splitlines())
     record = json.loads(text.splitlines()[lookup["line"]]) if "line" in lookup else json.loads(text)
-    return scale * float(record[lookup["key"]])
+    for part in lookup["key"] if isinstance(lookup["key"], list) else [lookup["key"]]:
+        record = record[part]
+    return scale * float(record)
 
 
 def as_shown(value: float, shown: str) -> str:
