@@ -19,7 +19,8 @@ help:
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
 	@echo "make test-distributed runs on 2 and 4 processes beside one, by torchrun and Ray; ranks that are killed"
-	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own)"
+	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own), also on Ray"
+	@echo "make test-scale   both of these"
 	@echo "make test-browser the report in a real Chromium, which is installed if there is none"
 	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
 	@echo "make check        format, lint, types, import direction, tests"
@@ -88,7 +89,7 @@ $(VENV)/.scale: $(INSTALLED)
 test-distributed: $(VENV)/.scale
 	@OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "distributed and not gpu" --timeout 1800 tests/distributed
 
-test-scale: test-distributed
+test-scale: test-distributed test-vllm
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff format --check .

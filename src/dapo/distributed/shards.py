@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class ToItself:
-    """By what FSDP2 sums the gradients of a rank alone: the buffer it gives is the buffer it gets, and nobody copies."""
+    """By what FSDP2 sums the gradients of a rank alone: the buffer it gives is the buffer it gets, without a copy."""
 
     def __init__(self) -> None:
         self._given: Tensor | None = None
@@ -50,6 +51,8 @@ class Sharding:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
+        # Nobody changes a layer's output in place, which is what the warning is about.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
         self.masters = compute if compute.itemsize >= 4 else torch.float32
         self.mesh = init_device_mesh(device, (world.size,))
         self.precision = MixedPrecisionPolicy(cast_forward_inputs=False)
