@@ -21,7 +21,8 @@ help:
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
 	@echo "make test-distributed runs on 2 and 4 processes beside one, by torchrun and Ray; ranks that are killed"
-	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own)"
+	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own), also on Ray"
+	@echo "make test-scale   both of these"
 	@echo "make test-browser the report in a real Chromium, which is installed if there is none"
 	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
 	@echo "make test-package wheel and sdist, built, looked into, installed and run from another folder"
@@ -97,7 +98,7 @@ $(VENV)/.scale: $(INSTALLED)
 test-distributed: $(VENV)/.scale
 	@OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "distributed and not gpu" --timeout 1800 tests/distributed
 
-test-scale: test-distributed
+test-scale: test-distributed test-vllm
 
 # The site needs its own packages and none of ours: the API reference is read from the sources, not imported.
 $(VENV)/.docs: pyproject.toml constraints.txt

@@ -33,6 +33,7 @@ from dapo.errors import DiskError, cannot_write, is_about_disk
 
 SLICES = "slices"  # folder of what is sharded
 INDEX = "model.safetensors.index.json"
+LEAVE_S = 5.0
 T = TypeVar("T")
 
 
@@ -78,6 +79,11 @@ class Background:
 
         self._thread = threading.Thread(target=write, name=f"checkpoint {name}", daemon=True)
         self._thread.start()
+
+    def leave(self) -> None:
+        """At the end of a run that failed: let what is being written come to its end, if the other ranks are there."""
+        if self._thread is not None:
+            self._thread.join(LEAVE_S)
 
     def wait(self) -> None:
         if self._thread is not None:

@@ -179,6 +179,8 @@ class Run:
 
     def close(self) -> None:
         self.pool.close()
+        if self._background is not None:
+            self._background.leave()
         if isinstance(self.engine, (VllmEngine, SharedEngine)):  # vLLM has process groups of its own
             self.engine.close()
 
