@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_ladder import job, write_done
 from toy import recipe_file
 
 from dapo.ablation.run import claimed
@@ -35,6 +36,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--seeds", "one"], ("--seeds one", "--seeds 0,1,2")),
         (["--budget", "5"], ("--budget 5", "steps=60")),
         (["--smoke", "--budget", "steps=5"], ("--budget steps=5", "Leave out one")),
+        (["--table-only"], ("--table-only", "no run", "Leave out")),
         (["no-such-recipe"], ("no-such-recipe", "There are:")),
         (["dapo"], ("is a preset",)),
         (["--set", "train.lrr=1"], ("train.lrr", "train.lr")),
@@ -51,6 +53,19 @@ def test_bad_input_is_refused_by_key_value_reason_and_remedy(
     error = refused(capsys, *arguments, "--out", str(out))
     assert all(part in error for part in said), error
     assert not out.exists()
+
+
+def test_a_table_of_what_is_done_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    planned = [job(tmp_path, name, 0, "train.steps=4") for name in ("naive", "overlong-filter")]
+    write_done(planned[0], {0: [0, 2], 4: [2, 3]})
+    options = ["--arms", "naive,overlong-filter", "--seeds", "0", "--set", "train.steps=4", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        main(["ladder", *options, "--table-only", "--json"])
+    assert ended.value.code == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert [line["name"] for line in summary["arms"]] == ["naive"]
+    assert (summary["missing"], summary["machine"]) == (["overlong-filter"], {})
+    assert not planned[1].folder.exists()
 
 
 def test_a_folder_belongs_to_one_ladder_at_a_time(tmp_path: Path):

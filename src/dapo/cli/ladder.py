@@ -78,10 +78,11 @@ def command(
     wanted = parse_seeds(seeds or ("0" if smoke else "0,1,2"))
     refuse_own_keys(set_ or [], own.kind)
     planned = plan_jobs(recipe, chosen, wanted, own, extra, folder)
+    done = done_so_far(planned, folder) if table_only else None
     with claimed(folder) as lock:
-        machine = machine_of(folder, is_running=not table_only and any(job.state is not State.DONE for job in planned))
-        if table_only:
-            outcome = done_so_far(planned, folder)
+        machine = machine_of(folder, is_running=done is None and any(job.state is not State.DONE for job in planned))
+        if done is not None:
+            outcome = done
         else:
             with view(planned, is_quiet=as_json) as progress:
                 at_once = jobs or default_jobs(planned[0].config)
