@@ -18,29 +18,6 @@ from dapo.distributed.world import World
 Module = TypeVar("Module", bound=nn.Module)
 
 
-class ToItself:
-    """By what FSDP2 sums the gradients of a rank alone: the buffer it gives is the buffer it gets, without a copy."""
-
-    def __init__(self) -> None:
-        self._given: Tensor | None = None
-        self._stream: Any = None
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Called for what is given, and then, on the stream of the sum, for what comes back."""
-        stream = torch.cuda.current_stream() if device.type == "cuda" else None
-        if self._given is None or (stream is not None and stream == self._stream):
-            self._given, self._stream = torch.empty(size, dtype=dtype, device=device), stream
-            return self._given
-        back, self._given = self._given, None
-        assert (back.shape, back.dtype) == (torch.Size(size), dtype), "one rank has one buffer"
-        if stream is not None:
-            back.record_stream(stream)
-        return back
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *_: Any, **__: Any) -> None:
-        assert output_tensor is input_tensor, "one rank has one buffer"
-
-
 class Sharding:
     """How the modules of a run are sharded: over all ranks, gradients summed (not averaged) in the masters' type.
 
@@ -67,11 +44,9 @@ class Sharding:
         # One rank saves nothing by gathering a layer twice; None is the library's choice, which keeps what comes last.
         reshards = False if self.is_alone else None
         sharded = fully_shard(module, mesh=self.mesh, reshard_after_forward=reshards, mp_policy=self.precision)
-        if self.is_alone:  # its sum is its own gradient: dividing it by 1, or handing it to itself, would copy it
-            sharded.set_custom_reduce_scatter(ToItself())  # type: ignore[arg-type]
-            return
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
+        if not self.is_alone:  # its sum is its own gradient, and dividing by 1 would copy it
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
 
     def in_place(self, module: Module, layers: Sequence[nn.Module]) -> Module:
         """Every layer by itself, the rest together; weights are widened to masters on the way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dapo.distributed.shards import refresh
 from dapo.distributed.world import ALONE, World
@@ -43,6 +44,15 @@ class Learner:
         if self.gathered is not None:
             refresh(self.gathered, self.policy)
         return self.whole
+
+    def sum_gradients(self, *, now: bool) -> None:
+        """A sharded policy's gradients are summed over the ranks after each micro-batch: no rank holds all of them.
+
+        One rank holds all of them anyway: its own wait for the update's last micro-batch.
+        """
+        if self.is_sharded and self.world.size == 1:
+            sharded: Any = self.policy
+            sharded.set_requires_gradient_sync(now)
 
     def microbatches(self, batch: Batch, rows: Sequence[int], budget: int) -> list[Micro]:
         """This rank's part of the work on `rows`."""

@@ -110,7 +110,9 @@ def update_once(
 
     def accumulate(budget: int) -> Sums:
         seen = Sums()
-        for micro in learner.microbatches(batch, rows, budget):
+        micros = learner.microbatches(batch, rows, budget)
+        for micro in micros:
+            learner.sum_gradients(now=micro is micros[-1])
             said, noted = (seen, record) if micro.counts else (Sums(), None)
             loss = microbatch_loss(learner, batch, micro.rows, totals, config, said, noted, is_old=is_old)
             (loss if micro.counts else 0 * loss).backward()
