@@ -302,7 +302,7 @@ def rollouts(s: Settings, out: Translation) -> None:
     if parallel.value > 1:
         out.put("rollout.engine", "vllm", engine.origin)
         out.take("rollout.tensor_parallel", parallel)
-        out.means_other(parallel.origin, "tensor-parallel rollouts are not built yet: a run refuses them by name.")
+        out.means_other(parallel.origin, "its ranks are trainer ranks too; run on CPUs only so far (docs/scaling.md).")
     elif engine.is_given:
         out.means_other(
             engine.origin,
