@@ -1,5 +1,6 @@
 """The parts of a sharded checkpoint that need no second process: dealing, waiting, failing by name, no pickle."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -9,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dapo.checkpoints import sharded
 from dapo.checkpoints.load import newest_intact
-from dapo.checkpoints.sharded import Background, Part, deal_weights, read_slices
+from dapo.checkpoints.sharded import Background, Part, deal_weights, read_slices, write_part
 from dapo.distributed.shards import Sharding, on_host
-from dapo.distributed.world import one_rank
+from dapo.distributed.world import World, one_rank
 from dapo.errors import DiskError
 from dapo.models.load import checkpoint_tensors, save_all_but_weights, save_policy
 from dapo.trainer.run import layers_of
@@ -45,6 +46,7 @@ def test_what_is_read_back_is_what_was_saved_and_nothing_is_pickled(tmp_path: Pa
     policy = tiny_policy(family)
     with one_rank("cpu") as world:
         slices = sharded_slices(world, policy)
+        policy.base.register_buffer("correction", torch.ones(3))  # as some routers have: no parameter, but saved
         background = Background(world)
         background.save(tmp_path, "step-000001", part_of(policy, slices), keep=1)
         background.wait()
@@ -91,6 +93,50 @@ def test_a_second_save_waits_for_the_first_and_training_does_not(tmp_path: Path,
         second.join(30)
         background.wait()
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000001", "step-000002"]
+
+
+class Threads(World):
+    """Ranks that are threads of this process."""
+
+    def __init__(self, rank: int, size: int, said: dict[int, Any], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self.said, self.barrier_ = rank, size, said, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        self.said[self.rank] = value
+        self.barrier_.wait(10)
+        everything = [self.said[rank] for rank in range(self.size)]
+        self.barrier_.wait(10)
+        return everything
+
+
+def test_one_rank_of_three_that_cannot_write_its_weights_stops_all_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(tensors: Any, path: Path, **named: Any) -> None:
+        if path.name.startswith("model-00002"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(tensors, path, **named)
+
+    monkeypatch.setattr(sharded, "save_file", full)
+    monkeypatch.setattr(sharded, "write_slices", lambda *_: [])
+    said: dict[int, Any] = {}
+    barrier, errors = threading.Barrier(3), list[BaseException]()
+    part = Part({}, {"w": torch.ones(2)}, {}, {}, lambda _folder: None)
+
+    def rank(number: int) -> None:
+        try:
+            write_part(tmp_path, "step-000001", part, Threads(number, 3, said, barrier), keep=1)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [type(error) for error in errors] == [DiskError] * 3
+    assert all("No space left" in str(error) for error in errors)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -20,6 +20,7 @@ from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.report.load import load_run
 from dapo.tracking.files import read_lines
+from dapo.trainer.export import export_run
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run, resume_run, start_run
@@ -226,6 +227,8 @@ def test_a_run_that_keeps_its_model_alone_writes_no_state_and_says_so_on_resume(
     with pytest.raises(CheckpointError, match="model alone") as refused:
         resume_run(alone.folder)
     assert str(only / "model") in refused.value.remedy
+    export_run(alone.folder, tmp_path / "exported", is_bundle=True)
+    assert f"{alone.learner.updates} updates" in (tmp_path / "exported" / "README.md").read_text()
 
 
 def test_what_memory_taught_a_run_outlives_it_until_the_key_is_changed(tmp_path: Path):
@@ -439,6 +442,9 @@ def test_tokens_of_value_pretraining_count(tmp_path: Path):
     first = metrics(straight)[0]["tokens/generated"]
     assert run_toy(tmp_path, "run", *changes, f"train.max_generated_tokens={int(before + first)}").step == 1
     assert run_toy(tmp_path, "none", *changes, f"train.max_generated_tokens={int(before)}").step == 0
+    cut = run_toy(tmp_path, "cut", *changes, "train.max_generated_tokens=1")
+    assert (cut.step, len(metrics(cut.folder, "value.jsonl"))) == (0, 1)
+    assert "max_generated_tokens = 1 is spent" in (cut.folder / "events.jsonl").read_text()
 
 
 def test_a_budget_of_minutes_counts_steps_also_those_before_a_resume(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ def manifest_of(folder: Path, step: int, known: Mapping[str, Any] | None = None)
     """The manifest of all files there; `known` are those that another rank has described already."""
     known = known or {}
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    if unseen := sorted(known.keys() - paths.keys()):
+        raise FileNotFoundError(errno.ENOENT, f"{unseen[0]} was written by another rank and is not to be seen here")
     files = {name: known.get(name) or described(path) for name, path in paths.items() if path.name != MANIFEST}
     return json.dumps({"format": 1, "step": step, "files": files}, indent=1)
 

@@ -11,7 +11,7 @@ import json
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from dapo.errors import DiskError, cannot_write, is_about_disk
 
 SLICES = "slices"  # folder of what is sharded
 INDEX = "model.safetensors.index.json"
-LEAVE_S = 5.0
+LEAVE_S = 120.0  # a peer that is gone ends the save at once, by its closed connection
 T = TypeVar("T")
 
 
@@ -66,6 +66,8 @@ class Background:
         self.world = world.beside()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        # A thread starts on the first GPU, and a look at a stream there would take memory of another rank's card.
+        self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def save(self, root: Path, name: str, part: Part, *, keep: int) -> None:
         """Returns at once; waits for the save before, if that is still being written."""
@@ -73,6 +75,8 @@ class Background:
 
         def write() -> None:
             try:
+                if self._gpu is not None:
+                    torch.cuda.set_device(self._gpu)
                 write_part(root, name, part, self.world, keep=keep)
             except BaseException as error:  # raised again by the thread that trains
                 self._error = error
@@ -106,14 +110,24 @@ def write_part(root: Path, name: str, part: Part, world: World, *, keep: int) ->
             (aside / SLICES).mkdir()
 
     def write() -> dict[str, Any]:
-        own = [*write_slices(aside / SLICES, part.slices, world), *write_weights(aside / "model", part.weights, world)]
+        weights = aside / "model" / f"model-{world.rank + 1:05d}-of-{world.size:05d}.safetensors"
+        own = write_slices(aside / SLICES, part.slices, world)
+        if part.weights:
+            save_file(dict(part.weights), weights, metadata={"format": "pt"})
+            own.append(weights)
         for path in own:
             sync(path)
-        return {path.relative_to(aside).as_posix(): described(path) for path in own}
+        return {
+            "files": {path.relative_to(aside).as_posix(): described(path) for path in own},
+            "weights": dict.fromkeys(part.weights, weights.name),
+            "bytes": sum(tensor.nbytes for tensor in part.weights.values()),
+        }
 
     def finish() -> None:
         if world.is_first:
             part.write_model(aside / "model")
+            write_index(aside / "model" / INDEX, shares)
+            files = {file: entry for share in shares for file, entry in share["files"].items()}
             save_file(dict(part.tensors), aside / STATE_TENSORS)
             (aside / STATE_JSON).write_text(json.dumps(part.state, ensure_ascii=False), encoding="utf-8")
             (aside / MANIFEST).write_text(manifest_of(aside, step_of(final), known=files), encoding="utf-8")
@@ -122,7 +136,7 @@ def write_part(root: Path, name: str, part: Part, world: World, *, keep: int) ->
 
     try:
         together(world, final, prepare)
-        files = {file: entry for share in together(world, final, write) for file, entry in share.items()}
+        shares = together(world, final, write)
         together(world, final, finish)
     except DiskError:
         if world.is_first:
@@ -131,7 +145,10 @@ def write_part(root: Path, name: str, part: Part, world: World, *, keep: int) ->
 
 
 def together(world: World, final: Path, work: Callable[[], T]) -> list[T]:
-    """work() on every rank, and what came out of each; where one of them cannot write, all say so."""
+    """work() on every rank, and what came out of each; where one of them cannot write, all say so.
+
+    In work() ranks do not talk to each other, or all of them fail alike: a rank that cannot write is heard of here.
+    """
     done, failure = None, None
     try:
         done = work()
@@ -161,21 +178,11 @@ def write_slices(folder: Path, slices: Mapping[str, Tensor], world: World) -> li
     return sorted(folder.glob(f"shard-{world.rank + 1:05d}-*"))
 
 
-def write_weights(folder: Path, weights: Mapping[str, Tensor], world: World) -> list[Path]:
-    """One file of the model, and by the first rank the index of all."""
-    file = folder / f"model-{world.rank + 1:05d}-of-{world.size:05d}.safetensors"
-    if weights:
-        save_file(dict(weights), file, metadata={"format": "pt"})
-    shares = world.gather([sorted(weights), sum(tensor.nbytes for tensor in weights.values())])
-    if world.is_first:
-        placed = {
-            name: f"model-{rank:05d}-of-{world.size:05d}.safetensors"
-            for rank, (names, _) in enumerate(shares, start=1)
-            for name in names
-        }
-        index = {"metadata": {"total_size": sum(size for _, size in shares)}, "weight_map": placed}
-        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
-    return [file] if weights else []
+def write_index(path: Path, shares: Sequence[Mapping[str, Any]]) -> None:
+    """Which file of the model holds which tensor."""
+    placed = {name: file for share in shares for name, file in share["weights"].items()}
+    index = {"metadata": {"total_size": sum(share["bytes"] for share in shares)}, "weight_map": placed}
+    path.write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
 
 
 # ------------------------------------------------------------------ reading

@@ -69,13 +69,14 @@ ALONE = World()
 class Ranks(World):
     """This process and its peers, by torch.distributed: gloo for the host, NCCL for tensors on GPUs."""
 
-    def __init__(self, rank: int, size: int, group: Any = None) -> None:
-        self.rank, self.size, self.group = rank, size, group
+    def __init__(self, rank: int, size: int, group: Any = None, timeout: timedelta | None = None) -> None:
+        self.rank, self.size, self.group, self.timeout = rank, size, group, timeout
 
     def beside(self) -> Ranks:
         import torch.distributed as dist
 
-        return Ranks(self.rank, self.size, dist.new_group(backend="gloo"))
+        group = dist.new_group(backend="gloo", timeout=self.timeout)
+        return Ranks(self.rank, self.size, group, self.timeout)
 
     def exchange(self, data: bytes) -> list[bytes]:
         lengths = [int(length) for length in gathered(torch.tensor([len(data)]), self.size, self.group)]
@@ -159,12 +160,13 @@ def open_world(cluster: ClusterConfig, environment: Mapping[str, str] = os.envir
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(environment["LOCAL_RANK"]))
+    timeout = timedelta(seconds=cluster.timeout_s)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=cluster.timeout_s))
+        dist.init_process_group(backend, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise EngineError(f"cluster.backend = {cluster.backend}: the ranks do not find each other: {error}") from None
-    world = Ranks(dist.get_rank(), dist.get_world_size())
+    world = Ranks(dist.get_rank(), dist.get_world_size(), timeout=timeout)
     store = dist.distributed_c10d._get_default_store()
     try:
         yield world

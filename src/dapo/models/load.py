@@ -67,7 +67,7 @@ def save_all_but_weights(policy: Policy, folder: str | Path) -> None:
 
 
 def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """The policy's weights under the names of a checkpoint, an adapter added to what it adapts; tied ones once."""
+    """The policy's weights and lasting buffers as a checkpoint names them, adapters added in; tied ones once."""
     tensors = {}
     for name, parameter in policy.base.named_parameters():
         if ".lora_" in name:
@@ -82,6 +82,10 @@ def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
                     tensor = tensor + layer.get_delta_weight(adapter).detach().to(tensor.dtype)
             name = f"{owner}.{leaf}"
         tensors[name] = tensor
+    buffers = dict(policy.base.named_buffers())
+    for name in policy.base.state_dict():  # those that are part of a checkpoint
+        if name in buffers:
+            tensors[name.replace(".base_layer.", ".")] = buffers[name].detach()
     yield from revert_weight_conversion(policy.base, tensors).items()
 
 

@@ -24,7 +24,7 @@ def pretrain_value(run: Run) -> None:
     Goes on after the last step of the stage that a checkpoint holds.
     """
     sampling = run.config.sampling.model_copy(update={"dynamic": False})
-    for step in range(run.value_steps + 1, run.pretrain_steps + 1):
+    for step in run.remaining_value_steps():
         start = time.perf_counter()
         run.begin_step()
         filled = fill_step(
@@ -37,7 +37,7 @@ def pretrain_value(run: Run) -> None:
             progress=run.on_fill,
         )
         batch = make_batch(filled.groups, run.config, run.policy.dtype)
-        score_old(run.learner, batch, run.config)
+        score_old(run.learner, batch, run.config, event=run.event)
         values = monte_carlo(run, batch)
         held_out = [g for g, group in enumerate(batch.groups) if is_held_out(group.problem.id)]
         sums = Sums()
@@ -46,7 +46,7 @@ def pretrain_value(run: Run) -> None:
         ):
             rows = batch.rows_of([g for g in groups if g not in held_out])
             if rows:
-                update_critic(run.learner, batch, values, rows, run.config, sums)
+                update_critic(run.learner, batch, values, rows, run.config, sums, run.event)
         run.end_value_step(step)
         sums = sums.across(run.world)
         line = {
@@ -60,6 +60,8 @@ def pretrain_value(run: Run) -> None:
         run.spend(line)
         for observer in run.observers:
             observer.on_value_step(line, run.pretrain_steps)
+        if run.is_spent:
+            run.event("budget", run.spent)
         check_stop(run)
         if run.is_due(run.config.checkpoint.every_steps, step):
             run.save()
@@ -70,7 +72,7 @@ def monte_carlo(run: Run, batch: Batch) -> Values:
     assert run.learner.value is not None, "only a critic is pretrained"
     gae = run.config.algorithm.gae.model_copy(update={"lam_critic": 1.0, "whiten": False})
     algorithm = run.config.algorithm.model_copy(update={"gae": gae})
-    old = old_values_of_critic(run.learner, run.learner.value, batch, run.config)
+    old = old_values_of_critic(run.learner, run.learner.value, batch, run.config, run.event)
     return estimate_advantages(batch, run.config.model_copy(update={"algorithm": algorithm}), old)
 
 

@@ -127,10 +127,19 @@ class Run:
         while not self.is_complete and not self.world.any(self.is_stopping):
             yield self.step + 1
 
+    def remaining_value_steps(self) -> Iterator[int]:
+        while self.is_pretraining and not self.is_spent:
+            yield self.value_steps + 1
+
+    @property
+    def is_spent(self) -> bool:
+        """The budget of tokens or minutes."""
+        return bool(self.spent)
+
     @property
     def is_complete(self) -> bool:
-        """All steps done, or the budget of tokens or minutes spent."""
-        return self.step >= self.config.train.steps or bool(self.spent)
+        """All steps done, or the budget spent."""
+        return self.step >= self.config.train.steps or self.is_spent
 
     def spend(self, *lines: Mapping[str, Any]) -> None:
         """Count what steps, or steps of value pretraining, took by their lines. The first rank's clock decides."""
@@ -255,7 +264,9 @@ class Run:
         is_resumable = self.config.checkpoint.resumable
         if self.saved == name or not (is_resumable or self.step):
             return
-        state, tensors = self.state() if is_resumable else ({"resumable": False}, {})
+        state, tensors = self.state()
+        if not is_resumable:
+            state, tensors = told(state), {}
         if self.learner.is_sharded and self.config.checkpoint.format == "auto":
             self.save_sharded(name, state, tensors)
         else:
@@ -382,6 +393,12 @@ class Run:
         if prefix is None:
             return self.learner.optimizer.parameters.get(key.removeprefix("adapter."))
         return self.optimizers[prefix].parameters.get(key.removeprefix(prefix).partition(".")[2])
+
+
+def told(state: dict[str, Any]) -> dict[str, Any]:
+    """What of a run's state is kept beside a model alone: what its card and its record tell."""
+    kept = {key: state[key] for key in ("updates", "bad_updates", "data")}
+    return {**kept, "sampling": {"order": state["sampling"]["order"]}, "resumable": False}
 
 
 def with_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
