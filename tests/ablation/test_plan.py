@@ -18,7 +18,22 @@ def test_budgets_become_keys_of_the_run():
     assert parse_budget("minutes=2.5").overrides == ("train.steps=1000000", "train.max_minutes=2.5")
 
 
-@pytest.mark.parametrize("text", ["", "20", "steps=", "steps=0", "steps=2.5", "tokens=-1", "hours=1", "tokens=1e6"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "20",
+        "steps=",
+        "steps=0",
+        "steps=2.5",
+        "tokens=-1",
+        "hours=1",
+        "tokens=1e6",
+        "steps=_",
+        "steps=1__0",
+        "steps=" + "9" * 400,
+    ],
+)
 def test_what_is_no_budget_is_refused_with_an_example(text: str):
     with pytest.raises(ConfigError, match=r"(?s)--budget .*tokens=500000"):
         parse_budget(text)
@@ -71,6 +86,11 @@ def test_a_run_that_spent_its_budget_is_done(tmp_path: Path):
     assert planned.state is State.HALF_DONE
     (planned.folder / "events.jsonl").write_text(json.dumps({"step": 3, "kind": "budget", "message": ""}) + "\n")
     assert planned.state is State.DONE
+
+
+def test_a_recipe_whose_runs_cannot_go_on_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"(?s)checkpoint\.resumable = false.*resumable=true"):
+        plan_jobs("ladder", LADDER, [0], parse_budget(None), ["checkpoint.resumable=false"], tmp_path)
 
 
 def test_a_folder_of_other_settings_is_refused_by_key_and_value(tmp_path: Path):

@@ -52,7 +52,9 @@ def parse_budget(text: str | None) -> Budget:
     """`steps=N`, `tokens=N` or `minutes=N`; None leaves the recipe's steps."""
     if text is None:
         return Budget()
-    match = re.fullmatch(r"\s*(steps|tokens|minutes)\s*=\s*([0-9_]+(?:\.[0-9]+)?)\s*", text)
+    match = re.fullmatch(
+        r"\s*(steps|tokens|minutes)\s*=\s*([0-9]{1,12}|[0-9]{1,3}(?:_[0-9]{3}){1,4}|[0-9]{1,12}\.[0-9]{1,9})\s*", text
+    )
     remedy = "Write steps=60, tokens=500000 or minutes=2.5."
     if match is None:
         raise ConfigError(f"--budget {text}: is no budget.", remedy=remedy)
@@ -152,6 +154,11 @@ def plan_jobs(
                 raise ConfigError(
                     f"{key} = {value} in {recipe}: a ladder compares evaluations, and there are none.",
                     remedy="Set eval.every_steps above 0 and name a set in data.eval.",
+                )
+            if not config.checkpoint.resumable:
+                raise ConfigError(
+                    f"checkpoint.resumable = false in {recipe}: a run of a ladder that is stopped must go on later.",
+                    remedy="Add --set checkpoint.resumable=true.",
                 )
             jobs.append(Job(arm, seed, out / arm.name / f"seed-{seed}", config, overrides))
     for job in jobs:

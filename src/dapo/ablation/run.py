@@ -88,6 +88,8 @@ def run_jobs(jobs: Sequence[Job], recipe: str, *, at_once: int, lock: int, progr
             while running or (waiting and not asked):
                 while waiting and len(running) < at_once and not asked:
                     running.append(start(waiting.popleft(), recipe, lock))
+                    if asked:  # while it was being started: nobody has told it yet
+                        running[-1].process.send_signal(signal.SIGINT)
                     progress([r.job for r in running], outcome, f"{running[-1].job.name}: started")
                 for ended in [r for r in running if r.process.poll() is not None]:
                     running.remove(ended)

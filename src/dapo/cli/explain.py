@@ -49,6 +49,10 @@ def command(
     dapo explain dapo-qwen2.5-32b --gpus 128 --gpu h100 --scaling --plot scaling.svg
     """
     if other is not None:
+        if plot is not None:
+            raise ConfigError(
+                "--plot: has no effect on the difference of two recipes.", remedy="Leave out one of them."
+            )
         print_difference(difference(recipe, other, set_ or []), recipe, other, as_json)
         return
     if plot is not None and not scaling:

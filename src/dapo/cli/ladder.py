@@ -73,9 +73,9 @@ def command(
     if smoke and budget is not None:
         raise ConfigError(f"--budget {budget}: --smoke has its own.", remedy="Leave out one of them.")
     chosen, own = choose_arms(arms), parse_budget(budget)
-    extra = [*(set_ or []), *(SMOKE if smoke else ())]
+    extra = [*(SMOKE if smoke else ()), *(set_ or [])]
     folder = out or default_folder(recipe, is_smoke=smoke)
-    wanted = parse_seeds(seeds or ("0" if smoke else "0,1,2"))
+    wanted = parse_seeds(seeds if seeds is not None else "0" if smoke else "0,1,2")
     refuse_own_keys(set_ or [], own.kind)
     planned = plan_jobs(recipe, chosen, wanted, own, extra, folder)
     done = done_so_far(planned, folder) if table_only else None
