@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -341,6 +342,45 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     for name in names:
         with pytest.raises(ConfigError, match=str(tmp_path)):
             translate(tmp_path / name)
+
+
+def test_only_a_regular_file_is_read_and_no_more_of_it_than_a_config_has(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.sh")  # opening it would wait for a writer
+    for path in (tmp_path / "pipe.sh", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=f"{path}: is no regular file") as caught:
+            translate(path)
+        assert "to a file" in caught.value.remedy
+
+
+OPENRLHF = "openrlhf.cli.train_ppo_ray --advantage_estimator group_norm --n_samples_per_prompt 8 --train_batch_size 8 "
+VERL = "x algorithm.adv_estimator=grpo actor_rollout_ref.actor.ppo_mini_batch_size=1 "
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.sh", VERL + "data.train_batch_size=0", "data.train_batch_size = 0"),
+        ("a.sh", VERL + "data.gen_batch_size=-1", "data.gen_batch_size = -1"),
+        ("a.sh", VERL + "trainer.nnodes=0", "trainer.nnodes = 0"),
+        ("a.sh", OPENRLHF + "--rollout_batch_size 0", "rollout_batch_size = 0"),
+        ("a.sh", OPENRLHF + "--max_samples 0", "max_samples = 0"),
+        ("a.py", "GRPOConfig(per_device_train_batch_size=0)", "per_device_train_batch_size = 0"),
+        ("a.yaml", "num_generations: 8\nnum_iterations: 0\nmax_steps: 10", "num_iterations = 0"),
+        ("a.yaml", "num_generations: 8\nsteps_per_generation: 0", "steps_per_generation = 0"),
+    ],
+)  # fmt: skip
+def test_a_count_below_one_is_refused_where_it_is_read(tmp_path: Path, name: str, text: str, expected: str):
+    with pytest.raises(ConfigError, match=rf"line \d: {expected}: must be at least 1") as caught:
+        translate(write(tmp_path, name, text), rows=10)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "argument", ["max_steps=1e400", "warmup_steps=1e999", "beta=-1e999", "max_steps=1" + "0" * 400, "save_steps=1e16"]
+)
+def test_a_number_beyond_reason_is_refused_in_python_as_in_text(tmp_path: Path, argument: str):
+    with pytest.raises(ConfigError, match=rf"line 1: {argument.partition('=')[0]} = .*: must be a number"):
+        translate(write(tmp_path, "a.py", f"GRPOConfig({argument})"))
 
 
 def test_out_is_whole_new_and_read_back(tmp_path: Path):

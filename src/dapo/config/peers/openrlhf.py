@@ -77,8 +77,8 @@ def from_openrlhf(s: Settings, *, rows: int | None) -> Translation:
     lengths(s, out)
     optimizer(s, out)
     episodes, most = (
-        s.integer("train.num_episodes", "num_episodes", default=1),
-        s.integer("data.max_samples", "max_samples"),
+        s.count("train.num_episodes", "num_episodes", default=1),
+        s.count("data.max_samples", "max_samples"),
     )
     steps_of(out, episodes, prompts=prompts, rows=rows, train_set=train_set, limit=most.value)
     ratio = s.real("actor.lr_warmup_ratio", "lr_warmup_ratio", default=0.03)
@@ -106,9 +106,9 @@ def data(s: Settings, out: Translation) -> str:
 
 def batches(s: Settings, out: Translation) -> int:
     """OpenRLHF generates for prompts and trains on samples: prompts x responses."""
-    prompts = s.integer("rollout.batch_size", "rollout_batch_size", default=1024)
-    n = s.integer("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)
-    trained = s.integer("train.batch_size", "train_batch_size", default=128)
+    prompts = s.count("rollout.batch_size", "rollout_batch_size", default=1024)
+    n = s.count("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)
+    trained = s.count("train.batch_size", "train_batch_size", default=128)
     setting = s.find("train.batch_size", "train_batch_size")
     updates = divided(s, prompts.value * n.value, trained.value, setting, "responses per step / samples per update")
     if updates > prompts.value:
@@ -121,7 +121,7 @@ def batches(s: Settings, out: Translation) -> int:
     out.take("sampling.responses_per_prompt", n)
     out.put("train.updates_per_step", updates, f"rollout batch x n / {trained.origin}")
     out.means_other(trained.origin, f"counts responses per update; ours counts updates per step: {updates}.")
-    out.take("train.epochs_per_step", s.integer("train.max_epochs", "max_epochs", default=1))
+    out.take("train.epochs_per_step", s.count("train.max_epochs", "max_epochs", default=1))
     return int(prompts.value)
 
 
@@ -265,8 +265,8 @@ def rest_of_run(s: Settings, out: Translation) -> None:
         out.take("eval.temperature", temperature)
         out.put("eval.top_p", 1.0, "OpenRLHF's default")
     nodes, each = (
-        s.integer("actor.num_nodes", "actor_num_nodes", default=1),
-        s.integer("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8),
+        s.count("actor.num_nodes", "actor_num_nodes", default=1),
+        s.count("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8),
     )
     gpus = nodes.value * each.value
     if gpus > 1:

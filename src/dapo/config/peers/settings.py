@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from dapo.errors import ConfigError
 _SECRET = re.compile(r"api_?key|token$|secret|password|^use_wandb$|wandb\.key$", re.IGNORECASE)
 _UNSET = {"", "null", "None", "~"}
 _LONGEST_SHOWN = 60
+LARGEST = 1e15  # whole numbers stay whole up to here
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,10 @@ class Settings:
     def integer(self, *keys: str, default: int | None = None) -> Value:
         return self._value(keys, default, self._integer)
 
+    def count(self, *keys: str, default: int | None = None) -> Value:
+        """A whole number of things of which there must be one at least."""
+        return self._value(keys, default, self._count)
+
     def real(self, *keys: str, default: float | None = None) -> Value:
         return self._value(keys, default, self._real)
 
@@ -110,16 +116,23 @@ class Settings:
             raise self.refuse(setting, "must be a whole number.", "Mend the line.")
         return int(number)
 
+    def _count(self, setting: Setting) -> int:
+        number = self._integer(setting)
+        if number < 1:
+            raise self.refuse(setting, "must be at least 1.", "Mend the line.")
+        return number
+
     def _real(self, setting: Setting) -> float:
         value = setting.value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+        is_typed = isinstance(value, int | float) and not isinstance(value, bool)
         try:
-            number = float(unquoted(str(value)))
-        except ValueError:
+            number = float(value if is_typed else unquoted(str(value)))
+        except (ValueError, OverflowError):  # Python's whole numbers go beyond any float
             raise self._unread(setting, "a number") from None
-        if number != number or abs(number) > 1e15:
+        if math.isnan(number):
             raise self._unread(setting, "a number")
+        if abs(number) > LARGEST:
+            raise self.refuse(setting, f"must be a number up to {LARGEST:g}.", "Mend the line.")
         return number
 
     def _flag(self, setting: Setting) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,13 @@ def read_text(path: Path) -> str:
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder.", remedy="Name a script, a YAML or JSON file, or a Python file.")
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise ConfigError(f"{path}: larger than 1 MiB; that is no config.")
-        return path.read_text(encoding="utf-8")
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may never end, nor does /dev/zero
+            raise ConfigError(f"{path}: is no regular file.", remedy="Write what it holds to a file and name that.")
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise ConfigError(f"{path}: larger than 1 MiB; that is no config.", remedy="Name the config alone.")
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except OSError as error:

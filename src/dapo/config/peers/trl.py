@@ -105,11 +105,11 @@ def data(s: Settings, out: Translation) -> str:
 
 def batches(s: Settings, out: Translation, gpus: int) -> tuple[int, int]:
     """Prompts a step and updates a step. TRL counts completions, per device."""
-    each = s.integer("per_device_train_batch_size", default=8)
-    accumulated = s.integer("gradient_accumulation_steps", default=1)
-    n = s.integer("num_generations", default=8)
+    each = s.count("per_device_train_batch_size", default=8)
+    accumulated = s.count("gradient_accumulation_steps", default=1)
+    n = s.count("num_generations", default=8)
     per_pass = each.value * gpus
-    whole, passes = s.integer("generation_batch_size"), s.integer("steps_per_generation")
+    whole, passes = s.count("generation_batch_size"), s.count("steps_per_generation")
     if whole.is_given:
         n_passes = divided(
             s, whole.value, per_pass, s.find("generation_batch_size"), "generation_batch_size / (per device x GPUs)"
@@ -135,7 +135,7 @@ def batches(s: Settings, out: Translation, gpus: int) -> tuple[int, int]:
         f"counts completions per device: on {gpus} GPU(s) {completions} completions = {prompts} prompts a step. The "
         "number of GPUs is not in the file: --gpus.",
     )
-    out.take("train.epochs_per_step", s.integer("num_iterations", default=1))
+    out.take("train.epochs_per_step", s.count("num_iterations", default=1))
     return prompts, updates
 
 

@@ -126,17 +126,17 @@ def batches(s: Settings, out: Translation) -> tuple[int, int | None, str]:
     if not names:
         out.put("data.train", "TRAIN", "not in the file")
         out.means_other("data.train_files", "not in the file: set data.train.")
-    prompts = s.integer("data.train_batch_size", default=1024)
+    prompts = s.count("data.train_batch_size", default=1024)
     out.take("sampling.prompts_per_step", prompts)
-    n = s.integer(f"{ROLLOUT}.n", default=1)
+    n = s.count(f"{ROLLOUT}.n", default=1)
     out.take("sampling.responses_per_prompt", n)
-    mini = s.integer(f"{ACTOR}.ppo_mini_batch_size", default=256)
+    mini = s.count(f"{ACTOR}.ppo_mini_batch_size", default=256)
     updates = divided(
         s, prompts.value, mini.value, s.find(f"{ACTOR}.ppo_mini_batch_size"), "prompts per step / prompts per update"
     )
     out.put("train.updates_per_step", updates, f"train_batch_size / {mini.origin}")
     out.means_other(mini.origin, f"counts prompts per update; ours counts updates per step: {updates}.")
-    generated = s.integer("data.gen_batch_size")
+    generated = s.count("data.gen_batch_size")
     return prompts.value, generated.value, names[0] if names else ""
 
 
@@ -230,7 +230,7 @@ def critic(s: Settings, out: Translation) -> None:
 
 def dynamic(s: Settings, out: Translation, has_critic: bool) -> None:
     enabled = s.flag("algorithm.filter_groups.enable", default=False)
-    prompts, generated = s.integer("data.train_batch_size", default=1024), s.integer("data.gen_batch_size")
+    prompts, generated = s.count("data.train_batch_size", default=1024), s.count("data.gen_batch_size")
     most = s.integer("algorithm.filter_groups.max_num_gen_batches")
     if enabled.value and has_critic:
         out.has_none(enabled.origin, "dropping groups by their outcome biases a critic's targets; left out.")
@@ -285,7 +285,7 @@ def optimizer(s: Settings, out: Translation) -> None:
     out.take("train.weight_decay", s.real(f"{ACTOR}.optim.weight_decay", default=0.01))
     out.take_given("train.betas", s.reals(f"{ACTOR}.optim.betas", count=2))
     out.take("train.grad_clip", s.real(f"{ACTOR}.grad_clip", default=1.0))
-    out.take("train.epochs_per_step", s.integer(f"{ACTOR}.ppo_epochs", default=1))
+    out.take("train.epochs_per_step", s.count(f"{ACTOR}.ppo_epochs", default=1))
     out.take("train.tokens_per_microbatch", s.integer(f"{ACTOR}.ppo_max_token_len_per_gpu", default=16384))
     out.take("train.gradient_checkpointing", s.flag(f"{MODEL}.enable_gradient_checkpointing", default=True))
     rank = s.integer(f"{MODEL}.lora_rank", default=0)
@@ -324,7 +324,7 @@ def verifier(s: Settings, out: Translation) -> None:
 def evaluation(s: Settings, out: Translation) -> None:
     files = s.texts("data.val_files")
     names = take_data(out, "data.eval", files, files.value)
-    every, n = s.integer("trainer.test_freq", default=-1), s.integer(f"{ROLLOUT}.val_kwargs.n", default=1)
+    every, n = s.integer("trainer.test_freq", default=-1), s.count(f"{ROLLOUT}.val_kwargs.n", default=1)
     out.take("eval.every_steps", every, max(0, every.value))
     temperature, top_p = s.real(f"{ROLLOUT}.val_kwargs.temperature", default=0.0), s.real(f"{ROLLOUT}.val_kwargs.top_p")
     top_k = without_top_k(s.integer(f"{ROLLOUT}.val_kwargs.top_k"))
@@ -352,7 +352,7 @@ def trainer(s: Settings, out: Translation, *, prompts: int, rows: int | None, tr
     out.take("checkpoint.every_steps", save, max(0, save.value))
     keep = s.integer("trainer.max_actor_ckpt_to_keep")
     out.take_given("checkpoint.keep", keep)
-    nodes, each = s.integer("trainer.nnodes", default=1), s.integer("trainer.n_gpus_per_node", default=8)
+    nodes, each = s.count("trainer.nnodes", default=1), s.count("trainer.n_gpus_per_node", default=8)
     gpus = nodes.value * each.value
     if gpus > 1:
         out.put("cluster.backend", "ray", "verl runs on Ray")
