@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from dapo.config.peers.translate import check, recipe_text, translate
 from dapo.errors import ConfigError
 
 FILES = Path(__file__).parent / "peers_files"
+OPENRLHF = "openrlhf.cli.train_ppo_ray --advantage_estimator group_norm --n_samples_per_prompt 8 --train_batch_size 8 "
+VERL = "x algorithm.adv_estimator=grpo actor_rollout_ref.actor.ppo_mini_batch_size=1 "
 
 
 def dapo(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -141,6 +144,27 @@ def test_epochs_become_steps_where_the_rows_are_known(tmp_path: Path):
     assert "--rows" in said(translate(path).differs, "total_epochs")
 
 
+def test_evaluation_is_greedy_unless_it_samples(tmp_path: Path):
+    home = "actor_rollout_ref.rollout.val_kwargs"
+    base = ("data.train_batch_size=256", "data.val_files=b.parquet", "trainer.test_freq=5", f"{home}.temperature=0.7")
+    for extra, expected in (((), 0.0), ((f"{home}.do_sample=False",), 0.0), ((f"{home}.do_sample=True",), 0.7)):
+        out = verl(tmp_path, *base, *extra)
+        assert loaded(out, tmp_path)["eval.temperature"] == expected
+        assert any("greedily" in remark.why for remark in out.differs) is (expected == 0.0)
+
+
+def test_words_without_a_counterpart_are_refused_not_replaced(tmp_path: Path):
+    actor = "actor_rollout_ref.actor"
+    loss = ("data.train_batch_size=256", f"{actor}.use_kl_loss=True")
+    assert verl(tmp_path, *loss, f"{actor}.kl_loss_type=k2+").keys["algorithm.kl.kind"] == "k2"
+    with pytest.raises(ConfigError, match=r"kl_loss_type = full: no such estimator") as caught:
+        verl(tmp_path, *loss, f"{actor}.kl_loss_type=full")
+    assert "low_var_kl" in caught.value.remedy
+    path = write(tmp_path, "o.sh", f"{OPENRLHF} --rollout_batch_size 8 --loss_agg_mode median")
+    with pytest.raises(ConfigError, match="loss_agg_mode = median: no such mean of the loss"):
+        translate(path)
+
+
 # ------------------------------------------------------------------ TRL
 
 
@@ -213,6 +237,22 @@ def test_losses_we_do_not_have_are_refused_with_their_line(tmp_path: Path):
     path = write(tmp_path, "a.yaml", "num_generations: 8\nloss_type: cispo\n")
     with pytest.raises(ConfigError, match=r"a\.yaml, line 2: loss_type = cispo: no such loss"):
         translate(path)
+
+
+def test_steps_below_one_are_a_share_of_all(tmp_path: Path):
+    def trl(*lines: str) -> Translation:
+        return translate(write(tmp_path, "a.yaml", "\n".join(["num_generations: 8", *lines])))
+
+    out = trl("max_steps: 200", "save_steps: 0.1", "eval_steps: 0.25")
+    assert loaded(out, tmp_path)["checkpoint.every_steps"] == 200 // 10
+    assert f"eval.every_steps = {200 // 4}" in said(out.missing, "eval_steps")
+    assert trl("max_steps: 3", "save_steps: 0.01").keys["checkpoint.every_steps"] == 1
+    unknown = trl("save_steps: 0.1")  # passes over rows that nobody counted
+    assert "checkpoint.every_steps" not in unknown.keys
+    assert "set checkpoint.every_steps" in said(unknown.differs, "save_steps")
+    assert loaded(trl("max_steps: 9", "save_strategy: 'no'"), tmp_path)["checkpoint.every_steps"] == 0
+    with pytest.raises(ConfigError, match=r"save_steps = 10\.5: must be a whole number"):
+        trl("max_steps: 9", "save_steps: 10.5")
 
 
 # ------------------------------------------------------------------ OpenRLHF
@@ -352,10 +392,6 @@ def test_only_a_regular_file_is_read_and_no_more_of_it_than_a_config_has(tmp_pat
         assert "to a file" in caught.value.remedy
 
 
-OPENRLHF = "openrlhf.cli.train_ppo_ray --advantage_estimator group_norm --n_samples_per_prompt 8 --train_batch_size 8 "
-VERL = "x algorithm.adv_estimator=grpo actor_rollout_ref.actor.ppo_mini_batch_size=1 "
-
-
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
@@ -381,6 +417,44 @@ def test_a_count_below_one_is_refused_where_it_is_read(tmp_path: Path, name: str
 def test_a_number_beyond_reason_is_refused_in_python_as_in_text(tmp_path: Path, argument: str):
     with pytest.raises(ConfigError, match=rf"line 1: {argument.partition('=')[0]} = .*: must be a number"):
         translate(write(tmp_path, "a.py", f"GRPOConfig({argument})"))
+
+
+def test_many_arguments_and_long_values_take_no_long_time(tmp_path: Path):
+    names = "".join(f"n{at} = {at}\n" for at in range(4_000))
+    used = ", ".join(f"k{at}=n{at} * 2" for at in range(4_000))
+    out = translate(write(tmp_path, "many.py", f"{names}GRPOConfig(max_steps=n7 * 2, num_generations=8, {used})"))
+    assert out.keys["train.steps"] == 7 * 2
+    used = ", ".join(f"k{at}={at}" for at in range(11_000))
+    with pytest.raises(ConfigError, match="more than 10,000 settings"):
+        translate(write(tmp_path, "most.py", f"GRPOConfig({used})"))
+    with pytest.raises(ConfigError, match=r"seed = .*must be a number"):
+        translate(write(tmp_path, "digits.py", f"x = 0x{'f' * 9_000}\nGRPOConfig(seed=x)"))
+
+
+def test_a_name_of_a_file_cannot_add_keys(tmp_path: Path):
+    text = recipe_text(verl(tmp_path, "data.train_batch_size=256"), 'a\npreset = "vapo"\n.sh')
+    assert tomllib.loads(text)["preset"] == "grpo-naive"
+
+
+def test_out_that_cannot_be_written_says_so_of_out(tmp_path: Path):
+    taken = write(tmp_path, "taken", "a file, not a folder")
+    (tmp_path / "a").mkdir()
+    for out in (taken / "mine.toml", tmp_path / "a" / ("x" * 245 + ".toml"), tmp_path / ("x" * 300 + ".toml")):
+        answer = dapo(FILES / "dapo_32b.sh", "--out", out)
+        assert answer.returncode == 2
+        assert f"--out {out}: cannot be written" in answer.stderr.replace("\n", "")
+        assert "dapo resume" not in answer.stderr
+        assert "Traceback" not in answer.stderr
+
+
+def test_options_that_do_not_fit_the_file_are_refused():
+    for name, options, expected in (
+        ("grpo.py", ("--peer", "verl"), "--peer verl"),
+        ("dapo_32b.sh", ("--gpus", "4"), "--gpus 4"),
+        ("openrlhf.sh", ("--gpus", "4"), "--gpus 4"),
+    ):
+        answer = dapo(FILES / name, *options)
+        assert (answer.returncode, expected in answer.stderr) == (2, True)
 
 
 def test_out_is_whole_new_and_read_back(tmp_path: Path):

@@ -10,16 +10,20 @@ import typer
 
 from dapo.config.peers.settings import Remark, Translation
 from dapo.config.peers.translate import PEERS, check, recipe_text, translate
-from dapo.errors import ConfigError
+from dapo.errors import ConfigError, DiskError
+
+MOST = 10**12  # GPUs or rows; beyond it a number is a slip, and beyond a float it cannot be counted with
 
 
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A verl or OpenRLHF script, a TRL file, YAML or JSON.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the recipe here; must be new.")] = None,
     peer: Annotated[str | None, typer.Option(help="verl, trl or openrlhf; default: found out.")] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="TRL counts per device: on so many of them.")] = 1,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="TRL counts per device: on so many of them (1).")
+    ] = None,
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows of the training file, to turn epochs into steps.")
+        int | None, typer.Option(min=1, max=MOST, help="Rows of the training file, to turn epochs into steps.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -77,7 +81,11 @@ def as_data(found: Translation, text: str, out: Path | None) -> dict[str, object
 def refuse_existing(out: Path | None) -> None:
     if out is not None and out.suffix != ".toml":
         raise ConfigError(f"--out {out}: a recipe is a TOML file.", remedy=f"Write --out {out}.toml.")
-    if out is not None and (out.exists() or out.is_symlink()):
+    try:
+        is_there = out is not None and (out.exists() or out.is_symlink())
+    except OSError as error:  # a folder that may not be looked into, a name that is too long
+        raise not_written(f"{out}: cannot be written: {error.strerror}.") from None
+    if is_there:
         raise ConfigError(f"--out {out}: exists already.", remedy="Name a new file.")
 
 
@@ -88,5 +96,11 @@ def write_new(out: Path, text: str) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         replace_file(out, text)
+    except DiskError as error:
+        raise not_written(error.message) from None
     except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}.", remedy="Check the folder.") from None
+        raise not_written(f"{out}: cannot be written: {error.strerror}.") from None
+
+
+def not_written(why: str) -> ConfigError:
+    return ConfigError(f"--out {why}", remedy="Name a file in a folder that can be written to and has space.")

@@ -13,6 +13,7 @@ KNOWN_SETS = {"dapo-math-17k": "dapo-math-17k", "aime-2024": "aime24", "aime24":
 COPIES = {"aime24": 32}  # the published evaluation file repeats each problem so often; we use one copy
 OWNERS = {"Qwen": "Qwen", "Llama-": "meta-llama", "SmolLM": "HuggingFaceTB", "Mistral-": "mistralai"}
 FALLBACK_STEPS = 100
+GUESS = "a guess"
 
 
 def take_model(out: Translation, found: Value) -> None:
@@ -61,7 +62,7 @@ def steps_of(
     """Steps from passes over the data: one prompt is one row."""
     n_rows = rows or KNOWN_ROWS.get(train_set)
     if n_rows is None:
-        out.put("train.steps", FALLBACK_STEPS, "a guess")
+        out.put("train.steps", FALLBACK_STEPS, GUESS)
         out.means_other(
             epochs.origin,
             f"we count steps, not passes over the data: {FALLBACK_STEPS} is a guess. Give --rows N (rows of the "

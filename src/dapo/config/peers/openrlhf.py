@@ -149,8 +149,9 @@ def advantage(s: Settings, out: Translation) -> bool:
 
 
 def algorithm(s: Settings, out: Translation, has_critic: bool) -> None:
-    mode = s.text("actor.loss_agg_mode", "loss_agg_mode", default="token-mean")
-    out.take("algorithm.mean", mode, MEANS.get(mode.value, "token"))
+    names = ("actor.loss_agg_mode", "loss_agg_mode")
+    mode = s.choice(*names, known=MEANS, what="mean of the loss", default="token-mean")
+    out.take("algorithm.mean", mode, MEANS[mode.value])
     clip(s, out)
     kl(s, out, has_critic)
     enabled = s.flag("algo.dynamic_filtering_enable", "dynamic_filtering", default=False)

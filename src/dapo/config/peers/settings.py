@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,14 @@ class Settings:
 
     def text(self, *keys: str, default: str | None = None) -> Value:
         return self._value(keys, default, lambda setting: unquoted(str(setting.value)))
+
+    def choice(self, *keys: str, known: Collection[str], what: str, default: str) -> Value:
+        """One of the words we have a counterpart for; another one is refused, not replaced."""
+        found = self.text(*keys, default=default)
+        setting = self.find(*keys)
+        if setting is not None and found.value not in known:
+            raise self.refuse(setting, f"no such {what} here.", f"There are {', '.join(known)}.")
+        return found
 
     def texts(self, *keys: str) -> Value:
         return self._value(keys, [], lambda setting: as_list(setting.value))

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from dapo.config.peers.settings import Setting
+from dapo.config.peers.settings import LARGEST, Setting
 from dapo.config.peers.shell import Word, arithmetic, commands_of
 from dapo.errors import ConfigError
 
@@ -148,13 +148,7 @@ def calls_in(text: str, path: Path) -> list[Setting]:
         ) from None
     except (RecursionError, MemoryError):
         raise ConfigError(f"{path}: nested too deeply; that is no config.") from None
-    names = {
-        target.id: node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    names = Names(tree)
     calls = [(node, called(node)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if not any(name == "GRPOConfig" for _, name in calls):
         raise ConfigError(f"{path}: no call of GRPOConfig.", remedy="Name the file that makes it, or a YAML file.")
@@ -162,6 +156,10 @@ def calls_in(text: str, path: Path) -> list[Setting]:
     for node, name in calls:
         if name in _TRL_CALLS:
             found += arguments(node, name, names)
+        if len(found) > MOST_SETTINGS:
+            raise ConfigError(
+                f"{path}: more than {MOST_SETTINGS:,} settings; that is no config.", remedy="Name the config alone."
+            )
     return found
 
 
@@ -169,24 +167,52 @@ def called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
 
-def arguments(node: ast.Call, name: str, names: dict[str, ast.expr]) -> Iterator[Setting]:
+def arguments(node: ast.Call, name: str, names: Names) -> Iterator[Setting]:
     prefix = _TRL_CALLS[name]
     for place, value in zip(_POSITIONS.get(name, ()), node.args, strict=False):
-        yield Setting(prefix + place, literal(value, names), value.lineno)
+        yield Setting(prefix + place, names.value_of(value), value.lineno)
     for keyword in node.keywords:
         if keyword.arg is not None:
-            yield Setting(prefix + keyword.arg, literal(keyword.value, names), keyword.value.lineno)
+            yield Setting(prefix + keyword.arg, names.value_of(keyword.value), keyword.value.lineno)
 
 
-def literal(node: ast.expr, names: dict[str, ast.expr]) -> Any:
-    """The value of a literal, of a name bound to one, of plain arithmetic with them; of anything else, its source."""
-    if isinstance(node, ast.Name) and node.id in names:
-        node = names[node.id]
+class Names:
+    """What the names of a Python file are bound to. Each is worked out once, however many arguments use it."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.bound = {
+            target.id: node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        self.numbers = {
+            name: str(node.value)
+            for name, node in self.bound.items()
+            if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= LARGEST
+        }
+        self.known: dict[str, Any] = {}
+
+    def value_of(self, node: ast.expr) -> Any:
+        if not isinstance(node, ast.Name) or node.id not in self.bound:
+            return literal(node, self.numbers)
+        if node.id not in self.known:
+            self.known[node.id] = literal(self.bound[node.id], self.numbers)
+        return self.known[node.id]
+
+
+def literal(node: ast.expr, numbers: dict[str, str]) -> Any:
+    """The value of a literal, or of plain arithmetic with names of whole numbers; of anything else, its source."""
     try:
-        return ast.literal_eval(node)
+        value = ast.literal_eval(node)
+        str(value)  # Python refuses to write out a whole number of thousands of digits
+        return value
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         pass
-    source = ast.unparse(node)
-    numbers = {name: str(value.value) for name, value in names.items() if isinstance(value, ast.Constant)}
-    value = arithmetic(source, numbers) if "/" not in source else None  # Python's / is not the shell's
-    return source if value is None else value
+    try:
+        source = ast.unparse(node)
+    except ValueError:
+        return "…"
+    result = arithmetic(source, numbers) if "/" not in source else None  # Python's / is not the shell's
+    return source if result is None else result

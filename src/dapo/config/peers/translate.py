@@ -30,14 +30,19 @@ _TRL_KEYS = {
 _VERL_ROOTS = {"actor_rollout_ref", "algorithm", "trainer", "data", "critic", "reward_model"}
 
 
-def translate(path: Path, *, peer: str | None = None, gpus: int = 1, rows: int | None = None) -> Translation:
-    """The translation of a file; `peer` is found out unless it is given."""
+def translate(path: Path, *, peer: str | None = None, gpus: int | None = None, rows: int | None = None) -> Translation:
+    """The translation of a file; `peer` is found out unless it is given, and only TRL needs `gpus` (1)."""
     kind, settings = read_settings(path, peer)
+    if gpus is not None and kind != "trl":
+        raise ConfigError(
+            f"--gpus {gpus}: {path} is a config of {kind}, which says the number of GPUs itself.",
+            remedy="Leave --gpus out; set cluster.gpus in the recipe for another number.",
+        )
     match kind:
         case "verl":
             out = from_verl(Settings(str(path), "verl", settings), rows=rows)
         case "trl":
-            out = from_trl(Settings(str(path), "TRL", settings), gpus=gpus, rows=rows)
+            out = from_trl(Settings(str(path), "TRL", settings), gpus=gpus or 1, rows=rows)
         case _:
             out = from_openrlhf(Settings(str(path), "OpenRLHF", settings), rows=rows)
     out.put("preset", preset_for(out.keys), "the nearest preset")
@@ -56,6 +61,11 @@ def read_settings(path: Path, peer: str | None) -> tuple[str, list[Setting]]:
 
 def parsed(path: Path, text: str, peer: str | None) -> tuple[str, list[Setting]]:
     if path.suffix == ".py":
+        if peer not in (None, "trl"):
+            raise ConfigError(
+                f"--peer {peer}: {path} is a Python file, and those are read for TRL's GRPOConfig only.",
+                remedy="Leave --peer out, or name the script or YAML file that holds the settings.",
+            )
         return "trl", calls_in(text, path)
     if path.suffix in (".yaml", ".yml", ".json"):
         settings = tree_in(text, path)
@@ -113,7 +123,8 @@ def check(out: Translation, name: str) -> Resolved:
 
 def recipe_text(out: Translation, source: str) -> str:
     """The recipe as TOML, every key with where it comes from, and the two lists as comments at its head."""
-    lines = [f"# From {source} ({out.peer}), by `dapo import-config`. Read the remarks, then: dapo explain THIS_FILE"]
+    head = f"From {source} ({out.peer}), by `dapo import-config`. Read the remarks, then: dapo explain THIS_FILE"
+    lines = [f"# {comment(head)}"]
     lines += remarks("Means something else here", out.differs) + remarks("Without a counterpart", out.missing)
     lines += ["", f'preset = "{out.keys["preset"]}"']
     section = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dapo.config.peers.common import divided, steps_of, take_data, take_model, take_rest, whole_distribution
+from dapo.config.peers.common import GUESS, divided, steps_of, take_data, take_model, take_rest, whole_distribution
 from dapo.config.peers.settings import Settings, Translation, Value, as_list
 
 MEANS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}
@@ -44,7 +44,6 @@ REASONS = {
     "eval_on_start": "always so where there is an evaluation.",
     "eval_strategy": "eval.every_steps.",
     "evaluation_strategy": "eval.every_steps.",
-    "save_strategy": "checkpoint.every_steps.",
     "save_only_model": "a checkpoint holds everything that is needed to go on.",
     "reward_weights": "one reward; add them up in your own function.",
     "multi_objective_aggregation": "one reward; add them up in your own function.",
@@ -262,13 +261,18 @@ def steps(
 
 
 def evaluation(s: Settings, out: Translation) -> None:
-    every = s.integer("eval_steps")
-    per_step = int(out.keys["train.updates_per_step"]) * int(out.keys["train.epochs_per_step"])
+    every = s.real("eval_steps")
     if every.is_given:
-        out.take("eval.every_steps", every, max(1, every.value // per_step))
-        out.has_none(every.origin, "set data.eval to the sets that are evaluated (avg@k, pass@k, maj@k).")
-    save = s.real("save_steps", default=500.0)
-    out.take("checkpoint.every_steps", save, max(1, int(save.value) // per_step))
+        n = in_steps(s, out, every, "eval_steps", "eval.every_steps")
+        also = "" if n is None else f", and eval.every_steps = {n}"
+        out.has_none(every.origin, f"set data.eval to the sets that are evaluated (avg@k, pass@k, maj@k){also}.")
+    save, strategy = s.real("save_steps", default=500.0), s.text("save_strategy", default="steps")
+    if strategy.value == "no":
+        out.take("checkpoint.every_steps", strategy, 0)
+    elif (n := in_steps(s, out, save, "save_steps", "checkpoint.every_steps")) is not None:
+        out.take("checkpoint.every_steps", save, n)
+    if strategy.value not in ("no", "steps"):
+        out.has_none(strategy.origin, "checkpoints are written every so many steps: checkpoint.every_steps.")
     out.take_given("checkpoint.keep", s.integer("save_total_limit"))
     s.find("num_generations_eval")
     reported = s.find("report_to")
@@ -277,6 +281,21 @@ def evaluation(s: Settings, out: Translation) -> None:
     )
     if reported is not None and known:
         out.put("tracking.to", known, str(reported))
+
+
+def in_steps(s: Settings, out: Translation, found: Value, theirs: str, ours: str) -> int | None:
+    """Hugging Face counts updates, or a share of all of them below 1; 0 and less is never. None: not to be known."""
+    if found.value <= 0:
+        return 0
+    if found.value >= 1:
+        per_step = int(out.keys["train.updates_per_step"]) * int(out.keys["train.epochs_per_step"])
+        return max(1, int(s.integer(theirs, default=int(found.value)).value) // per_step)
+    if out.origin["train.steps"] == GUESS:
+        out.means_other(found.origin, f"a share of all steps, and how many there are is not known: set {ours}.")
+        return None
+    n = max(1, round(float(found.value) * int(out.keys["train.steps"])))
+    out.means_other(found.origin, f"a share of all {out.keys['train.steps']:,} steps: every {n:,}.")
+    return n
 
 
 def rewards(s: Settings, out: Translation) -> None:

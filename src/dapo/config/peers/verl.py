@@ -73,7 +73,6 @@ REASONS = {
     f"{ROLLOUT}.agent": "agents are not supported.",
     f"{ROLLOUT}.prompt_length": "limits.max_prompt_tokens.",
     f"{ROLLOUT}.response_length": "limits.max_response_tokens.",
-    f"{ROLLOUT}.val_kwargs.do_sample": "eval.temperature = 0 is greedy.",
     ROLLOUT: "the engine decides.",
     f"{MODEL}.override_config": "the model's config.json as it is.",
     "algorithm.gamma": "a group advantage has no discount.",
@@ -196,21 +195,28 @@ def clip(s: Settings, out: Translation) -> None:
 
 def kl(s: Settings, out: Translation, has_critic: bool) -> None:
     in_loss, in_reward = s.flag(f"{ACTOR}.use_kl_loss", default=False), s.flag("algorithm.use_kl_in_reward")
-    weight, kind = s.real(f"{ACTOR}.kl_loss_coef", default=0.001), s.text(f"{ACTOR}.kl_loss_type", default="low_var_kl")
+    weight = s.real(f"{ACTOR}.kl_loss_coef", default=0.001)
     reward_weight = s.real("algorithm.kl_ctrl.kl_coef", default=0.001)
-    reward_kind = s.text("algorithm.kl_penalty", default="kl")
+    s.find(f"{ACTOR}.kl_loss_type", "algorithm.kl_penalty")  # read below, where there is a KL term
     coefficient = Value(0.0, in_loss.origin, in_loss.is_given)
     if in_loss.value and weight.value:
         coefficient = weight
         out.put("algorithm.kl.place", "loss", in_loss.origin)
-        out.take("algorithm.kl.kind", kind, KL_KINDS.get(str(kind.value).rstrip("+"), "k3"))
+        take_kl_kind(s, out, f"{ACTOR}.kl_loss_type", default="low_var_kl")
     elif in_reward.value and reward_weight.value and has_critic:
         coefficient = reward_weight
         out.put("algorithm.kl.place", "reward", in_reward.origin)
-        out.take("algorithm.kl.kind", reward_kind, KL_KINDS.get(str(reward_kind.value).rstrip("+"), "k1"))
+        take_kl_kind(s, out, "algorithm.kl_penalty", default="kl")
     elif in_reward.value and reward_weight.value:
         out.has_none(in_reward.origin, "a KL penalty in the reward needs an advantage per token (gae); left out.")
     out.take("algorithm.kl.coefficient", coefficient)
+
+
+def take_kl_kind(s: Settings, out: Translation, key: str, *, default: str) -> None:
+    """A + asks for k2's gradient under another value (straight through); the value is what we take."""
+    known = [*KL_KINDS, *(f"{kind}+" for kind in KL_KINDS)]
+    kind = s.choice(key, known=known, what="estimator of the KL", default=default)
+    out.take("algorithm.kl.kind", kind, KL_KINDS[kind.value.rstrip("+")])
 
 
 def critic(s: Settings, out: Translation) -> None:
@@ -328,10 +334,20 @@ def evaluation(s: Settings, out: Translation) -> None:
     out.take("eval.every_steps", every, max(0, every.value))
     temperature, top_p = s.real(f"{ROLLOUT}.val_kwargs.temperature", default=0.0), s.real(f"{ROLLOUT}.val_kwargs.top_p")
     top_k = without_top_k(s.integer(f"{ROLLOUT}.val_kwargs.top_k"))
+    samples = s.flag(f"{ROLLOUT}.val_kwargs.do_sample", default=False)
     if every.value <= 0 or not names:
         return
     copies = COPIES.get(names[0], 1)
     out.put("eval.k", n.value * copies, n.origin + (f" x {copies} copies in the file" if copies > 1 else ""))
+    if not samples.value:
+        out.take("eval.temperature", samples, 0.0)
+        if temperature.value:
+            out.means_other(
+                temperature.origin,
+                "greedily, as verl's workers do unless val_kwargs.do_sample is true; its agent loops sample still: "
+                "set eval.temperature where yours did.",
+            )
+        return
     out.take("eval.temperature", temperature)
     out.take("eval.top_p", top_p if top_p.value is not None else Value(1.0, "verl's default", is_given=False))
     out.take("eval.top_k", top_k)
