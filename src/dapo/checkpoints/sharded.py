@@ -110,16 +110,14 @@ def write_part(root: Path, name: str, part: Part, world: World, *, keep: int) ->
             (aside / SLICES).mkdir()
 
     def write() -> dict[str, Any]:
-        weights = aside / "model" / f"model-{world.rank + 1:05d}-of-{world.size:05d}.safetensors"
-        own = write_slices(aside / SLICES, part.slices, world)
-        if part.weights:
-            save_file(dict(part.weights), weights, metadata={"format": "pt"})
-            own.append(weights)
+        slices = write_slices(aside / SLICES, part.slices, world)  # together: what fails there fails on all ranks
+        weights = write_weights(aside / "model", part.weights, world)
+        own = [*slices, *weights]
         for path in own:
             sync(path)
         return {
             "files": {path.relative_to(aside).as_posix(): described(path) for path in own},
-            "weights": dict.fromkeys(part.weights, weights.name),
+            "weights": {name: path.name for path in weights for name in part.weights},
             "bytes": sum(tensor.nbytes for tensor in part.weights.values()),
         }
 
@@ -176,6 +174,14 @@ def write_slices(folder: Path, slices: Mapping[str, Tensor], world: World) -> li
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     save(held, storage_writer=writer, process_group=getattr(world, "group", None))
     return sorted(folder.glob(f"shard-{world.rank + 1:05d}-*"))
+
+
+def write_weights(folder: Path, weights: Mapping[str, Tensor], world: World) -> list[Path]:
+    """This rank's file of the model, if it has any of it."""
+    file = folder / f"model-{world.rank + 1:05d}-of-{world.size:05d}.safetensors"
+    if weights:
+        save_file(dict(weights), file, metadata={"format": "pt"})
+    return [file] if weights else []
 
 
 def write_index(path: Path, shares: Sequence[Mapping[str, Any]]) -> None:
