@@ -1,9 +1,12 @@
 """A real Ray cluster on this machine's loopback: nodes as processes of their own, which can be killed."""
 
+import atexit
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -48,5 +51,7 @@ def end(node: subprocess.Popen[bytes]) -> None:
 
 def head_node(folder: Path) -> subprocess.Popen[bytes]:
     port = HEAD.split(":")[1]
-    head = ["--head", "--port", port, "--include-dashboard", "false", "--temp-dir", str(folder / "t")]
+    short = tempfile.mkdtemp(prefix="ray-")  # the name of a socket has at most 107 bytes, and pytest's folders are long
+    atexit.register(shutil.rmtree, short, ignore_errors=True)
+    head = ["--head", "--port", port, "--include-dashboard", "false", "--temp-dir", short]
     return ray_node(folder, "127.0.0.2", *head)
