@@ -53,7 +53,7 @@ def test_a_recipe_with_switches_of_its_own_does_not_change_the_rungs():
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_every_arm_resolves_on_every_recipe(recipe: str):
     for arm in ARMS.values():
-        arm_config(recipe, arm, ["train.seed=7"])
+        assert arm_config(recipe, arm, ["train.seed=7"])[0].train.seed == 7
 
 
 def test_what_vapo_loses_is_one_piece_each():
