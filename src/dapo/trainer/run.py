@@ -147,7 +147,7 @@ class Run:
             self.generated_tokens += int(line.get("tokens/generated", 0))
             self.seconds += float(line.get("timing.step_s", 0.0))
         train = self.config.train
-        if train.max_minutes is not None and self.world.from_first(self.seconds) >= 60 * train.max_minutes:
+        if train.max_minutes is not None and self.world.from_first(self.seconds) / 60 >= train.max_minutes:
             self.spent = f"train.max_minutes = {train.max_minutes:g} is spent"
         if train.max_generated_tokens is not None and self.generated_tokens >= train.max_generated_tokens:
             self.spent = f"train.max_generated_tokens = {train.max_generated_tokens} is spent"
