@@ -94,7 +94,7 @@ def measured(command: str) -> dict[str, object]:
     found: dict[str, object] = {"command": f"dapo {command}", "took_s": round(time.monotonic() - start, 1)}
     if done.returncode != 0:
         return found | {"failed": (done.stderr.strip() or done.stdout.strip())[-500:]}
-    return found | {"figures": json.loads(done.stdout)}
+    return found | {"figures": json.loads(done.stdout.splitlines()[-1])}
 
 
 def as_markdown(found: dict[str, object]) -> str:

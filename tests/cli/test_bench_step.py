@@ -3,15 +3,18 @@
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from dapo.cli.bench import command
-from dapo.cli.bench_step import DigitShare, medians
+from dapo.cli.bench_step import CPU, DigitShare, Plan, medians, peer_steps
 from dapo.cli.trl_peer import sum_of
 from dapo.errors import ConfigError
 
+PLAN = Plan(**CPU, device="cpu", threads=1)
 SMALL = [
     "step",
     "--prompts",
@@ -27,6 +30,37 @@ SMALL = [
     "--layers",
     "1",
 ]
+
+
+def peer(folder: Path, script: str) -> str:
+    """An interpreter that runs `script` whatever it is asked for."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_peer_that_hangs_is_ended_with_its_children_and_its_last_words_are_told(tmp_path: Path):
+    python = peer(tmp_path, f"echo loading >&2\nsleep 600 &\necho $! > {tmp_path}/child\necho 'graphs: 3 of 40'\nwait")
+    row = peer_steps(PLAN, tmp_path, python, minutes=0.02)
+    assert row == {"settings": "did not run: 0.02 minutes are over; its last words: graphs: 3 of 40"}
+    child = Path("/proc") / (tmp_path / "child").read_text().strip() / "stat"
+    for _ in range(100):
+        if not child.exists() or child.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("its child lives on")
+
+
+def test_a_peer_that_fails_is_told_by_its_last_words(tmp_path: Path):
+    row = peer_steps(PLAN, tmp_path, peer(tmp_path, "echo 'No module named trl' >&2\necho\nexit 3"), minutes=1)
+    assert row == {"settings": "did not run: exit 3; its last words: No module named trl"}
+
+
+def test_a_peers_figures_are_found_among_what_else_it_says(tmp_path: Path):
+    line = json.dumps({"trl": "TRL 9", "marks": [[0, 0], [5, 5], [7, 6], [9, 7]], "settings": "all of it"})
+    row = peer_steps(PLAN, tmp_path, peer(tmp_path, f"echo hello\necho '{line}'\necho bye >&2"), minutes=1)
+    assert row == {"seconds": 2, "cpu_seconds": 1, "first_s": 5, "settings": "TRL 9: all of it"}
 
 
 def test_our_side_trains_and_a_missing_peer_is_named():

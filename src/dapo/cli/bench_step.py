@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -65,6 +67,7 @@ def bench_step(
     layers: Annotated[int, typer.Option(min=0, help="Its layers; 0: 4 or 30.")] = 0,
     micro: Annotated[int, typer.Option(min=0, help="Rows of a micro-batch of the peer; 0: 64.")] = 0,
     peer_python: Annotated[str, typer.Option(help="Interpreter that has TRL, if this one has not.")] = sys.executable,
+    peer_minutes: Annotated[float, typer.Option(min=0, help="After so long a peer counts as not running.")] = 15.0,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:
     """A whole step of training: seconds and CPU seconds, beside TRL in a process of its own.
@@ -87,7 +90,7 @@ def bench_step(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         n_parameters = save_models(plan, folder)
-        rows = {side: measure(side, plan, folder, peer_python) for side in wanted}
+        rows = {side: measure(side, plan, folder, peer_python, peer_minutes) for side in wanted}
     ours = rows.get("dapo")
     for row in rows.values():
         if ours is not None and row is not ours and "seconds" in row:
@@ -160,11 +163,11 @@ def tokenizer(words: list[str], end: str | None) -> Any:
 # ------------------------------------------------------------------ measuring
 
 
-def measure(side: str, plan: Plan, folder: Path, peer_python: str) -> dict[str, Any]:
+def measure(side: str, plan: Plan, folder: Path, peer_python: str, peer_minutes: float) -> dict[str, Any]:
     if side == "dapo":
         marks, parts = our_steps(plan, folder)
         return medians(marks) | {"parts": parts, "settings": our_settings(plan)}
-    return peer_steps(replace(plan, use_vllm=side == "trl-vllm"), folder, peer_python)
+    return peer_steps(replace(plan, use_vllm=side == "trl-vllm"), folder, peer_python, peer_minutes)
 
 
 def medians(marks: list[tuple[float, float]]) -> dict[str, Any]:
@@ -254,20 +257,32 @@ def our_settings(plan: Plan) -> str:
     return f'preset "dapo", local engine, {precision}, without dynamic sampling, one update'
 
 
-def peer_steps(plan: Plan, folder: Path, python: str) -> dict[str, Any]:
+def peer_steps(plan: Plan, folder: Path, python: str, minutes: float) -> dict[str, Any]:
     (folder / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": str(plan.threads), "TRANSFORMERS_VERBOSITY": "error"}
     environment.pop("PYTHONPATH", None)  # another interpreter has packages of its own
+    said = folder / "peer.txt"
     try:
-        done = subprocess.run(
-            [python, str(Path(trl_peer.__file__)), str(folder)],
-            capture_output=True, text=True, env=environment, check=False, timeout=900,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+        with said.open("wb") as out:  # a file holds what it said also when its time is up
+            peer = subprocess.Popen(
+                [python, str(Path(trl_peer.__file__)), str(folder)],
+                stdout=out, stderr=out, env=environment, start_new_session=True,
+            )  # fmt: skip
+    except OSError as error:
         return {"settings": f"did not run: {error}"}
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"trl"')]
+    try:
+        reason = f"exit {peer.wait(60 * minutes)}"
+    except subprocess.TimeoutExpired:
+        reason = f"{minutes:g} minutes are over"
+    finally:  # also what it has started, and when we are interrupted
+        with suppress(ProcessLookupError):
+            os.killpg(peer.pid, signal.SIGKILL)
+        peer.wait()
+    words = said.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [json.loads(line) for line in words if line.startswith('{"trl"')]
     if not lines:
-        return {"settings": f"did not run: {(done.stderr.strip().splitlines() or ['no output'])[-1]}"}
+        last = next((line.strip() for line in reversed(words) if line.strip()), "nothing")
+        return {"settings": f"did not run: {reason}; its last words: {last}"}
     return medians(lines[0]["marks"]) | {"settings": f"{lines[0]['trl']}: {lines[0]['settings']}"}
 
 

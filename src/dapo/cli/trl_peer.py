@@ -28,7 +28,8 @@ def main(folder: Path) -> None:
     trainer = make_trainer(plan, folder, marks)
     trainer.train()
     version = f"TRL {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
-    print(json.dumps({"trl": version, "marks": marks, "settings": settings_of(plan)}))
+    print(json.dumps({"trl": version, "marks": marks, "settings": settings_of(plan)}), flush=True)
+    os._exit(0)  # vLLM's own end may take minutes
 
 
 def settings_of(plan: dict[str, Any]) -> str:
