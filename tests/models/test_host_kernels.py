@@ -1,6 +1,7 @@
 """The fused layers on a CPU against the library's own: log-probs and every gradient, with and without equal lengths."""
 
 import copy
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from torch.testing import assert_close
 
 from dapo.models import fused_layers
 from dapo.models.fused_layers import fuse_layers, kernels_for
-from dapo.models.kernels import host
+from dapo.models.kernels import compiled, host
 from dapo.models.packing import Packed, pack
 from tiny_models import FAMILIES, VOCABULARY, tiny_policy
 
@@ -20,6 +21,15 @@ def no_triton_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_layers, "runs_triton", lambda _device: False)
 
 
+@pytest.fixture(params=["torch", "compiled"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Both ways of a CPU; without a C compiler there is only one, but where the tests run there must be one."""
+    if request.param == "torch":
+        monkeypatch.setattr(fused_layers, "library", lambda: None)
+        return host
+    return compiled
+
+
 def batch(lengths: list[tuple[int, int]]) -> Packed:
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, VOCABULARY, p).tolist() for p, _ in lengths]
@@ -28,11 +38,11 @@ def batch(lengths: list[tuple[int, int]]) -> Packed:
 
 @pytest.mark.parametrize("lengths", [[(1, 1), (2, 5), (3, 0), (1, 8)], [(2, 5), (3, 4), (1, 6)]])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_and_gradients_equal_the_librarys(family: str, lengths: list[tuple[int, int]]):
+def test_log_probs_and_gradients_equal_the_librarys(family: str, lengths: list[tuple[int, int]], kernels: ModuleType):
     plain = tiny_policy(family, torch.float32)
     fused = copy.deepcopy(plain)
     assert fuse_layers(fused.backbone) == len(fused.backbone.layers)
-    assert kernels_for(torch.zeros(1)) is host
+    assert kernels_for(torch.zeros(1)) is kernels
     packed = batch(lengths)
     weight = torch.randn(packed.n_targets, generator=torch.Generator().manual_seed(0))
     results = []

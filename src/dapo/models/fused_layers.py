@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dapo.models.kernels.build import library
 from dapo.models.packing import Packed, attend
 from dapo.models.triton_support import runs_triton
 
@@ -45,14 +46,14 @@ def runs_fused(x: Tensor) -> bool:
 
 
 def kernels_for(x: Tensor) -> Any:
-    """The module of the kernels: Triton's, or those in torch for a CPU."""
+    """The module of the kernels: Triton's, or for a CPU those compiled, or those in torch."""
     if runs_triton(x.device.type):
         from dapo.models.kernels import layers
 
         return layers
-    from dapo.models.kernels import host
+    from dapo.models.kernels import compiled, host
 
-    return host
+    return host if library() is None else compiled
 
 
 def layer_forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -167,7 +168,7 @@ def gated(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
 
     In torch on a CPU that would be two passes more, so there it is kept.
     """
-    if not runs_triton(gate.device.type):
+    if not hasattr(kernels_for(gate), "gated_backward"):
         plain: Tensor = down(nn.functional.silu(gate) * up)
         return plain
     if type(down) is nn.Linear and not down._forward_hooks and not down._forward_pre_hooks:
@@ -180,35 +181,29 @@ def gated(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        from dapo.models.kernels.layers import gated_forward
-
         ctx.save_for_backward(gate, up)
-        return gated_forward(gate.contiguous(), up.contiguous())
+        product: Tensor = kernels_for(gate).gated_forward(gate.contiguous(), up.contiguous())
+        return product
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from dapo.models.kernels.layers import gated_backward
-
         gate, up = (x.contiguous() for x in ctx.saved_tensors)
-        return gated_backward(grads[0].contiguous(), gate, up)[:2]
+        grad_gate, grad_up, _ = kernels_for(gate).gated_backward(grads[0].contiguous(), gate, up)
+        return grad_gate, grad_up
 
 
 class _GatedDown(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        from dapo.models.kernels.layers import gated_forward
-
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up, weight)
-        return nn.functional.linear(gated_forward(gate, up), weight, bias)
+        return nn.functional.linear(kernels_for(gate).gated_forward(gate, up), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from dapo.models.kernels.layers import gated_backward
-
         gate, up, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
-        grad_gate, grad_up, product = gated_backward(grad @ weight, gate, up)
+        grad_gate, grad_up, product = kernels_for(gate).gated_backward(grad @ weight, gate, up)
         grad_weight = grad.t() @ product if ctx.needs_input_grad[2] else None
         grad_bias = grad.sum(0) if ctx.needs_input_grad[3] else None
         return grad_gate, grad_up, grad_weight, grad_bias

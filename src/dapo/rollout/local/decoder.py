@@ -14,11 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dapo.models.kernels.build import library
 from dapo.models.logprobs import head_logits
 from dapo.models.policy import Policy
 from dapo.rollout.families import Transformer, rounded_up
 from dapo.rollout.local.block_ops import BlockOps
 from dapo.rollout.local.cache import PagedCache
+from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
 from dapo.rollout.local.seats import BAD, DeviceRows
 from dapo.rollout.local.weights import layer_weights
@@ -26,7 +28,7 @@ from dapo.rollout.sampler import SamplingParams
 
 # A row that only fills a batch up: no token, length 1, stopped.
 DEAD = torch.tensor([0, 0, 1, 0, 1, 0, 0, 0, 0], dtype=torch.int32)
-OpsKind = Literal["auto", "plain", "triton"]
+OpsKind = Literal["auto", "plain", "blocks", "triton"]
 
 
 class PagedDecoder(Transformer):
@@ -70,8 +72,10 @@ class PagedDecoder(Transformer):
         self.ops: Ops = (
             TritonOps(*shared, n_rows=n_rows, n_tokens=len(head.weight))
             if ops == "triton" or self.has_graphs
+            else HostOps(*shared)
+            if ops == "auto" and device.type == "cpu" and dtype == torch.float32 and library() is not None
             else BlockOps(*shared)
-            if ops == "auto" and device.type == "cpu"
+            if ops in ("auto", "blocks") and device.type == "cpu"
             else PlainOps(*shared)
         )
         self.graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph] = {}

@@ -1,0 +1,107 @@
+"""host.c, compiled on first use for the very CPU it runs on, and kept in the user's cache.
+
+Where there is no C compiler, or with DAPO_COMPILE=0, `library` is None and the same operations in torch are used
+(host.py, rollout/local/block_ops.py), which are its reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).with_name("host.c")
+# Sums may be taken in the order of vectors; NaN and infinity must stay what they are, so not -ffast-math.
+FLAGS = (
+    "-std=c11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
+    "-fassociative-math", "-freciprocal-math",
+)  # fmt: skip
+TARGETS = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
+
+pointer, number, count = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64
+SIGNATURES: dict[str, list[Any]] = {
+    "norm_forward": [pointer] * 3 + [number] + [pointer] * 3 + [count] * 2,
+    "norm_backward": [pointer] * 7 + [count] * 2,
+    "gated_forward": [pointer] * 3 + [count] * 3,
+    "gated_backward": [pointer] * 6 + [count],
+    "rotate": [pointer] * 3 + [number, pointer] + [count] * 3,
+    "mix": [pointer] * 6 + [number] * 2 + [pointer] * 4 + [count] * 6,
+    "draw": [pointer, number] + [pointer] * 5 + [count] * 3,
+}
+
+
+# ------------------------------------------------------------------ compiling
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled host.c, or None where it cannot be had."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
+    if os.environ.get("DAPO_COMPILE", "1") == "0" or compiler is None or os.name != "posix":
+        return None
+    try:
+        return load(compiler, cache_folder())
+    except (OSError, subprocess.SubprocessError):
+        pass
+    try:  # a cache that is full, read-only or holds a broken file
+        with tempfile.TemporaryDirectory() as folder:
+            return load(compiler, Path(folder))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def load(compiler: str, folder: Path) -> ctypes.CDLL:
+    path = folder / f"host-{fingerprint(compiler)}.so"
+    if not path.exists():
+        build(compiler, path)
+    found = ctypes.CDLL(str(path))
+    for name, types in SIGNATURES.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = types, None
+    return found
+
+
+def cache_folder() -> Path:
+    """Ours alone: what lies there is run."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dapo"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write to {folder}")
+    return folder
+
+
+def fingerprint(compiler: str) -> str:
+    """Of all that decides what comes out: the source, the flags, the compiler and the CPU, which a home may outlive."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
+    parts = [SOURCE.read_bytes(), repr((FLAGS, TARGETS)).encode(), version, cpu().encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line for line in lines if line.split(":")[0].strip() in ("model name", "flags", "Features", "CPU part")]
+    return "\n".join([platform.machine(), platform.processor(), *dict.fromkeys(named)])
+
+
+def build(compiler: str, path: Path) -> None:
+    """Compile aside and rename: another process sees the whole file or none."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        aside = Path(folder) / path.name
+        for target in TARGETS:
+            command = [compiler, *FLAGS, *target, "-o", str(aside), str(SOURCE), "-lm"]
+            if subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0:
+                aside.replace(path)
+                return
+    raise OSError(f"{compiler} cannot compile {SOURCE}")
