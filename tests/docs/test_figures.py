@@ -1,68 +1,162 @@
-"""Every figure of the README is in a results file that names its command; so are the scores in docs/results.md."""
+"""Every number in README and docs is in a results file that names its command, or is listed as a setting.
 
-import bisect
+How a number is looked up says figures.py. Left out: docs/log.md, the lab book, which tells what was expected and tried
+at the time, and docs/keys.md, which test_pages.py compares with what the code says.
+"""
+
 import json
-import re
-from collections.abc import Iterator
-from pathlib import Path
+import runpy
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
-from blocks import FENCE, ROOT
+from blocks import ROOT
+from figures import (
+    LINK,
+    NUMBER,
+    RESULTS,
+    Section,
+    is_shown,
+    looked_up,
+    measured,
+    numbers_in,
+    read,
+    sections_of,
+    texts_of,
+    unexplained,
+    without_code,
+    words,
+)
 from safetensors import safe_open
 
-RESULTS = ROOT / "docs" / "results"
-LISTED = json.loads((RESULTS / "readme.json").read_text())
-README = (ROOT / "README.md").read_text()
-NUMBER = re.compile(r"(?<![\w.@-])\d[\d,]*(?:\.\d+)?(?![\w@-]*[A-Za-z])")
+from dapo.evaluation.avg_at_k import bootstrap
+
+LEFT_OUT = ("log.md", "keys.md")
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in LEFT_OUT}
+PAGES["README.md"] = (ROOT / "README.md").read_text()
+LISTED: dict[str, dict[str, Any]] = {"README.md": read("readme.json"), **read("pages.json")["pages"]}
+FIGURES = [(page, entry) for page, listed in LISTED.items() for entry in listed.get("figures", [])]
+FILES = sorted(path for folder in ("benchmarks", "figures") for path in (RESULTS / folder).glob("*.json"))
 
 
-def looked_up(lookup: dict) -> float:
-    """The value that a lookup of readme.json names."""
-    if "mean_of" in lookup:
-        return sum(map(looked_up, lookup["mean_of"])) / len(lookup["mean_of"])
-    text = (RESULTS / lookup["file"]).read_text()
-    scale = lookup.get("times", 1) / lookup.get("divided_by", 1)
-    if "sum_of" in lookup:
-        return scale * sum(json.loads(row)[lookup["sum_of"]] for row in text.splitlines())
-    record = json.loads(text.splitlines()[lookup["line"]]) if "line" in lookup else json.loads(text)
-    for part in lookup["key"] if isinstance(lookup["key"], list) else [lookup["key"]]:
-        record = record[part]
-    return scale * float(record)
+def sections(page: str) -> list[Section]:
+    return sections_of(PAGES[page], LISTED.get(page, {}))
 
 
-def as_shown(value: float, shown: str) -> str:
-    """`value` with as many decimals as `shown` has."""
-    return f"{value:,.{len(shown.partition('.')[2])}f}"
+@pytest.mark.parametrize("page", PAGES)
+def test_every_number_of_a_page_is_in_a_results_file_or_listed(page: str):
+    left = {section.title: found for section in sections(page) if (found := unexplained(section))}
+    assert left == {}, "put it into the file that the section links, or list it in docs/results/pages.json"
 
 
-@pytest.mark.parametrize("entry", LISTED["figures"], ids=[entry["text"] for entry in LISTED["figures"]])
-def test_a_figure_is_what_its_file_says(entry: dict):
-    assert entry["text"] in README
+@pytest.mark.parametrize(("page", "entry"), FIGURES, ids=[f"{page}: {entry['text']}" for page, entry in FIGURES])
+def test_a_listed_figure_is_what_its_file_says(page: str, entry: dict[str, Any]):
     assert entry["command"]
-    shown = NUMBER.findall(entry["text"])
-    assert len(shown) == len(entry["values"])
-    for number, lookup in zip(shown, entry["values"], strict=True):
-        assert number == as_shown(looked_up(lookup), number)
+    for number, lookup in zip(numbers_in(entry["text"]), entry["values"], strict=True):
+        assert is_shown(number, looked_up(lookup)), f"{number} in {page}; the file says {looked_up(lookup)}"
 
 
-def test_the_readme_has_no_other_figures():
-    """What is left of the text without code, names, links and what readme.json lists has no number in it."""
-    left = FENCE.sub(lambda fence: fence[2] if fence[1] == "text" else "", README)
-    left = re.sub(r"^\d+\. ", "", left, flags=re.MULTILINE)  # a numbered list
-    left = re.sub(r"\*\*\d\. ", "**", left)
-    left = re.sub(r"`[^`]*`|\]\([^)]*\)|runs/\S+", " ", left)
-    for entry in (*LISTED["figures"], *LISTED["settings"]):
-        assert entry["text"] in left, f"{entry['text']!r} is not in the README any more"
-    for entry in (*LISTED["figures"], *LISTED["settings"]):
-        left = left.replace(entry["text"], " ")
-    assert NUMBER.findall(left) == [], "list it in docs/results/readme.json, with its file and command"
+@pytest.mark.parametrize("page", LISTED)
+def test_what_is_listed_stands_in_the_page(page: str):
+    prose = without_code(PAGES[page])
+    assert [text for text in texts_of(LISTED[page]) if not words(text).search(prose)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_a_results_file_names_command_machine_versions_date_and_load(path):
+    for run in json.loads(path.read_text())["runs"]:
+        assert all(run[key] for key in ("command", "machine", "versions", "date", "load")), "or say: not recorded"
+        assert list(measured(run["values"], run["values"])), "a run without figures"
+
+
+def test_every_results_file_is_linked_by_a_page():
+    linked = {name for text in PAGES.values() for name in LINK.findall(text)}
+    assert [str(path) for path in FILES if str(path.relative_to(ROOT / "docs")) not in linked] == []
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.iterdir() if path.is_dir()))
+def test_every_folder_of_results_is_told_of_in_the_docs(name: str):
+    assert f"results/{name}/" in "".join(PAGES.values())
+
+
+# ------------------------------------------------------------------ the check can fail
+
+
+def changed_digits(section: Section) -> list[Section]:
+    """The section with the last digit of a number changed, for every number of two digits or more."""
+    changed = []
+    for number in NUMBER.finditer(section.prose):
+        if sum(map(str.isdigit, number[0])) < 2:
+            continue
+        place = number.end() - 1
+        digit = str((int(section.text[place]) + 1) % 10)
+        text, prose = (f"{t[:place]}{digit}{t[place + 1 :]}" for t in (section.text, section.prose))
+        changed.append(replace(section, text=text, prose=prose))
+    return changed
+
+
+@pytest.mark.parametrize("page", ["benchmarks.md", "results.md"])
+def test_a_changed_digit_is_found(page: str):
+    """Where it is not, the changed number is another figure of the same section, or of the same row."""
+    changed = [section for section in sections(page) if section.files for section in changed_digits(section)]
+    found = [section for section in changed if unexplained(section)]
+    assert len(changed) > 400
+    assert len(found) > 0.9 * len(changed), f"{len(found)} of {len(changed)}"
+
+
+@pytest.mark.parametrize(
+    ("page", "figure", "wrong"),
+    [
+        ("benchmarks.md", "| **270,600** |", "| **270,700** |"),
+        ("benchmarks.md", "by a factor of 4.6", "by a factor of 4.7"),
+        ("results.md", "| +0.084 | +0.058 – +0.114 |", "| +0.085 | +0.058 – +0.114 |"),
+        ("results.md", "−0.039 – +0.069", "0.039 – −0.069"),
+        ("scaling.md", "| 12,915 |", "| 12,916 |"),
+        ("doctor.md", "end at 11 to 21 %", "end at 11 to 22 %"),
+        ("README.md", "0.321 before, 0.926 after", "0.321 before, 0.927 after"),
+        ("faq.md", "between 2.11 and 2.13", "between 2.11 and 2.14"),
+    ],
+)
+def test_a_figure_that_is_wrong_would_be_found(page: str, figure: str, wrong: str):
+    assert figure in PAGES[page]
+    text = PAGES[page].replace(figure, wrong)
+    assert [found for section in sections_of(text, LISTED.get(page, {})) for found in unexplained(section)]
+
+
+def test_numbers_are_told_from_names():
+    text = (
+        "avg@8 of Qwen2.5-0.5B is 1,234.5 and −12 %, 1.32x on an H200 in 4-bit, 8.0e-6, verl#953, torch 2.11.0, 1.5B, 7"
+    )
+    assert numbers_in(without_code(text)) == ["1,234.5", "−12", "1.32", "8.0e-6", "7"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "value", "expected"),
+    [
+        ("0.62", 0.6249, True),
+        ("0.62", 0.626, False),
+        ("18,400", 18402.6, True),
+        ("18,400", 18460.0, False),
+        ("40", 41.0, False),
+        ("−0.04", -0.039, True),
+        ("−0.04", 0.039, False),
+        ("8.0e-6", 8.04e-6, True),
+        ("8.0e-6", 8.1e-6, False),
+    ],
+)
+def test_a_figure_is_its_value_rounded(shown: str, value: float, expected: bool):
+    assert is_shown(shown, value) is expected
+
+
+# ------------------------------------------------------------------ figures that can be made again here
 
 
 def test_the_embedded_model_has_as_many_parameters_as_its_file_says():
     path = ROOT / "src/dapo/quickstart/model/model.safetensors"
     with safe_open(path, framework="pt") as weights:
         n = sum(weights.get_tensor(name).numel() for name in weights.keys())  # noqa: SIM118
-    assert json.loads((RESULTS / "model.json").read_text())["millions_of_parameters"] == round(n / 1e6, 3)
+    assert read("model.json")["millions_of_parameters"] == round(n / 1e6, 3)
 
 
 def test_dapo_has_about_so_many_lines():
@@ -70,52 +164,18 @@ def test_dapo_has_about_so_many_lines():
     assert 25 <= len(lines) < 35
 
 
-# ------------------------------------------------------------------ docs/results.md
+def test_the_corpus_has_as_many_responses_as_its_file_says():
+    corpus = runpy.run_path(str(ROOT / "tests/rewards/corpus.py"))
+    labelled, hostile = (
+        values["of"] for values in list(read("benchmarks/verdicts.json")["runs"][0]["values"].values())[:2]
+    )
+    assert (labelled, hostile) == (len(corpus["CASES"]), len(corpus["ALL_HOSTILE"]))
 
 
-def numbers_in(value: object) -> Iterator[float]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        yield float(value)
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from numbers_in(inner)
-
-
-def recorded_numbers() -> list[float]:
-    found: list[float] = []
-    for path in RESULTS.rglob("*.json*"):
-        text = path.read_text()
-        records = [json.loads(text)] if path.suffix == ".json" else [json.loads(row) for row in text.splitlines()]
-        found += [number for record in records for number in numbers_in(record)]
-    return sorted(found)
-
-
-def test_scores_in_the_tables_of_the_results_are_recorded():
-    """Scores have three decimals: each of them is some recorded number, rounded."""
-    recorded = recorded_numbers()
-    half = 0.0005 + 1e-9
-
-    def is_recorded(score: float) -> bool:
-        at = bisect.bisect_left(recorded, score - half)
-        return at < len(recorded) and recorded[at] <= score + half
-
-    rows = [line for line in (ROOT / "docs/results.md").read_text().splitlines() if line.startswith("|")]
-    scores = [float(score) for row in rows for score in re.findall(r"(?<![\d.])0\.\d{3}(?!\d)", row)]
-    assert len(scores) > 50
-    assert [score for score in scores if not is_recorded(score)] == []
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.iterdir() if path.is_dir()))
-def test_every_folder_of_results_is_told_of_in_the_docs(name: str):
-    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    assert f"docs/results/{name}" in pages
-
-
-def test_a_figure_that_is_wrong_would_be_found():
-    entry = {"text": "from 0.321 to 0.999", "values": LISTED["figures"][0]["values"]}
-    assert as_shown(looked_up(entry["values"][1]), "0.999") != "0.999"
-    assert NUMBER.findall("avg@8 of Qwen2.5-0.5B is 1,234.5 and 12 %, H200, eq. 9") == ["1,234.5", "12", "9"]
-
-
-def test_the_path_of_the_results_exists():
-    assert Path(RESULTS / "install.json").is_file()
+def test_the_intervals_of_gsm8k_are_those_of_its_problems():
+    problems = read("gsm8k-coder-1.5b/dapo-seed0/problems.json")
+    right = {name: np.array([float(c) for c in row]) for name, row in problems.items() if name != "what"}
+    shown = list(read("figures/gsm8k.json")["runs"][1]["values"].values())
+    for before, figures in (("base greedy boxed", shown[0]), ("step 20", shown[1])):
+        gain = bootstrap(right["step 40"] - right[before])
+        assert [round(100 * value, 1) for value in (gain.value, gain.low, gain.high)] == figures
