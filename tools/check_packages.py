@@ -24,6 +24,7 @@ WANTED_IN_WHEEL = (
     "dapo/quickstart/model/model.safetensors",
     "dapo/report/assets/main.js",
     "dapo/report/phrases.toml",
+    "dapo/models/kernels/host.c",
 )
 WANTED_IN_SDIST = (
     "pyproject.toml",

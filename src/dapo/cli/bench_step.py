@@ -253,7 +253,10 @@ def make_run(plan: Plan, folder: Path) -> Run:
 
 
 def our_settings(plan: Plan) -> str:
-    precision = "bf16, float32 masters" if plan.device == "cuda" else "float32"
+    from dapo.models.kernels.build import library
+
+    on_cpu = "float32, parts in torch" if library() is None else "float32, parts compiled"
+    precision = "bf16, float32 masters" if plan.device == "cuda" else on_cpu
     return f'preset "dapo", local engine, {precision}, without dynamic sampling, one update'
 
 

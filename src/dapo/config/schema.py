@@ -41,8 +41,8 @@ class ModelConfig(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
     kernels: Literal["fused", "plain"] = Field(
         "fused",
-        description="fused: on CUDA, Triton kernels for norms, feed-forward, positions and logits; on a CPU, norms and "
-        "positions with gradients written by hand; plain: none.",
+        description="fused: on CUDA, Triton kernels for norms, feed-forward, positions and logits; on a CPU, norms, "
+        "feed-forward and positions in C where there is a compiler; plain: none.",
     )
     lora: LoraConfig = LoraConfig()
 
