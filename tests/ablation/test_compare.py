@@ -9,7 +9,8 @@ from fake_ladder import job, write_done
 from dapo.ablation.arms import ARMS
 from dapo.ablation.compare import compare_runs, estimate, mean_curve, paired_difference, reaching, resampled_means
 from dapo.ablation.measure import measure
-from dapo.ablation.summary import summarise
+from dapo.ablation.summary import FEWER_SEEDS, ONE_SEED, summarise
+from dapo.ablation.write import markdown
 
 
 def test_resampling_draws_seeds_and_problems_both():
@@ -112,3 +113,13 @@ def test_the_summary_says_what_was_measured(tmp_path: Path):
     assert (summary["missing"], summary["failed"]) == (["token-loss"], {"token-loss seed 0": "torn"})
     assert summary["notes"] == []  # two seeds each
     assert dapo["published"] == {"paper": 50.0, "reproduction": 52.0}
+
+
+def test_arms_with_fewer_seeds_are_named(tmp_path: Path):
+    runs = two_arms(tmp_path)
+    runs["dapo"] = runs["dapo"][1:]
+    arms = [ARMS[name] for name in ("naive", "dapo")]
+    settings = {"seeds": [0, 1], "command": "dapo ladder", "recipe": "ladder", "budget": "4 steps"}
+    summary = summarise(arms, runs, settings=settings, machine={}, failed={})
+    assert summary["notes"] == [f"{FEWER_SEEDS} {ARMS['dapo'].label} (1).", ONE_SEED]
+    assert f"- {summary['notes'][0]}" in markdown(summary).splitlines()

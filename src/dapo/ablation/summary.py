@@ -31,6 +31,7 @@ from dapo.tracking.files import replace_file
 
 BASELINE = "naive"
 ONE_SEED = "With one seed, intervals and p are over problems only: they say nothing about another training run."
+FEWER_SEEDS = "Fewer seeds than others have, and differences by the seeds that both have:"
 # Of a run, averaged over seeds: column -> what it is.
 SHAPES = {
     "entropy": "nats, mean of the last 10 steps, on trained tokens",
@@ -68,9 +69,18 @@ def summarise(
         "arms": [arm_line(arm, runs, best.avg if best is not None else None) for arm in arms if runs.get(arm.name)],
         "missing": [arm.name for arm in arms if not runs.get(arm.name)],
         "failed": dict(failed),
-        "notes": [ONE_SEED] if any(len(own) == 1 for own in runs.values()) else [],
+        "notes": notes_on({arm.label: runs[arm.name] for arm in arms if runs.get(arm.name)}),
         "sources": SOURCES,
     }
+
+
+def notes_on(runs: Mapping[str, Sequence[Measured]]) -> list[str]:
+    """How far the figures carry, by the seeds that each arm has."""
+    seeds = {label: [run.seed for run in own] for label, own in runs.items()}
+    most = max(map(len, seeds.values()), default=0)
+    fewer = [f"{label} ({', '.join(map(str, own))})" for label, own in seeds.items() if len(own) < most]
+    notes = [f"{FEWER_SEEDS} {'; '.join(fewer)}."] if fewer else []
+    return [*notes, ONE_SEED] if any(len(own) == 1 for own in seeds.values()) else notes
 
 
 def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | None) -> dict[str, Any]:
