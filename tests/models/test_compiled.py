@@ -113,6 +113,14 @@ def test_numbers_that_do_not_lie_one_behind_the_other_are_refused():
         compiled.at(numbers(4, 4).t())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_numbers_of_another_size_are_refused(dtype: torch.dtype):
+    """Under autocast projections of float32 activations are half as wide: C would write behind their end."""
+    q, k, angle = numbers(5, 4, 8).to(dtype), numbers(5, 2, 8).to(dtype), numbers(5, 8)
+    with pytest.raises(AssertionError, match="four bytes, not torch"):
+        compiled.rotate(q, k, angle.cos(), angle.sin(), is_backward=False)
+
+
 # ------------------------------------------------------------------ building
 
 
@@ -160,6 +168,30 @@ def test_a_cache_that_cannot_be_used_or_trusted_is_passed_by(fresh: Path, what: 
     assert build.library() is not None
     if what.startswith("a folder"):
         assert not list(fresh.iterdir())
+
+
+def test_a_user_without_a_home_compiles_for_the_process_alone(fresh: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in a container that runs under a number nobody has a name for."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    with pytest.raises(RuntimeError):
+        Path.home()
+    assert build.library() is not None
+    assert not fresh.exists()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_compiler_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch):
+    calls: list[list[str]] = []
+
+    def hang(command: list[str], *, timeout: float, **_: object) -> None:
+        calls.append(command)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert build.library() is None
+    assert len(calls) == 1
 
 
 def test_without_a_compiler_or_when_told_so_there_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch):

@@ -48,12 +48,11 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get("DAPO_COMPILE", "1") == "0" or compiler is None or os.name != "posix":
         return None
     try:
-        return load(compiler, cache_folder())
-    except (OSError, subprocess.SubprocessError):
-        pass
-    try:  # a cache that is full, read-only or holds a broken file
-        with tempfile.TemporaryDirectory() as folder:
-            return load(compiler, Path(folder))
+        try:
+            return load(compiler, cache_folder())
+        except (OSError, RuntimeError):  # no home, or a cache that is full, read-only or holds a broken file
+            with tempfile.TemporaryDirectory() as folder:
+                return load(compiler, Path(folder))
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -96,12 +95,14 @@ def cpu() -> str:
 
 
 def build(compiler: str, path: Path) -> None:
-    """Compile aside and rename: another process sees the whole file or none."""
+    """Compile aside, flush, rename: another process sees the whole file or none. Half a library kills who loads it."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         aside = Path(folder) / path.name
         for target in TARGETS:
             command = [compiler, *FLAGS, *target, "-o", str(aside), str(SOURCE), "-lm"]
             if subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0:
+                with aside.open("rb") as file:
+                    os.fsync(file.fileno())
                 aside.replace(path)
                 return
     raise OSError(f"{compiler} cannot compile {SOURCE}")

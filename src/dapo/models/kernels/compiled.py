@@ -112,6 +112,7 @@ def at(x: Tensor | None, row: int = 0) -> int | None:
     if x is None:
         return None
     assert x.is_contiguous(), "C reads number after number"
+    assert x.element_size() == 4, f"C reads numbers of four bytes, not {x.dtype}"
     return x.data_ptr() + 4 * row * x.stride(0) if row else x.data_ptr()
 
 

@@ -19,6 +19,7 @@ class HostOps(BlockOps):
     """`BlockOps` in float32 by host.c. Implements `Ops`."""
 
     def __init__(self, cache: PagedCache, cos: Tensor, sin: Tensor, scaling: float, n_query_heads: int) -> None:
+        assert cos.shape == sin.shape == (len(cos), cache.head_dim), "C turns all values of a head"
         super().__init__(cache, cos.contiguous(), sin.contiguous(), scaling, n_query_heads)
         self.c = host()
         self.weight = torch.empty(0)  # of every token, while one is drawn
