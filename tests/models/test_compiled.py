@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from compilers import needs_compiler
 from dapo.models.kernels import build, compiled, host
 
+pytestmark = needs_compiler
 INF, NAN = float("inf"), float("nan")
 
 

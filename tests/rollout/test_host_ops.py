@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from compilers import needs_compiler
 from dapo.models.kernels import compiled
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.local import decoder
@@ -16,6 +17,7 @@ from dapo.rollout.local.seats import BAD, DeviceRows
 from dapo.types import Completion
 from tiny_models import FAMILIES, VOCABULARY, tiny_policy
 
+pytestmark = needs_compiler
 INF, NAN = float("inf"), float("nan")
 
 
