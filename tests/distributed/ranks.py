@@ -22,7 +22,9 @@ from dapo.distributed.world import ALONE, World, open_world
 from dapo.rollout import shared
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
-from dapo.trainer.run import Run, resume_run, start_run
+from dapo.trainer.resume import resume_run
+from dapo.trainer.run import Run
+from dapo.trainer.start import start_run
 
 
 class Killer(Observer):

@@ -13,8 +13,7 @@ from dapo.distributed.shards import Sharding, local, refresh
 from dapo.distributed.world import one_rank
 from dapo.models.packing import pack
 from dapo.trainer import update
-from dapo.trainer.learner import Learner
-from dapo.trainer.run import layers_of
+from dapo.trainer.learner import Learner, layers_of
 from tiny_models import tiny_policy
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]

@@ -21,7 +21,7 @@ from dapo.rollout.engine import NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.shared import SharedEngine
 from dapo.trainer.dealing import deal_ranks, own_microbatches
-from dapo.trainer.run import refuse_layout
+from dapo.trainer.engines import refuse_layout
 from dapo.types import Judgement, Verdict
 from tiny_models import tiny_policy
 

@@ -7,7 +7,7 @@ import pytest
 from dapo.config import load_recipe
 from dapo.tracking.files import read_lines
 from dapo.trainer.loop import train
-from dapo.trainer.run import start_run
+from dapo.trainer.start import start_run
 
 CRITIC = ["algorithm.critic.lr=1e-3"]
 

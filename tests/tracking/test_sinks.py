@@ -14,7 +14,7 @@ from dapo.errors import ConfigError
 from dapo.tracking import sinks
 from dapo.tracking.sinks import Tracker
 from dapo.trainer.loop import train
-from dapo.trainer.run import start_run
+from dapo.trainer.start import start_run
 
 
 class Kept:

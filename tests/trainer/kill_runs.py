@@ -19,7 +19,8 @@ from toy import recipe
 import dapo.checkpoints.save as saving
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
-from dapo.trainer.run import resume_run, start_run
+from dapo.trainer.resume import resume_run
+from dapo.trainer.start import start_run
 
 STEPS = 4
 

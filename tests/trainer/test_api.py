@@ -13,7 +13,7 @@ from dapo.errors import ConfigError, DapoError, DataError
 from dapo.models.load import save_policy
 from dapo.trainer.api import importable_name
 from dapo.trainer.loop import train
-from dapo.trainer.run import resume_run
+from dapo.trainer.resume import resume_run
 from tiny_models import tiny_policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_reward.py"

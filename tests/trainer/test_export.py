@@ -18,7 +18,8 @@ from dapo.errors import CheckpointError, ConfigError
 from dapo.trainer import bundle
 from dapo.trainer.export import export_run
 from dapo.trainer.loop import train
-from dapo.trainer.run import read_run_config, start_run
+from dapo.trainer.resume import read_run_config
+from dapo.trainer.start import start_run
 
 
 @pytest.fixture(scope="module")

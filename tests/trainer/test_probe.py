@@ -18,7 +18,8 @@ from dapo.sampling.predictive import Posteriors, chance_mixed, counts_in
 from dapo.trainer.answering import Examination, examine
 from dapo.trainer.loop import train
 from dapo.trainer.probe import Difficulty, difficulties, fitted_prior, histogram, informative_share, select, summary
-from dapo.trainer.run import resume_run, start_run
+from dapo.trainer.resume import resume_run
+from dapo.trainer.start import start_run
 from tiny_models import tiny_policy
 
 

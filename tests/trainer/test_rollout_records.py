@@ -11,7 +11,8 @@ import toy
 from dapo.report.chunks import read_script
 from dapo.report.page import write_page
 from dapo.trainer.loop import train
-from dapo.trainer.run import resume_run, start_run
+from dapo.trainer.resume import resume_run
+from dapo.trainer.start import start_run
 
 
 @pytest.fixture(scope="module")

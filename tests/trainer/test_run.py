@@ -20,10 +20,13 @@ from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.report.load import load_run
 from dapo.tracking.files import read_lines
+from dapo.trainer.checkpoint import save_run
 from dapo.trainer.export import export_run
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
-from dapo.trainer.run import Run, resume_run, start_run
+from dapo.trainer.resume import resume_run
+from dapo.trainer.run import Run
+from dapo.trainer.start import start_run
 
 HERE = Path(__file__).parent
 
@@ -234,7 +237,7 @@ def test_a_run_that_keeps_its_model_alone_writes_no_state_and_says_so_on_resume(
 def test_what_memory_taught_a_run_outlives_it_until_the_key_is_changed(tmp_path: Path):
     run = run_toy(tmp_path, "run")
     run.learner.tokens_per_microbatch, run.learner.recomputes_all, run.saved = 100, True, ""
-    run.save()
+    save_run(run)
     resumed = resume_run(run.folder)
     resumed.close()
     assert (resumed.learner.tokens_per_microbatch, resumed.learner.recomputes_all) == (100, True)

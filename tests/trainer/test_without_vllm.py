@@ -8,7 +8,7 @@ import pytest
 from dapo.config.load import load_recipe
 from dapo.errors import ConfigError, EngineError
 from dapo.trainer.answering import Examination, examine
-from dapo.trainer.run import start_run
+from dapo.trainer.start import start_run
 
 
 def test_without_vllm_the_message_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -228,7 +228,7 @@ def our_steps(plan: Plan, folder: Path) -> tuple[list[tuple[float, float]], dict
 
 def make_run(plan: Plan, folder: Path) -> Run:
     from dapo.trainer.api import with_overrides
-    from dapo.trainer.run import begin_run
+    from dapo.trainer.start import begin_run
 
     problems = folder / "problems.jsonl"
     lines = [{"id": str(i), "question": trl_peer.sum_of(i), "answer": "0"} for i in range(plan.prompts * plan.steps)]

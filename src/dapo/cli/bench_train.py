@@ -329,7 +329,7 @@ def fsdp2_side(setting: Setting, load: Load) -> Result | None:
     """
     from dapo.distributed.shards import Sharding, refresh
     from dapo.distributed.world import one_rank
-    from dapo.trainer.run import layers_of
+    from dapo.trainer.learner import layers_of
 
     policy = make_policy(setting, is_fused=True)
     with one_rank(setting.device) as world:

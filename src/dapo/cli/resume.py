@@ -28,7 +28,7 @@ def command(
     from dapo.cli.watch_terminal import terminal_observer
     from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
-    from dapo.trainer.run import read_run_config, resume_run
+    from dapo.trainer.resume import read_run_config, resume_run
 
     changes = [parse_override(text) for text in set_ or []]
     config = read_run_config(folder, changes)

@@ -34,7 +34,7 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     from dapo.cli.watch_terminal import terminal_observer
     from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
-    from dapo.trainer.run import start_run
+    from dapo.trainer.start import start_run
 
     if is_ray_driver(resolved.config.cluster):
         return train_on_ray(resolved, out)
@@ -67,7 +67,7 @@ def is_ray_driver(cluster: ClusterConfig) -> bool:
 def train_on_ray(resolved: Resolved, out: Path | None) -> Path:
     """The same command on every rank, supervised; after a fault, `dapo resume`."""
     from dapo.distributed.ray_workers import supervise
-    from dapo.trainer.run import refuse_existing
+    from dapo.trainer.start import refuse_existing
 
     folder = (out or Path("runs") / f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     refuse_existing(folder)

@@ -21,7 +21,7 @@ from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.vllm import VllmEngine, require_vllm
-from dapo.trainer.run import choose_device, choose_dtype
+from dapo.trainer.device import choose_device, choose_dtype
 from dapo.types import Problem
 
 ENGINES: dict[str, type[LocalEngine] | type[PlainEngine] | type[VllmEngine]] = {

@@ -21,7 +21,7 @@ from dapo.errors import ConfigError, DataError
 from dapo.tracking.files import read_lines
 from dapo.trainer.loop import train as train_loop
 from dapo.trainer.observer import Observer
-from dapo.trainer.run import begin_run, refuse_existing
+from dapo.trainer.start import begin_run, refuse_existing
 from dapo.types import Problem, Score
 
 Problems = Iterable[Problem] | Callable[[], Iterable[Problem]]

@@ -10,9 +10,10 @@ from dapo.evaluation.runner import Answered, Answers, evaluate, summarise
 from dapo.report.chunks import QUESTION_CHARACTERS
 from dapo.rollout.engine import SamplingParams
 from dapo.tracking.files import read_lines
+from dapo.trainer.engines import make_engine
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.problems import EncodedSet
-from dapo.trainer.run import Run, make_engine
+from dapo.trainer.run import Run
 from dapo.types import Verdict
 
 

@@ -17,7 +17,7 @@ from dapo.config.schema import Config
 from dapo.errors import CheckpointError, ConfigError
 from dapo.tracking.files import read_lines
 from dapo.trainer.bundle import RECORD, write_record
-from dapo.trainer.run import read_run_config
+from dapo.trainer.resume import read_run_config
 
 # What the card shows of a config, beside data and model; the run's config.toml has the rest.
 KEY_SETTINGS = (

@@ -6,6 +6,7 @@ import time
 
 from dapo.sampling.fill import fill
 from dapo.trainer.batch import make_batch
+from dapo.trainer.checkpoint import finish_saving, save_run
 from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import Interrupted, stop_on_signals
@@ -23,14 +24,14 @@ def train(run: Run) -> None:
             if run.evaluation_is_due():  # before training, or cut short by a signal
                 evaluate_run(run)
             pretrain_value(run)
-            run.save()  # a run that goes on has this checkpoint already
+            save_run(run)  # a run that goes on has this checkpoint already
             for step in run.remaining_steps():
                 train_step(run, step)
         except Interrupted:
             run.take_back_step()
         if run.saved or run.step or run.value_steps:  # stopped before anything was learnt, a run simply starts over
-            run.save()
-        run.finish_saving()
+            save_run(run)
+        finish_saving(run)
     for observer in run.observers:
         observer.on_end(run)
 
@@ -63,4 +64,4 @@ def train_step(run: Run, step: int) -> None:
     if run.evaluation_is_due():
         evaluate_run(run)
     if run.is_due(config.checkpoint.every_steps, step):
-        run.save()
+        save_run(run)

@@ -8,6 +8,7 @@ import time
 from dapo.sampling.carry import CarryState
 from dapo.sampling.dynamic import fill_step
 from dapo.trainer.batch import Batch, deal_minibatches, make_batch
+from dapo.trainer.checkpoint import save_run
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.run import Run
 from dapo.trainer.scoring import old_values_of_critic, score_old
@@ -57,14 +58,14 @@ def pretrain_value(run: Run) -> None:
             "timing.step_s": time.perf_counter() - start,
         }
         run.write_line("value.jsonl", line)
-        run.spend(line)
+        run.budget.spend(line)
         for observer in run.observers:
             observer.on_value_step(line, run.pretrain_steps)
-        if run.is_spent:
-            run.event("budget", run.spent)
+        if run.budget.is_spent:
+            run.event("budget", run.budget.spent)
         check_stop(run)
         if run.is_due(run.config.checkpoint.every_steps, step):
-            run.save()
+            save_run(run)
 
 
 def monte_carlo(run: Run, batch: Batch) -> Values:

@@ -1,0 +1,140 @@
+"""The parts of a run, put together from its config: model, data, engine, judges, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from dapo.config.schema import Config
+from dapo.data.order import ProblemOrder
+from dapo.distributed.judge import SharedJudge
+from dapo.distributed.world import ALONE, World
+from dapo.errors import ConfigError
+from dapo.models.load import load_policy
+from dapo.models.policy import add_lora
+from dapo.rewards import VerifierPool
+from dapo.rollout.engine import SamplingParams
+from dapo.rollout.vllm import require_vllm
+from dapo.sampling.carry import CarryState
+from dapo.sampling.collect import Collector, VerdictJournal
+from dapo.sampling.dynamic import Source
+from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
+from dapo.sampling.state import judgement_from_state, judgement_to_state
+from dapo.tracking.files import append_line, read_lines
+from dapo.trainer.budget import Budget
+from dapo.trainer.device import choose_device, choose_dtype
+from dapo.trainer.engines import make_engine, refuse_layout
+from dapo.trainer.learner import make_learner
+from dapo.trainer.observer import Observer
+from dapo.trainer.problems import EncodedSet, load_encoded
+from dapo.trainer.records import token_pieces
+from dapo.trainer.run import Run
+from dapo.trainer.source import OrderedSource
+from dapo.trainer.track import TrackerObserver
+from dapo.types import Judge
+
+
+def assemble(
+    config: Config,
+    folder: Path,
+    model_path: str,
+    observers: Sequence[Observer],
+    *,
+    critic_path: str | None = None,
+    is_start: bool = True,
+    world: World = ALONE,
+) -> Run:
+    """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
+    if config.rollout.engine == "vllm":
+        require_vllm()
+    refuse_layout(config, world)
+    if config.cluster.backend != "none" and world is ALONE:
+        raise ConfigError(
+            f"cluster.backend = {config.cluster.backend}: is for `dapo train` and `dapo resume`.",
+            remedy="Start them with torchrun, or set cluster.backend = none.",
+        )
+    is_tracked = bool(config.tracking.to) and world.is_first
+    observers = [*observers, *([TrackerObserver(config.tracking.to)] if is_tracked else [])]
+    device = choose_device(config.model.device)
+    dtype = choose_dtype(config.model.dtype, device)
+    torch.manual_seed(config.train.seed)
+    is_fused = config.model.kernels == "fused"
+    policy = load_policy(model_path, dtype=dtype, device=device, revision=config.model.revision, is_fused=is_fused)
+    if config.model.lora.rank:
+        policy = add_lora(policy, config.model.lora.rank, config.model.lora.alpha)
+    learner = make_learner(config, policy, model_path, critic_path, dtype, device, world)
+    problems = load_encoded(config.data.train, config, policy.tokenizer, use="train")
+    wanted = config.data.eval if config.eval.every_steps else ()
+    eval_sets = [load_encoded(name, config, policy.tokenizer, use="eval") for name in wanted]
+    engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
+    pool = VerifierPool(
+        config.rewards.verifier,
+        workers=config.rewards.workers,
+        seconds=config.rewards.seconds,
+        memory_mb=config.rewards.memory_mb,
+        truncated_may_be_correct=config.rewards.truncated_may_be_correct,
+    )
+    judge: Judge = pool if world.size == 1 else SharedJudge(pool, world)
+    collector = Collector(
+        engine,
+        judge,
+        responses_per_prompt=config.sampling.responses_per_prompt,
+        max_new_tokens=config.limits.max_response_tokens,
+        seed=config.train.seed,
+        journal=open_journal(folder / "verdicts.jsonl", is_writer=world.is_first),
+    )
+    order = ProblemOrder(len(problems.problems), seed=config.train.seed)
+    ordered = OrderedSource(problems.problems, problems.prompts, order)
+    posteriors = first_posteriors(config, problems) if is_start else Posteriors()
+    source: Source = ordered
+    if config.sampling.predictive:
+        G = config.sampling.responses_per_prompt
+        source = PredictiveSource(ordered, posteriors, G=G, seed=config.train.seed)
+    run = Run(
+        config=config,
+        folder=folder,
+        learner=learner,
+        engine=engine,
+        judge=judge,
+        pool=pool,
+        collector=collector,
+        problems=problems,
+        eval_sets=eval_sets,
+        ordered=ordered,
+        source=source,
+        posteriors=posteriors,
+        fill=CarryState(),
+        observers=observers,
+        budget=Budget(config.train, world),
+        token_pieces=token_pieces(policy.tokenizer) if config.rollouts.every_steps else None,
+        world=world,
+    )
+    for observer in observers:
+        observer.on_start(run)
+    return run
+
+
+def open_journal(path: Path, *, is_writer: bool = True) -> VerdictJournal:
+    """Clock-dependent verdicts of this run so far; new ones are appended at once. Never cut back: they are replayed."""
+    known = {line["key"]: judgement_from_state(line["judgement"]) for line in read_lines(path)}
+    if not is_writer:
+        return VerdictJournal(known)
+    return VerdictJournal(
+        known, lambda key, judgement: append_line(path, {"key": key, "judgement": judgement_to_state(judgement)})
+    )
+
+
+def first_posteriors(config: Config, problems: EncodedSet) -> Posteriors:
+    """Nothing known, or what a probe of this set has counted."""
+    path = config.sampling.posteriors
+    if path is None:
+        return Posteriors()
+    counts = {name: seen for name, seen in counts_in(Path(path)).items() if name in problems.by_id}
+    if not counts:
+        raise ConfigError(
+            f"sampling.posteriors = {path}: holds none of the problems of data.train = {config.data.train}.",
+            remedy="Probe that set: dapo data probe FILE --model M --out PATH.",
+        )
+    return Posteriors(counts=counts)

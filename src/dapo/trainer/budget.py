@@ -1,0 +1,36 @@
+"""What a run may take of tokens and minutes, and what it has taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dapo.config.schema import TrainConfig
+from dapo.distributed.world import ALONE, World
+
+
+@dataclass(slots=True)
+class Budget:
+    """Counted over all steps so far, those of value pretraining included."""
+
+    limits: TrainConfig
+    world: World = ALONE
+    generated_tokens: int = 0
+    seconds: float = 0.0
+    spent: str = ""  # what is spent, in words
+
+    @property
+    def is_spent(self) -> bool:
+        return bool(self.spent)
+
+    def spend(self, *lines: Mapping[str, Any]) -> None:
+        """Count what steps, or steps of value pretraining, took by their lines. The first rank's clock decides."""
+        for line in lines:
+            self.generated_tokens += int(line.get("tokens/generated", 0))
+            self.seconds += float(line.get("timing.step_s", 0.0))
+        limits = self.limits
+        if limits.max_minutes is not None and self.world.from_first(self.seconds) / 60 >= limits.max_minutes:
+            self.spent = f"train.max_minutes = {limits.max_minutes:g} is spent"
+        if limits.max_generated_tokens is not None and self.generated_tokens >= limits.max_generated_tokens:
+            self.spent = f"train.max_generated_tokens = {limits.max_generated_tokens} is spent"

@@ -1,0 +1,175 @@
+"""A run in and out of its checkpoints: what the next step depends on, written whole or in parts, and read back."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dapo.checkpoints.load import Checkpoint
+from dapo.checkpoints.save import name_of, save_checkpoint
+from dapo.checkpoints.sharded import Background, Part, deal_weights, has_slices, read_slices
+from dapo.config.load import flatten
+from dapo.distributed.shards import whole_weights
+from dapo.errors import CheckpointError, DiskError
+from dapo.models.critic import save_critic
+from dapo.models.load import checkpoint_tensors, save_all_but_weights, save_policy
+from dapo.trainer.optimizer import Optimizer
+from dapo.trainer.run import Run
+
+
+def save_run(run: Run) -> None:
+    """Write the state at this step boundary: a resumed run goes on as if it had never stopped.
+
+    Any number of ranks can go on from it. Of a sharded run every rank writes its part, beside what comes next;
+    else the first rank writes for all, and then it goes on.
+    """
+    name = name_of(run.step, run.value_steps if run.is_pretraining else None)
+    is_resumable = run.config.checkpoint.resumable
+    if run.saved == name or not (is_resumable or run.step):
+        return
+    state, tensors = state_of(run)
+    if not is_resumable:
+        state, tensors = told(state), {}
+    if run.learner.is_sharded and run.config.checkpoint.format == "auto":
+        save_sharded(run, name, state, tensors)
+    else:
+        save_whole(run, name, state, tensors)
+    run.saved = name
+
+
+def state_of(run: Run) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What the next step depends on beside model and optimizer."""
+    sampling, tensors = run.sampling_state()
+    state = {
+        "config": flatten(run.config.model_dump(mode="json")),
+        "updates": run.learner.updates,
+        "bad_updates": run.learner.bad_updates,
+        "tokens_per_microbatch": run.learner.tokens_per_microbatch,
+        "recomputes_all": run.learner.recomputes_all,
+        "value_steps": run.value_steps,
+        "data": run.problems.checksum,
+        "sampling": sampling,
+    }
+    return state, tensors
+
+
+def told(state: dict[str, Any]) -> dict[str, Any]:
+    """What of a run's state is kept beside a model alone: what its card and its record tell."""
+    kept = {key: state[key] for key in ("updates", "bad_updates", "data")}
+    return {**kept, "sampling": {"order": state["sampling"]["order"]}, "resumable": False}
+
+
+def save_whole(run: Run, name: str, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    if run.config.checkpoint.resumable:
+        for prefix, optimizer in optimizers_of(run).items():
+            tensors |= {f"{prefix}{key}": tensor for key, tensor in optimizer.tensors().items()}
+        for key, parameter in adapter_of(run).items():
+            tensors[f"adapter.{key}"] = run.learner.optimizer.whole(key, parameter.detach())
+    critic = None if run.learner.value is None else whole_weights(run.learner.value.critic)
+
+    def write_model(folder: Path) -> None:
+        save_policy(run.learner.whole, folder)
+        if run.learner.value is not None:
+            save_critic(run.learner.value.critic, folder / "critic", critic)
+
+    root, keep = run.folder / "checkpoints", run.config.checkpoint.keep
+    failure = None
+    if run.world.is_first:
+        try:
+            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
+        except DiskError as error:
+            failure = [error.message, error.remedy]
+    failure = run.world.from_first(failure)  # all ranks end together, none waits for one that is gone
+    if failure is not None:
+        raise DiskError(failure[0], remedy=failure[1])
+
+
+def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """Copy what belongs into it to the host; writing goes on in the background."""
+    slices: dict[str, torch.Tensor] = {}
+    if run.config.checkpoint.resumable:
+        for prefix, optimizer in optimizers_of(run).items():
+            for key, tensor in optimizer.parts().items():
+                (slices if tensor.dim() else tensors)[f"{prefix}{key}"] = tensor
+        for key, parameter in adapter_of(run).items():
+            slices[f"adapter.{key}"] = run.learner.optimizer.on_host(key, parameter.detach())
+    weights = dict(checkpoint_tensors(run.learner.whole))
+    own = deal_weights({key: tensor.nbytes for key, tensor in weights.items()}, run.world.size)[run.world.rank]
+    value = run.learner.value
+    critic = None if value is None else whole_weights(value.critic, is_kept=run.world.is_first)
+
+    def write_model(folder: Path) -> None:
+        save_all_but_weights(run.learner.whole, folder)
+        if value is not None:
+            save_critic(value.critic, folder / "critic", critic)
+
+    part = Part(
+        slices=slices,
+        weights={key: weights[key].to("cpu", copy=True).contiguous() for key in own},
+        tensors={key: tensor.detach().cpu().clone() for key, tensor in tensors.items()},
+        state=state,
+        write_model=write_model,
+    )
+    if run.background is None:
+        run.background = Background(run.world)
+    run.background.save(run.folder / "checkpoints", name, part, keep=run.config.checkpoint.keep)
+
+
+def finish_saving(run: Run) -> None:
+    """Until everything that was to be saved is on disk."""
+    if run.background is not None:
+        run.background.wait()
+
+
+def optimizers_of(run: Run) -> dict[str, Optimizer]:
+    """By what their tensors' names begin with in a checkpoint."""
+    value = run.learner.value
+    return {"optimizer.": run.learner.optimizer} | ({} if value is None else {"critic_optimizer.": value.optimizer})
+
+
+def adapter_of(run: Run) -> dict[str, torch.nn.Parameter]:
+    """model/ holds the merged weights; going on needs the adapter itself."""
+    return run.learner.optimizer.parameters if run.config.model.lora.rank else {}
+
+
+def restore_run(run: Run, checkpoint: Checkpoint) -> None:
+    """Take over a checkpoint's state; weights are already loaded from its model folder."""
+    state = checkpoint.state
+    if state["data"] != run.problems.checksum:
+        raise CheckpointError(
+            f"{checkpoint.folder}: was trained on other problems than data.train = {run.config.data.train} holds.",
+            remedy="Restore the file, or start a new run.",
+        )
+    run.step, run.saved = checkpoint.step, checkpoint.folder.name
+    run.value_steps = state.get("value_steps", run.pretrain_steps)  # older checkpoints came after the stage
+    run.learner.updates, run.learner.bad_updates = state["updates"], state["bad_updates"]
+    if state["config"].get("train.tokens_per_microbatch") == run.config.train.tokens_per_microbatch:
+        run.learner.tokens_per_microbatch = state.get("tokens_per_microbatch")  # what memory taught it
+        run.learner.recomputes_all = state.get("recomputes_all", False)
+    policy = run.learner.optimizer
+    for name, tensor in with_prefix(checkpoint.tensors, "adapter.").items():
+        policy.assign(name, policy.part_of(name, tensor))
+    slices = read_slices(checkpoint.folder, partial(sharded_like, run)) if has_slices(checkpoint.folder) else {}
+    for name, part in with_prefix(slices, "adapter.").items():
+        policy.assign(name, part)
+    for prefix, optimizer in optimizers_of(run).items():
+        whole, parts = with_prefix(checkpoint.tensors, prefix), with_prefix(slices, prefix)
+        optimizer.load_parts(parts | {key: optimizer.part_of_key(key, tensor) for key, tensor in whole.items()})
+    run.publish()
+    run.collector.journal.version = run.learner.updates
+    run.restore_sampling(state["sampling"], checkpoint.tensors)
+
+
+def sharded_like(run: Run, key: str) -> torch.Tensor | None:
+    """The parameter whose state or adapter is stored under that name."""
+    prefix = next((prefix for prefix in optimizers_of(run) if key.startswith(prefix)), None)
+    if prefix is None:
+        return run.learner.optimizer.parameters.get(key.removeprefix("adapter."))
+    return optimizers_of(run)[prefix].parameters.get(key.removeprefix(prefix).partition(".")[2])
+
+
+def with_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,60 @@
+"""The engine a config names: one per rank, all of them as one; a second one beside it for evaluation."""
+
+from __future__ import annotations
+
+from dapo.config.schema import Config
+from dapo.distributed.world import ALONE, World
+from dapo.errors import ConfigError
+from dapo.models.policy import Policy
+from dapo.rollout.engine import Engine, SamplingParams
+from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.plain.engine import PlainEngine
+from dapo.rollout.shared import SharedEngine
+from dapo.rollout.vllm import VllmEngine
+
+
+def refuse_layout(config: Config, world: World) -> None:
+    """Refuse engines that cannot share the work of so many ranks."""
+    engine, together = config.rollout.engine, config.rollout.tensor_parallel
+    if engine == "plain" and world.size > 1:
+        raise ConfigError(
+            f"rollout.engine = plain: is not built for {world.size} ranks.", remedy="Use local, or one process."
+        )
+    if world.size % together:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {together}: {world.size} ranks cannot be divided into groups of {together}.",
+            remedy="Start a multiple of it, with cluster.backend = torchrun or ray.",
+        )
+
+
+def make_engine(
+    config: Config, policy: Policy, sampling: SamplingParams, world: World = ALONE, *, beside: Engine | None = None
+) -> Engine:
+    """The engine the config names; with several ranks, all of them as one.
+
+    A second one shares the memory of the engine it is beside.
+    """
+    if isinstance(beside, (VllmEngine, LocalEngine, SharedEngine)):
+        return beside.beside(sampling)
+    concurrent = config.rollout.max_concurrent_responses
+    longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+    match config.rollout.engine:
+        case "vllm":
+            together = config.rollout.tensor_parallel
+            vllm = VllmEngine(
+                policy,
+                sampling=sampling,
+                max_concurrent=-(-concurrent * together // world.size),
+                max_tokens=longest,
+                memory_share=config.rollout.vllm.gpu_memory_share,
+                tensor_parallel=together,
+            )
+            if world.size == 1:
+                return vllm
+            return SharedEngine(vllm, world, max_concurrent=concurrent, ranks_per_engine=together)
+        case "plain":
+            return PlainEngine(policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest)
+        case "local":
+            gib, seats = config.rollout.kv_cache_gib, -(-concurrent // world.size)
+            own = LocalEngine(policy, sampling=sampling, max_concurrent=seats, max_tokens=longest, kv_gib=gib)
+            return own if world.size == 1 else SharedEngine(own, world, max_concurrent=concurrent)

@@ -1,0 +1,117 @@
+"""Going on with a run: from which checkpoint, with what changed, and what was written after it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dapo.checkpoints.load import Checkpoint, newest_intact, read_checkpoint
+from dapo.config.load import flatten, read_toml, refuse_unknown, resolve, to_toml
+from dapo.config.model_shapes import model_location
+from dapo.config.schema import Config
+from dapo.distributed.world import ALONE, World
+from dapo.errors import CheckpointError, ConfigError
+from dapo.report.chunks import drop_after
+from dapo.tracking.files import cut_back, read_lines, replace_file
+from dapo.trainer.assemble import assemble
+from dapo.trainer.checkpoint import restore_run
+from dapo.trainer.observer import Observer
+from dapo.trainer.run import Run
+
+# Keys that may differ when a run goes on: they change what is written, when it ends and how fast, not what is learnt.
+SAFE_TO_CHANGE = (
+    "train.steps",
+    "train.max_generated_tokens",
+    "train.max_minutes",
+    "train.tokens_per_microbatch",
+    "train.gradient_checkpointing",
+    "model.kernels",
+    "train.max_bad_updates",
+    "checkpoint.",
+    "eval.",
+    "rollouts.",
+    "tracking.",
+    "rewards.workers",
+    "data.eval",
+    "cluster.",
+)
+
+
+def resume_run(
+    folder: Path,
+    overrides: Sequence[tuple[str, Any]] = (),
+    observers: Sequence[Observer] = (),
+    *,
+    world: World = ALONE,
+) -> Run:
+    """Go on from the newest intact checkpoint; without one, from the start."""
+    config = read_run_config(folder, overrides)
+    newest, skipped = world.from_first(newest_intact_of(folder) if world.is_first else None)
+    checkpoint = None if newest is None else read_checkpoint(Path(newest))
+    if checkpoint is not None:
+        refuse_model_alone(checkpoint)
+        refuse_changes(config, checkpoint)
+    from_base = checkpoint is None or config.model.lora.rank > 0
+    path = model_location(config.model.path) if from_base or checkpoint is None else str(checkpoint.model_folder)
+    critic = str(checkpoint.model_folder / "critic") if checkpoint is not None else None
+    run = assemble(config, folder, path, observers, critic_path=critic, is_start=checkpoint is None, world=world)
+    if checkpoint is not None:
+        restore_run(run, checkpoint)
+    if world.is_first:
+        cut_files_back(run, has_checkpoint=checkpoint is not None)
+        if overrides:
+            replace_file(folder / "config.toml", to_toml(config))
+    world.barrier()
+    run.budget.spend(*read_lines(folder / "value.jsonl"), *read_lines(folder / "metrics.jsonl"))
+    for message in skipped:
+        run.event("checkpoint", message)
+    where = f" of value pretraining {run.value_steps}" if run.is_pretraining and run.value_steps else f" {run.step}"
+    run.event("resume", f"resumed after step{where}")
+    return run
+
+
+def newest_intact_of(folder: Path) -> tuple[str | None, list[str]]:
+    """Where it is, and what was skipped. One rank reads all files to check them; the others take its word."""
+    newest, skipped = newest_intact(folder / "checkpoints")
+    return (None if newest is None else str(newest)), skipped
+
+
+def cut_files_back(run: Run, *, has_checkpoint: bool) -> None:
+    """What was written after the checkpoint goes: it will be written again."""
+    for name in ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl"):
+        cut_back(run.folder / name, run.step if has_checkpoint else -1)
+    cut_back(run.folder / "value.jsonl", run.value_steps)
+    drop_after(run.folder / "rollouts", run.step)
+
+
+def read_run_config(folder: Path, overrides: Sequence[tuple[str, Any]]) -> Config:
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise ConfigError(f"{folder}: is not a run: it has no config.toml.", remedy="Name the folder of a run.")
+    keys = flatten(read_toml(path)) | dict(overrides)
+    refuse_unknown(keys, "config.toml")
+    return resolve(folder.name, keys, {}).config
+
+
+def refuse_model_alone(checkpoint: Checkpoint) -> None:
+    if not checkpoint.state.get("resumable", True):
+        raise CheckpointError(
+            f"{checkpoint.folder}: holds the model alone (checkpoint.resumable = false): no run can go on from it.",
+            remedy=f"Start a new run from that model: --set model.path={checkpoint.model_folder}",
+        )
+
+
+def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
+    """A resumed run must be the same run: only keys that cannot change what is learnt may differ."""
+    before, now = checkpoint.state["config"], flatten(config.model_dump(mode="json"))
+    changed = [key for key in now if now[key] != before.get(key, now[key])]
+    unsafe = [key for key in changed if not key.startswith(SAFE_TO_CHANGE)]
+    if unsafe:
+        what = ", ".join(f"{key} = {now[key]} (was {before[key]})" for key in unsafe)
+        raise ConfigError(
+            f"{what}: cannot change in a run that is under way.",
+            remedy="Start a new run. Safe to change on resume: "
+            + ", ".join(key.rstrip(".") for key in SAFE_TO_CHANGE)
+            + ".",
+        )

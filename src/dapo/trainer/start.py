@@ -1,0 +1,53 @@
+"""A new run in a new folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dapo.config.load import Resolved, to_toml
+from dapo.config.model_shapes import model_location
+from dapo.distributed.world import ALONE, World
+from dapo.errors import ConfigError
+from dapo.tracking.files import replace_file
+from dapo.trainer.assemble import assemble
+from dapo.trainer.observer import Observer
+from dapo.trainer.run import Run
+
+
+def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = (), *, world: World = ALONE) -> Run:
+    """A new run in a new folder."""
+    if world.is_first:
+        refuse_existing(folder)
+    return begin_run(resolved, folder, observers, world=world)
+
+
+def refuse_existing(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: exists and is no folder.", remedy="Name a new folder.")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"--out {folder}: exists already.",
+            remedy=f"Go on with it: dapo resume {folder}. Or name another folder.",
+        )
+
+
+def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = (), *, world: World = ALONE) -> Run:
+    """A run in a folder that is known to be new; its own problems may lie there already."""
+    config = resolved.config
+    world.barrier()  # the first rank has looked whether it is new
+    is_new = world.is_first and not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}.", remedy="Name another folder.") from None
+    try:
+        run = assemble(config, folder, model_location(config.model.path), observers, world=world)
+    except BaseException:  # whatever stopped it: leave no empty folder behind
+        if is_new:
+            folder.rmdir()
+        raise
+    if world.is_first:
+        replace_file(folder / "config.toml", to_toml(config))
+    world.barrier()
+    return run
