@@ -24,7 +24,7 @@ LAYERS = [
     ["types", "errors"],
 ]
 RANK = {area: -depth for depth, layer in enumerate(LAYERS) for area in layer}
-MAY_IMPORT_VLLM_OR_RAY = {"rollout/vllm.py", "rollout/vllm_peer.py", "distributed/ray_workers.py"}
+MAY_IMPORT_VLLM_OR_RAY = {"rollout/vllm/core.py", "rollout/vllm/peer.py", "distributed/ray_workers.py"}
 
 
 def sources() -> list[Path]:

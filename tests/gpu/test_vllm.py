@@ -9,7 +9,7 @@ import torch
 
 from dapo.models.policy import Policy
 from dapo.rollout.engine import SamplingParams
-from dapo.rollout.vllm import VllmEngine
+from dapo.rollout.vllm.engine import VllmEngine
 from engine_requests import by_id, drain, gap, logp_by_training_forward, request, same, shaken, small_policy
 
 pytestmark = [

@@ -14,7 +14,7 @@ from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
-from dapo.rollout.vllm import VllmEngine
+from dapo.rollout.vllm.engine import VllmEngine
 from dapo.types import StopReason
 from engine_requests import (
     by_id,

@@ -26,7 +26,8 @@ from dapo.models.packing import PACKED_ATTENTION
 from dapo.models.policy import Policy, add_lora
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.local.engine import LocalEngine
-from dapo.rollout.vllm import Response, VllmEngine
+from dapo.rollout.vllm.engine import VllmEngine
+from dapo.rollout.vllm.response import Response
 from engine_requests import by_id, drain, gap, request, same, shaken, small_policy
 from tiny_models import SHAPE, VOCABULARY, tiny_tokenizer
 

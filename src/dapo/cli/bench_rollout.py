@@ -179,7 +179,7 @@ def vllm(setting: Setting, loads: list[RolloutLoad]) -> list[tuple[RolloutResult
             for load in loads
         ]
         (work / "plan.json").write_text(json.dumps({"model": setting.folder, "loads": plan}), encoding="utf-8")
-        command = [sys.executable, "-m", "dapo.rollout.vllm_peer", str(work)]
+        command = [sys.executable, "-m", "dapo.rollout.vllm.peer", str(work)]
         environment = {**os.environ, "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"vllm"')]

@@ -18,7 +18,7 @@ from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.messages import Expected, decode, decode_begun, encode
-from dapo.rollout.vllm import VllmEngine
+from dapo.rollout.vllm.engine import VllmEngine
 from dapo.rollout.written import Written, check_request, from_state, to_state
 from dapo.types import Completion, StopReason
 

@@ -20,7 +20,8 @@ from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
-from dapo.rollout.vllm import VllmEngine, require_vllm
+from dapo.rollout.vllm.core import require_vllm
+from dapo.rollout.vllm.engine import VllmEngine
 from dapo.trainer.device import choose_device, choose_dtype
 from dapo.types import Problem
 

@@ -16,7 +16,7 @@ from dapo.models.load import load_policy
 from dapo.models.policy import add_lora
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import SamplingParams
-from dapo.rollout.vllm import require_vllm
+from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import Source

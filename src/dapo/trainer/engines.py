@@ -10,7 +10,7 @@ from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.shared import SharedEngine
-from dapo.rollout.vllm import VllmEngine
+from dapo.rollout.vllm.engine import VllmEngine
 
 
 def refuse_layout(config: Config, world: World) -> None:

@@ -19,7 +19,7 @@ from dapo.report.pieces import TokenPieces
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine
 from dapo.rollout.shared import SharedEngine
-from dapo.rollout.vllm import VllmEngine
+from dapo.rollout.vllm.engine import VllmEngine
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import AcceptanceRate, Source

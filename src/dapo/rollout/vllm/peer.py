@@ -1,6 +1,6 @@
 """vLLM as a peer in `dapo bench rollout`: its own offline interface at its best setting, in a process of its own.
 
-Usage: python -m dapo.rollout.vllm_peer FOLDER, with config.json and plan.json there; one JSON line per load.
+Usage: python -m dapo.rollout.vllm.peer FOLDER, with config.json and plan.json there; one JSON line per load.
 """
 
 from __future__ import annotations

@@ -1,0 +1,242 @@
+"""The streaming protocol on a vLLM that runs in this process, step by step, with its own weights."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dapo.errors import EngineError
+from dapo.models.policy import Policy
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
+from dapo.rollout.vllm.check import check_weights
+from dapo.rollout.vllm.core import NewTokens, VllmCore
+from dapo.rollout.vllm.response import Response
+from dapo.rollout.written import Written, check_request, completions, from_state, to_state
+from dapo.types import StopReason
+
+
+class VllmEngine:
+    """Writes responses with vLLM on a copy of the policy's weights. Implements `Engine`, but for what vLLM cannot.
+
+    The noise is vLLM's own, seeded per response from its `NoiseKey`: the same requests, submitted in the same order,
+    give the same responses, but a response may change in its last bits, and then in its tokens, with what else is in
+    the batch. A tick is one step of vLLM: prompts that do not fit into one step begin later, and a response that vLLM
+    preempts for want of memory writes nothing in that tick. Under top-p or top-k the log-probs are those of the cut,
+    renormalised distribution; training refuses both.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        sampling: SamplingParams,
+        max_concurrent: int,
+        max_tokens: int,
+        version: int = 0,
+        memory_share: float = 0.4,
+        tensor_parallel: int = 1,
+        core: VllmCore | None = None,
+    ) -> None:
+        if core is None:
+            core = VllmCore(
+                policy,
+                max_concurrent=max_concurrent,
+                max_tokens=max_tokens,
+                memory_share=memory_share,
+                tensor_parallel=tensor_parallel,
+            )
+            try:
+                core.load(policy)
+                check_weights(core, policy, max_tokens)
+            except BaseException:  # whatever stopped it: leave no vLLM behind
+                core.close()
+                raise
+        self.core = core
+        self.policy = policy
+        self.sampling = sampling
+        self.max_concurrent = max_concurrent
+        self.max_tokens = max_tokens
+        self.logp_dtype = np.float32
+        self.version = version
+        self.tick = 0
+        self.faults: list[Fault] = []
+        self._waiting: deque[Response] = deque()
+        self._running: dict[int, Response] = {}  # by request id, in order of submission
+        self._n_submitted = 0
+        self._is_paused = False
+
+    def beside(self, sampling: SamplingParams) -> VllmEngine:
+        """Another engine on the same vLLM, with sampling parameters of its own: an evaluation amid training.
+
+        The two take turns. Whoever ticks has the machine; what the other has in flight waits, and is gone on with.
+        """
+        sizes = {"max_concurrent": self.max_concurrent, "max_tokens": self.max_tokens}
+        return VllmEngine(self.policy, sampling=sampling, version=self.version, core=self.core, **sizes)
+
+    @property
+    def n_in_flight(self) -> int:
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def capacity(self) -> int:
+        return max(0, self.max_concurrent - self.n_in_flight - self.n_waiting)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        seen = {item.request.id for item in (*self._running.values(), *self._waiting)}
+        for request in requests:
+            check_request(request, seen, self.max_tokens)
+            seen.add(request.id)
+        for request in requests:
+            self._waiting.append(Response(request, self._n_submitted))
+            self._n_submitted += 1
+
+    def take_over(self, items: Sequence[Written]) -> None:
+        """Queue what another engine may have begun, with its own place in the order of submission."""
+        seen = {item.request.id for item in (*self._running.values(), *self._waiting)}
+        for item in items:
+            check_request(item.request, seen, self.max_tokens)
+            seen.add(item.request.id)
+        self._waiting.extend(Response.of(item) for item in items)
+
+    def advance(self) -> list[Finished]:
+        if self._is_paused:
+            return []
+        self.tick += 1
+        while self._waiting and len(self._running) < self.max_concurrent:
+            item = self._waiting.popleft()
+            self._running[item.request.id] = item
+        if not self._running:
+            return []
+        self.core.give_to(self)
+        self._send()
+        ended: dict[int, StopReason] = {}
+        by_tag = {item.tag: item for item in self._running.values()}
+        for new in self.core.step():
+            item = by_tag[new.tag]
+            reason = self._write(item, new)
+            if reason is not None:
+                ended[item.request.id] = reason
+        if StopReason.ABORTED in ended.values():
+            # What is not finite lies in the KV cache now, and nought times it is not nought.
+            self.withdraw()
+            self.core.clear_kv()
+        return self._finish(ended)
+
+    def abort(self, ids: Iterable[int]) -> list[Finished]:
+        wanted = set(ids)
+        dropped = [item for item in self._waiting if item.request.id in wanted]
+        if dropped:
+            self._waiting = deque(item for item in self._waiting if item.request.id not in wanted)
+        running = [i for i in self._running if i in wanted]
+        self.core.abort([tag for i in running if (tag := self._running[i].tag)])
+        finished = self._finish(dict.fromkeys(running, StopReason.ABORTED))
+        return finished + self._completions(dropped, [StopReason.ABORTED] * len(dropped))
+
+    def load_weights(self, policy: Policy, version: int) -> None:
+        """Copy the policy's tensors into vLLM's model. What is in flight is sent again, so that its KV is new too."""
+        self.core.give_to(self)
+        self._void_kv()
+        self.core.load(policy)
+        self.policy = policy
+        self.version = version
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def close(self) -> None:
+        """Give back vLLM's memory. Neither this engine nor one beside it can be used afterwards."""
+        self.core.close()
+
+    def snapshot(self) -> EngineState:
+        """Void the KV here too, so that going on and being restored are the same computation."""
+        self.core.give_to(self)
+        self._void_kv()
+        meta = {
+            "tick": self.tick,
+            "version": self.version,
+            "n_submitted": self._n_submitted,
+            "n_running": len(self._running),
+            "is_paused": self._is_paused,
+        }
+        items = [*self._running.values(), *self._waiting]
+        return to_state([item.written() for item in items], np.float32, meta)
+
+    def restore(self, state: EngineState) -> None:
+        meta = state.meta
+        if meta["n_running"] > self.max_concurrent:
+            raise EngineError(
+                f"rollout.max_concurrent_responses = {self.max_concurrent}: the snapshot has {meta['n_running']} "
+                "responses in flight.",
+                remedy="Resume with at least as many.",
+            )
+        items = [Response.of(item) for item in from_state(state)]
+        seen: set[int] = set()
+        for item in items:
+            check_request(item.request, seen, self.max_tokens)
+            seen.add(item.request.id)
+        self.core.give_to(self)
+        self._void_kv()
+        n = meta["n_running"]
+        self._running = {item.request.id: item for item in items[:n]}
+        self._waiting = deque(items[n:])
+        self.tick, self.version, self._n_submitted = meta["tick"], meta["version"], meta["n_submitted"]
+        self._is_paused = meta["is_paused"]
+
+    def withdraw(self) -> None:
+        """Take everything in flight out of vLLM; the next tick sends it again, with what is written as its prompt."""
+        self.core.abort([item.tag for item in self._running.values() if item.tag])
+        for item in self._running.values():
+            item.tag = None
+
+    def _void_kv(self) -> None:
+        self.withdraw()
+        self.core.forget_prefixes()
+
+    def _send(self) -> None:
+        for item in self._running.values():
+            if item.tag is None:
+                item.tag = self.core.add(item, self.sampling, self.policy.eos_ids)
+
+    def _write(self, item: Response, new: NewTokens) -> StopReason | None:
+        """Add what a step wrote; say why the response ended, if it did."""
+        for token, logp in zip(new.tokens, new.logp, strict=True):
+            if not math.isfinite(logp):
+                self._fault(item, "logits are not finite")
+                return StopReason.ABORTED
+            item.tokens.append(token)
+            item.logp.append(logp)
+            item.version.append(self.version)
+        if not new.is_finished:
+            return None
+        item.tag = None
+        if item.tokens and item.tokens[-1] in self.policy.eos_ids:
+            return StopReason.EOS
+        if len(item.tokens) >= item.request.max_new_tokens:
+            return StopReason.LENGTH
+        self._fault(item, f"vLLM gave it up ({new.why})")
+        return StopReason.ABORTED
+
+    def _fault(self, item: Response, reason: str) -> None:
+        self.faults.append(Fault(self.tick, item.request, len(item.tokens), reason))
+
+    def _finish(self, reasons: dict[int, StopReason]) -> list[Finished]:
+        """Completions in order of submission."""
+        items = sorted((self._running.pop(i) for i in reasons), key=lambda item: item.order)
+        return self._completions(items, [reasons[item.request.id] for item in items])
+
+    def _completions(self, items: Sequence[Response], reasons: Sequence[StopReason]) -> list[Finished]:
+        return completions([item.written() for item in items], reasons, self.policy.tokenizer)
+
+
+if TYPE_CHECKING:
+    _implements: type[Engine] = VllmEngine

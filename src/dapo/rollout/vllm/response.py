@@ -1,0 +1,42 @@
+"""A response while vLLM writes it, and the seed of its noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dapo.rollout.engine import Request
+from dapo.rollout.written import Written
+
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+SEED_BITS = 63
+
+
+@dataclass(slots=True)
+class Response:
+    """A request and what was written for it so far. `tag` is its name inside vLLM, while it is there."""
+
+    request: Request
+    order: int  # of submission
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
+    tag: str | None = None
+
+    @classmethod
+    def of(cls, item: Written) -> Response:
+        return cls(item.request, item.order, item.tokens.tolist(), item.logp.tolist(), item.version.tolist())
+
+    def written(self) -> Written:
+        tokens, version = np.array(self.tokens, np.int32), np.array(self.version, np.int32)
+        return Written(self.request, self.order, tokens, np.array(self.logp, np.float32), version)
+
+    @property
+    def seed(self) -> int:
+        """Of vLLM's noise from here on: a function of the key and of how much is written.
+
+        A response that is sent again half-written must not see the noise of its beginning twice.
+        """
+        a, b, _, _ = self.request.key.words()
+        return ((a | b << 32) ^ (len(self.tokens) * GOLDEN_GAMMA)) & ((1 << SEED_BITS) - 1)
