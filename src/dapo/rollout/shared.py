@@ -7,7 +7,6 @@ and the weights alone, who writes it changes nothing but the time.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,15 +14,16 @@ from dapo.distributed.message import to_bytes
 from dapo.distributed.world import World
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
+from dapo.rollout.engine import Engine, EngineState, Finished, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.messages import Expected, decode, decode_begun, encode
+from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.vllm.engine import VllmEngine
-from dapo.rollout.written import Written, check_request, from_state, to_state
+from dapo.rollout.written import Written, completions, from_state, to_state
 from dapo.types import Completion, StopReason
 
 
-class SharedEngine:
+class SharedEngine(QueuedEngine):
     """Implements `Engine` over one engine per rank; `max_concurrent` responses in all.
 
     Where `ranks_per_engine` neighbours hold one model together, they are given the same and write the same; the first
@@ -33,14 +33,8 @@ class SharedEngine:
     def __init__(
         self, own: LocalEngine | VllmEngine, world: World, *, max_concurrent: int, ranks_per_engine: int = 1
     ) -> None:
+        super().__init__(max_concurrent=max_concurrent, max_tokens=own.max_tokens)
         self.own, self.world, self.ranks_per_engine = own, world, ranks_per_engine
-        self.max_concurrent = max_concurrent
-        self.tick = 0
-        self.faults: list[Fault] = []  # of this rank's engine
-        self._n_submitted = 0
-        self._is_paused = False
-        self._waiting: deque[Written] = deque()
-        self._ids: set[int] = set()  # waiting or in flight
         self._running: dict[int, tuple[int, Written]] = {}  # request id -> (rank, as it was handed out)
 
     @property
@@ -61,23 +55,6 @@ class SharedEngine:
     def n_in_flight(self) -> int:
         return len(self._running)
 
-    @property
-    def n_waiting(self) -> int:
-        return len(self._waiting)
-
-    def capacity(self) -> int:
-        return max(0, self.max_concurrent - self.n_in_flight - self.n_waiting)
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        seen = set(self._ids)
-        for request in requests:
-            check_request(request, seen, self.own.max_tokens)
-            seen.add(request.id)
-        for request in requests:
-            self._waiting.append(Written(request, self._n_submitted))
-            self._n_submitted += 1
-        self._ids = seen
-
     def advance(self) -> list[Finished]:
         if self._is_paused:
             return []
@@ -86,31 +63,21 @@ class SharedEngine:
         finished = self._shared(self.own.advance())
         if not self._speaks:
             self.own.faults.clear()
-        self.faults = self.own.faults
+        self.faults = self.own.faults  # of this rank
         return finished
 
     def abort(self, ids: Iterable[int]) -> list[Finished]:
         wanted = set(ids) & self._ids
         if not wanted:
             return []
-        dropped = [item for item in self._waiting if item.request.id in wanted]
-        self._waiting = deque(item for item in self._waiting if item.request.id not in wanted)
-        self._ids -= {item.request.id for item in dropped}
-        unseen = [
-            (item.request, Completion(item.tokens, item.logp, item.version, StopReason.ABORTED, "")) for item in dropped
-        ]
+        dropped = self._drop(wanted)
+        unseen = completions(dropped, [StopReason.ABORTED] * len(dropped), None)
         if not wanted & self._running.keys():
             return unseen
         return self._shared(self.own.abort(wanted)) + unseen
 
     def load_weights(self, policy: Policy, version: int) -> None:
         self.own.load_weights(policy, version)
-
-    def pause(self) -> None:
-        self._is_paused = True
-
-    def resume(self) -> None:
-        self._is_paused = False
 
     def snapshot(self) -> EngineState:
         """As one engine of this size would write it, so that any number of ranks can go on from it."""
@@ -123,26 +90,15 @@ class SharedEngine:
             started += decode_begun(data, self._expected(rank)) if data else []
         self._waiting.extendleft(sorted(started, key=lambda item: item.order, reverse=True))
         self._running.clear()
-        meta = {
-            "tick": self.tick,
-            "version": self.own.version,
-            "n_submitted": self._n_submitted,
-            "n_running": n_running,
-            "is_paused": self._is_paused,
-            "is_crowded": False,
-        }
-        return to_state(list(self._waiting), self.own.logp_dtype, meta)
+        waiting, version = self._waiting, self.own.version
+        return self._state(waiting, self.own.logp_dtype, version=version, n_running=n_running, is_crowded=False)
 
     def restore(self, state: EngineState) -> None:
         items = from_state(state)
-        seen: set[int] = set()
-        for item in items:
-            check_request(item.request, seen, self.own.max_tokens)
-            seen.add(item.request.id)
+        self._checked(items)
         self.own.restore(to_state([], self.own.logp_dtype, {**state.meta, "n_running": 0}))
-        self._waiting, self._ids, self._running = deque(items), seen, {}
-        self.tick, self._n_submitted = state.meta["tick"], state.meta["n_submitted"]
-        self._is_paused = state.meta["is_paused"]
+        self._go_on(items, state)
+        self._running = {}
 
     # ------------------------------------------------------------------ who writes what
 
@@ -174,10 +130,10 @@ class SharedEngine:
         ended: list[tuple[int, Finished]] = []
         told = encode(own, self.own.logp_dtype) if own and self._speaks else b""
         for rank, data in enumerate(self.world.exchange(told)):
-            completions = decode(data, self._expected(rank)) if data else []
+            said = decode(data, self._expected(rank)) if data else []
             if rank == self.world.rank - self.world.rank % self.ranks_per_engine:
-                self._check_agreement(rank, own, completions)
-            for number, completion in completions:
+                self._check_agreement(rank, own, said)
+            for number, completion in said:
                 _, item = self._running.pop(number)
                 ended.append((item.order, (item.request, completion)))
         self._ids -= {request.id for _, (request, _) in ended}

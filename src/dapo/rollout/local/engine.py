@@ -25,7 +25,8 @@ from dapo.rollout.families import SAME_SUMS, STEP, check_family, rounded_up
 from dapo.rollout.local.decoder import OpsKind, PagedDecoder
 from dapo.rollout.local.pages import PagePool, Pages, Prompt, pages_for
 from dapo.rollout.local.seats import BAD, ENDED, RUNNING, Seats
-from dapo.rollout.written import Written, check_request, completions, from_state, to_state
+from dapo.rollout.queue import QueuedEngine
+from dapo.rollout.written import Written, completions
 from dapo.types import StopReason
 
 # Padded tokens of one prefill pass: bounds its memory.
@@ -42,7 +43,7 @@ class Prefix:
     slots: NDArray[np.int64]
 
 
-class LocalEngine:
+class LocalEngine(QueuedEngine):
     """Writes responses with the trainer's own weights, in the trainer's process. Implements `Engine`.
 
     `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt, in a cache of `kv_gib` GiB or
@@ -65,20 +66,15 @@ class LocalEngine:
         page_tokens: int | None = None,
         ops: OpsKind = "auto",
     ) -> None:
+        super().__init__(max_concurrent=max_concurrent, max_tokens=max_tokens)
         is_cuda = policy.device.type == "cuda"
         self.sampling = sampling
-        self.max_concurrent = max_concurrent
-        self.max_tokens = max_tokens
         self.version = version
         # On a GPU the host looks in every few tokens; on a CPU looking costs nothing.
         self.tokens_per_tick = tokens_per_tick or (8 if is_cuda else 1)
         self.page_tokens = page_tokens or (64 if is_cuda else 16)
-        self.tick = 0
-        self.faults: list[Fault] = []
         self._kv_gib, self._kv_tokens = kv_gib, kv_tokens
         self._ops: OpsKind = ops
-        self._n_submitted = 0
-        self._is_paused = False
         self._is_stale = False  # the KV of every row is void
         self._is_crowded = False  # a response was put aside; none begins until another ends
         self._bind(policy)
@@ -105,8 +101,7 @@ class LocalEngine:
         decoder.forget()
         self._pool = PagePool(decoder.cache.n_pages)
         self._seats = Seats(decoder.n_rows, self.max_tokens, decoder.rows.table.shape[1], self.logp_dtype)
-        self._waiting: deque[Written] = deque()
-        self._ids: set[int] = set()  # waiting or in flight
+        self._waiting, self._ids = deque(), set()
         self._prompts: dict[tuple[int, ...], Prompt] = {}
         self._put_aside: dict[int, Tensor] = {}  # request id -> keys and values of its own pages, on the host
         self._n_rows = 0  # rows in use, gaps included
@@ -154,33 +149,6 @@ class LocalEngine:
     def n_in_flight(self) -> int:
         return self._n_rows - len(self._gaps)
 
-    @property
-    def n_waiting(self) -> int:
-        return len(self._waiting)
-
-    def capacity(self) -> int:
-        return max(0, self.max_concurrent - self.n_in_flight - self.n_waiting)
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        seen = set(self._ids)
-        for request in requests:
-            self._check(request, seen)
-            seen.add(request.id)
-        for request in requests:
-            self._enqueue(Written(request, self._n_submitted))
-            self._n_submitted += 1
-        self._ids = seen
-
-    def take_over(self, items: Sequence[Written]) -> None:
-        """Queue what another engine may have begun, with its own place in the order of submission."""
-        seen = set(self._ids)
-        for item in items:
-            self._check(item.request, seen)
-            seen.add(item.request.id)
-        for item in items:
-            self._enqueue(item)
-        self._ids = seen
-
     @torch.inference_mode()
     def advance(self) -> list[Finished]:
         if self._is_paused:
@@ -211,9 +179,7 @@ class LocalEngine:
     @torch.inference_mode()
     def abort(self, ids: Iterable[int]) -> list[Finished]:
         wanted = set(ids) & self._ids
-        dropped = [item for item in self._waiting if item.request.id in wanted]
-        if dropped:
-            self._waiting = deque(item for item in self._waiting if item.request.id not in wanted)
+        dropped = self._drop(wanted)
         for item in dropped:
             self._put_aside.pop(item.request.id, None)
             self._leave(self._prompts[item.request.prompt[:-1]])
@@ -221,7 +187,6 @@ class LocalEngine:
             row for row, request in enumerate(self._seats.requests[: self._n_rows]) if request and request.id in wanted
         ]
         running = self._finish(dict.fromkeys(rows, StopReason.ABORTED))
-        self._ids -= wanted
         return running + completions(dropped, [StopReason.ABORTED] * len(dropped), self.policy.tokenizer)
 
     def load_weights(self, policy: Policy, version: int) -> None:
@@ -233,55 +198,31 @@ class LocalEngine:
         self.version = version
         self._is_stale = True
 
-    def pause(self) -> None:
-        self._is_paused = True
-
-    def resume(self) -> None:
-        self._is_paused = False
-
     @torch.inference_mode()
     def snapshot(self) -> EngineState:
         """Everybody stands up and queues again without KV, here too, so that going on and being restored are one."""
         rows = np.flatnonzero(self._seats.is_taken[: self._n_rows])
-        n_running = len(rows)
         standing = [self._stand_up(int(row)) for row in sorted(rows, key=lambda row: self._seats.order[row])]
         self._waiting.extendleft(reversed(standing))
         self._n_rows, self._gaps = 0, []
         self._put_aside.clear()
         self._is_stale, self._is_crowded = True, False
-        meta = {
-            "tick": self.tick,
-            "version": self.version,
-            "n_submitted": self._n_submitted,
-            "n_running": n_running,
-            "is_paused": self._is_paused,
-        }
-        return to_state(list(self._waiting), self.logp_dtype, meta)
+        return self._state(self._waiting, self.logp_dtype, version=self.version, n_running=len(rows))
 
     @torch.inference_mode()
     def restore(self, state: EngineState) -> None:
-        meta = state.meta
-        if meta["n_running"] > self.max_concurrent:
-            raise EngineError(
-                f"rollout.max_concurrent_responses = {self.max_concurrent}: the snapshot has {meta['n_running']} "
-                "responses in flight.",
-                remedy="Resume with at least as many.",
-            )
-        items = from_state(state)
-        seen: set[int] = set()
-        for item in items:
-            self._check(item.request, seen)
-            seen.add(item.request.id)
+        items = self._items_of(state)
         self._clear()
-        self.take_over(items)
-        self.tick, self.version, self._n_submitted = meta["tick"], meta["version"], meta["n_submitted"]
-        self._is_paused = meta["is_paused"]
+        self._go_on([], state)
+        for item in items:
+            self._enqueue(item)
+        self.version = state.meta["version"]
         self._is_stale, self._is_crowded = True, False
 
     # ------------------------------------------------------------------ who sits where
 
     def _check(self, request: Request, seen: set[int]) -> None:
-        check_request(request, seen, self.max_tokens)
+        super()._check(request, seen)
         need = pages_for(len(request.prompt) + request.max_new_tokens, self.page_tokens) + 1
         if need > self._pool.n_pages:
             raise EngineError(
@@ -293,7 +234,7 @@ class LocalEngine:
     def _enqueue(self, item: Written) -> None:
         tokens = item.request.prompt[:-1]
         self._prompts.setdefault(tokens, Prompt(tokens, self.page_tokens)).n_users += 1
-        self._waiting.append(item)
+        super()._enqueue(item)
 
     def _leave(self, prompt: Prompt) -> None:
         """One request less wants this prompt."""

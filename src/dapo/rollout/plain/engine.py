@@ -5,7 +5,6 @@ Running responses sit on rows 0..n−1. Nothing loops over them but what happens
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,22 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dapo.errors import EngineError
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams
 from dapo.rollout.families import rounded_up
 from dapo.rollout.noise import uniform
 from dapo.rollout.plain.decoder import Decoder
 from dapo.rollout.plain.rows import Rows
+from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.sampler import sample
-from dapo.rollout.written import Written, check_request, completions, from_state, to_state
+from dapo.rollout.written import completions
 from dapo.types import StopReason
 
 # Padded tokens of one prefill pass: bounds its memory.
 PREFILL_TOKENS = 16384
 
 
-class PlainEngine:
+class PlainEngine(QueuedEngine):
     """Writes responses with the trainer's own weights, in the trainer's process. Implements `Engine`.
 
     `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt. An update of the weights in
@@ -38,18 +37,11 @@ class PlainEngine:
     def __init__(
         self, policy: Policy, *, sampling: SamplingParams, max_concurrent: int, max_tokens: int, version: int = 0
     ) -> None:
+        super().__init__(max_concurrent=max_concurrent, max_tokens=max_tokens)
         self.sampling = sampling
-        self.max_concurrent = max_concurrent
-        self.max_tokens = max_tokens
         self.version = version
-        self.tick = 0
-        self.faults: list[Fault] = []
-        self._waiting: deque[Written] = deque()
-        self._ids: set[int] = set()  # waiting or in flight
         self._n_rows = 0  # rows in use, gaps included
         self._gaps: list[int] = []  # rows below _n_rows whose response has ended
-        self._n_submitted = 0
-        self._is_paused = False
         self._needs_prefill = False  # the KV of every row is void
         self._bind(policy)
 
@@ -64,23 +56,6 @@ class PlainEngine:
     @property
     def n_in_flight(self) -> int:
         return self._n_rows - len(self._gaps)
-
-    @property
-    def n_waiting(self) -> int:
-        return len(self._waiting)
-
-    def capacity(self) -> int:
-        return max(0, self.max_concurrent - self.n_in_flight - self.n_waiting)
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        seen = set(self._ids)
-        for request in requests:
-            check_request(request, seen, self.max_tokens)
-            seen.add(request.id)
-        for request in requests:
-            self._waiting.append(Written(request, self._n_submitted))
-            self._n_submitted += 1
-        self._ids = seen
 
     @torch.inference_mode()
     def advance(self) -> list[Finished]:
@@ -113,14 +88,11 @@ class PlainEngine:
     @torch.inference_mode()
     def abort(self, ids: Iterable[int]) -> list[Finished]:
         wanted = set(ids) & self._ids
-        dropped = [item for item in self._waiting if item.request.id in wanted]
-        if dropped:
-            self._waiting = deque(item for item in self._waiting if item.request.id not in wanted)
+        dropped = self._drop(wanted)
         rows = [
             row for row, request in enumerate(self._rows.requests[: self._n_rows]) if request and request.id in wanted
         ]
         running = self._finish(dict.fromkeys(rows, StopReason.ABORTED))
-        self._ids -= wanted
         return running + completions(dropped, [StopReason.ABORTED] * len(dropped), self.policy.tokenizer)
 
     def load_weights(self, policy: Policy, version: int) -> None:
@@ -132,48 +104,22 @@ class PlainEngine:
         self.version = version
         self._needs_prefill = True
 
-    def pause(self) -> None:
-        self._is_paused = True
-
-    def resume(self) -> None:
-        self._is_paused = False
-
     @torch.inference_mode()
     def snapshot(self) -> EngineState:
         """Void the KV here too, so that going on and being restored are the same computation, bit for bit."""
         self._close_gaps()
         self._needs_prefill = True
         items = self._rows.read(range(self._n_rows)) + list(self._waiting)
-        meta = {
-            "tick": self.tick,
-            "version": self.version,
-            "n_submitted": self._n_submitted,
-            "n_running": self._n_rows,
-            "is_paused": self._is_paused,
-        }
-        return to_state(items, self._logp_dtype, meta)
+        return self._state(items, self._logp_dtype, version=self.version, n_running=self._n_rows)
 
     @torch.inference_mode()
     def restore(self, state: EngineState) -> None:
-        meta = state.meta
-        if meta["n_running"] > self.max_concurrent:
-            raise EngineError(
-                f"rollout.max_concurrent_responses = {self.max_concurrent}: the snapshot has {meta['n_running']} "
-                "responses in flight.",
-                remedy="Resume with at least as many.",
-            )
-        items = from_state(state)
-        seen: set[int] = set()
-        for item in items:
-            check_request(item.request, seen, self.max_tokens)
-            seen.add(item.request.id)
+        items = self._items_of(state)
         self._rows.free(range(len(self._rows.requests)))
-        self._n_rows, self._gaps = meta["n_running"], []
+        self._n_rows, self._gaps = state.meta["n_running"], []
         self._rows.put(range(self._n_rows), items[: self._n_rows])
-        self._waiting = deque(items[self._n_rows :])
-        self._ids = seen
-        self.tick, self.version, self._n_submitted = meta["tick"], meta["version"], meta["n_submitted"]
-        self._is_paused = meta["is_paused"]
+        self._go_on(items[self._n_rows :], state)
+        self.version = state.meta["version"]
         self._needs_prefill = True
 
     @property

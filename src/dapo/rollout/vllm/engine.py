@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dapo.errors import EngineError
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams
+from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.vllm.check import check_weights
 from dapo.rollout.vllm.core import NewTokens, VllmCore
 from dapo.rollout.vllm.response import Response
-from dapo.rollout.written import Written, check_request, completions, from_state, to_state
+from dapo.rollout.written import completions
 from dapo.types import StopReason
 
 
-class VllmEngine:
+class VllmEngine(QueuedEngine):
     """Writes responses with vLLM on a copy of the policy's weights. Implements `Engine`, but for what vLLM cannot.
 
     The noise is vLLM's own, seeded per response from its `NoiseKey`: the same requests, submitted in the same order,
@@ -55,19 +54,13 @@ class VllmEngine:
             except BaseException:  # whatever stopped it: leave no vLLM behind
                 core.close()
                 raise
+        super().__init__(max_concurrent=max_concurrent, max_tokens=max_tokens)
         self.core = core
         self.policy = policy
         self.sampling = sampling
-        self.max_concurrent = max_concurrent
-        self.max_tokens = max_tokens
         self.logp_dtype = np.float32
         self.version = version
-        self.tick = 0
-        self.faults: list[Fault] = []
-        self._waiting: deque[Response] = deque()
         self._running: dict[int, Response] = {}  # by request id, in order of submission
-        self._n_submitted = 0
-        self._is_paused = False
 
     def beside(self, sampling: SamplingParams) -> VllmEngine:
         """Another engine on the same vLLM, with sampling parameters of its own: an evaluation amid training.
@@ -81,36 +74,12 @@ class VllmEngine:
     def n_in_flight(self) -> int:
         return len(self._running)
 
-    @property
-    def n_waiting(self) -> int:
-        return len(self._waiting)
-
-    def capacity(self) -> int:
-        return max(0, self.max_concurrent - self.n_in_flight - self.n_waiting)
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        seen = {item.request.id for item in (*self._running.values(), *self._waiting)}
-        for request in requests:
-            check_request(request, seen, self.max_tokens)
-            seen.add(request.id)
-        for request in requests:
-            self._waiting.append(Response(request, self._n_submitted))
-            self._n_submitted += 1
-
-    def take_over(self, items: Sequence[Written]) -> None:
-        """Queue what another engine may have begun, with its own place in the order of submission."""
-        seen = {item.request.id for item in (*self._running.values(), *self._waiting)}
-        for item in items:
-            check_request(item.request, seen, self.max_tokens)
-            seen.add(item.request.id)
-        self._waiting.extend(Response.of(item) for item in items)
-
     def advance(self) -> list[Finished]:
         if self._is_paused:
             return []
         self.tick += 1
         while self._waiting and len(self._running) < self.max_concurrent:
-            item = self._waiting.popleft()
+            item = Response.of(self._waiting.popleft())
             self._running[item.request.id] = item
         if not self._running:
             return []
@@ -131,13 +100,11 @@ class VllmEngine:
 
     def abort(self, ids: Iterable[int]) -> list[Finished]:
         wanted = set(ids)
-        dropped = [item for item in self._waiting if item.request.id in wanted]
-        if dropped:
-            self._waiting = deque(item for item in self._waiting if item.request.id not in wanted)
+        dropped = self._drop(wanted)
         running = [i for i in self._running if i in wanted]
         self.core.abort([tag for i in running if (tag := self._running[i].tag)])
         finished = self._finish(dict.fromkeys(running, StopReason.ABORTED))
-        return finished + self._completions(dropped, [StopReason.ABORTED] * len(dropped))
+        return finished + completions(dropped, [StopReason.ABORTED] * len(dropped), self.policy.tokenizer)
 
     def load_weights(self, policy: Policy, version: int) -> None:
         """Copy the policy's tensors into vLLM's model. What is in flight is sent again, so that its KV is new too."""
@@ -147,12 +114,6 @@ class VllmEngine:
         self.policy = policy
         self.version = version
 
-    def pause(self) -> None:
-        self._is_paused = True
-
-    def resume(self) -> None:
-        self._is_paused = False
-
     def close(self) -> None:
         """Give back vLLM's memory. Neither this engine nor one beside it can be used afterwards."""
         self.core.close()
@@ -161,36 +122,17 @@ class VllmEngine:
         """Void the KV here too, so that going on and being restored are the same computation."""
         self.core.give_to(self)
         self._void_kv()
-        meta = {
-            "tick": self.tick,
-            "version": self.version,
-            "n_submitted": self._n_submitted,
-            "n_running": len(self._running),
-            "is_paused": self._is_paused,
-        }
-        items = [*self._running.values(), *self._waiting]
-        return to_state([item.written() for item in items], np.float32, meta)
+        items = [*(item.written() for item in self._running.values()), *self._waiting]
+        return self._state(items, self.logp_dtype, version=self.version, n_running=len(self._running))
 
     def restore(self, state: EngineState) -> None:
-        meta = state.meta
-        if meta["n_running"] > self.max_concurrent:
-            raise EngineError(
-                f"rollout.max_concurrent_responses = {self.max_concurrent}: the snapshot has {meta['n_running']} "
-                "responses in flight.",
-                remedy="Resume with at least as many.",
-            )
-        items = [Response.of(item) for item in from_state(state)]
-        seen: set[int] = set()
-        for item in items:
-            check_request(item.request, seen, self.max_tokens)
-            seen.add(item.request.id)
+        items = self._items_of(state)
         self.core.give_to(self)
         self._void_kv()
-        n = meta["n_running"]
-        self._running = {item.request.id: item for item in items[:n]}
-        self._waiting = deque(items[n:])
-        self.tick, self.version, self._n_submitted = meta["tick"], meta["version"], meta["n_submitted"]
-        self._is_paused = meta["is_paused"]
+        n = state.meta["n_running"]
+        self._running = {item.request.id: Response.of(item) for item in items[:n]}
+        self._go_on(items[n:], state)
+        self.version = state.meta["version"]
 
     def withdraw(self) -> None:
         """Take everything in flight out of vLLM; the next tick sends it again, with what is written as its prompt."""
@@ -232,10 +174,9 @@ class VllmEngine:
     def _finish(self, reasons: dict[int, StopReason]) -> list[Finished]:
         """Completions in order of submission."""
         items = sorted((self._running.pop(i) for i in reasons), key=lambda item: item.order)
-        return self._completions(items, [reasons[item.request.id] for item in items])
-
-    def _completions(self, items: Sequence[Response], reasons: Sequence[StopReason]) -> list[Finished]:
-        return completions([item.written() for item in items], reasons, self.policy.tokenizer)
+        self._ids -= reasons.keys()
+        written = [item.written() for item in items]
+        return completions(written, [reasons[item.request.id] for item in items], self.policy.tokenizer)
 
 
 if TYPE_CHECKING:
