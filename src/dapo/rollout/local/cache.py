@@ -8,6 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.errors import EngineError
+from dapo.models.policy import Policy
+from dapo.rollout.local.pages import pages_for
+
+# The cache takes at most this share of the memory that is free when the engine is made; the rest is the trainer's.
+MEMORY_SHARE = 0.4
 
 
 class PagedCache:
@@ -94,3 +99,36 @@ class PagedCache:
 
     def _index(self, pages: NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(pages.astype(np.int64)).to(self.data.device)
+
+
+def affordable_pages(
+    policy: Policy,
+    *,
+    max_concurrent: int,
+    max_tokens: int,
+    page_tokens: int,
+    kv_gib: float | None = None,
+    kv_tokens: int | None = None,
+) -> int:
+    """Pages of the cache: what was asked for, or enough for everybody, as far as memory allows."""
+    per_response = pages_for(max_tokens, page_tokens) + 1
+    if kv_tokens is not None:
+        return max(pages_for(kv_tokens, page_tokens), per_response)
+    enough = max_concurrent * per_response
+    config = policy.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * policy.dtype.itemsize
+    if kv_gib is not None:
+        asked = int(kv_gib * 2**30 / (per_token * page_tokens)) - 1
+        if asked < per_response:
+            raise EngineError(
+                f"rollout.kv_cache_gib = {kv_gib}: one response of {max_tokens:,} tokens, prompt "
+                f"included, needs {(per_response + 1) * page_tokens * per_token / 2**30:.3g}.",
+                remedy="Raise it, or lower limits.max_response_tokens.",
+            )
+        return asked
+    if policy.device.type != "cuda":
+        return enough
+    free, _ = torch.cuda.mem_get_info(policy.device)
+    affordable = int(MEMORY_SHARE * free / (per_token * page_tokens))
+    return max(min(enough, affordable), per_response)

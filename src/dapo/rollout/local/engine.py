@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,26 +20,16 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
-from dapo.rollout.families import SAME_SUMS, STEP, check_family, rounded_up
+from dapo.rollout.families import STEP, check_family, rounded_up
+from dapo.rollout.local.cache import affordable_pages
 from dapo.rollout.local.decoder import OpsKind, PagedDecoder
-from dapo.rollout.local.pages import PagePool, Pages, Prompt, pages_for
+from dapo.rollout.local.pages import PagePool, Pages, pages_for
+from dapo.rollout.local.prefixes import Prefix, prefill, prefix_of_prompt, prefixes_of, tail_of
+from dapo.rollout.local.prompts import Prompts
 from dapo.rollout.local.seats import BAD, ENDED, RUNNING, Seats
 from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.written import Written, completions
 from dapo.types import StopReason
-
-# Padded tokens of one prefill pass: bounds its memory.
-PREFILL_TOKENS = 16384
-# The cache takes at most this share of the memory that is free when the engine is made; the rest is the trainer's.
-MEMORY_SHARE = 0.4
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """Tokens whose keys and values are wanted, and the cell for each."""
-
-    tokens: NDArray[np.int32]
-    slots: NDArray[np.int64]
 
 
 class LocalEngine(QueuedEngine):
@@ -82,7 +71,15 @@ class LocalEngine(QueuedEngine):
     def _bind(self, policy: Policy) -> None:
         self.policy = policy
         n_rows = rounded_up(self.max_concurrent)
-        n_pages = 1 + self._affordable_pages()
+        check_family(policy)
+        n_pages = 1 + affordable_pages(
+            policy,
+            max_concurrent=self.max_concurrent,
+            max_tokens=self.max_tokens,
+            page_tokens=self.page_tokens,
+            kv_gib=self._kv_gib,
+            kv_tokens=self._kv_tokens,
+        )
         self._decoder = PagedDecoder(
             policy,
             n_rows=n_rows,
@@ -102,35 +99,10 @@ class LocalEngine(QueuedEngine):
         self._pool = PagePool(decoder.cache.n_pages)
         self._seats = Seats(decoder.n_rows, self.max_tokens, decoder.rows.table.shape[1], self.logp_dtype)
         self._waiting, self._ids = deque(), set()
-        self._prompts: dict[tuple[int, ...], Prompt] = {}
+        self._prompts = Prompts(self._pool, decoder.cache)
         self._put_aside: dict[int, Tensor] = {}  # request id -> keys and values of its own pages, on the host
         self._n_rows = 0  # rows in use, gaps included
         self._gaps: list[int] = []  # rows below _n_rows whose response has ended
-
-    def _affordable_pages(self) -> int:
-        """Pages of the cache: what was asked for, or enough for everybody, as far as memory allows."""
-        check_family(self.policy)
-        per_response = pages_for(self.max_tokens, self.page_tokens) + 1
-        if self._kv_tokens is not None:
-            return max(pages_for(self._kv_tokens, self.page_tokens), per_response)
-        enough = self.max_concurrent * per_response
-        config = self.policy.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.policy.dtype.itemsize
-        if self._kv_gib is not None:
-            asked = int(self._kv_gib * 2**30 / (per_token * self.page_tokens)) - 1
-            if asked < per_response:
-                raise EngineError(
-                    f"rollout.kv_cache_gib = {self._kv_gib}: one response of {self.max_tokens:,} tokens, prompt "
-                    f"included, needs {(per_response + 1) * self.page_tokens * per_token / 2**30:.3g}.",
-                    remedy="Raise it, or lower limits.max_response_tokens.",
-                )
-            return asked
-        if self.policy.device.type != "cuda":
-            return enough
-        free, _ = torch.cuda.mem_get_info(self.policy.device)
-        affordable = int(MEMORY_SHARE * free / (per_token * self.page_tokens))
-        return max(min(enough, affordable), per_response)
 
     def beside(self, sampling: SamplingParams) -> LocalEngine:
         """Another engine on the same cache and graphs, with its own sampling parameters: an evaluation amid training.
@@ -182,7 +154,7 @@ class LocalEngine(QueuedEngine):
         dropped = self._drop(wanted)
         for item in dropped:
             self._put_aside.pop(item.request.id, None)
-            self._leave(self._prompts[item.request.prompt[:-1]])
+            self._prompts.leave(self._prompts.of(item.request.prompt))
         rows = [
             row for row, request in enumerate(self._seats.requests[: self._n_rows]) if request and request.id in wanted
         ]
@@ -232,22 +204,8 @@ class LocalEngine(QueuedEngine):
             )
 
     def _enqueue(self, item: Written) -> None:
-        tokens = item.request.prompt[:-1]
-        self._prompts.setdefault(tokens, Prompt(tokens, self.page_tokens)).n_users += 1
+        self._prompts.join(item.request.prompt)
         super()._enqueue(item)
-
-    def _leave(self, prompt: Prompt) -> None:
-        """One request less wants this prompt."""
-        prompt.n_users -= 1
-        if prompt.n_users == 0:
-            self._forget(prompt)
-            del self._prompts[prompt.tokens]
-
-    def _forget(self, prompt: Prompt) -> None:
-        if prompt.is_suspect:
-            self._decoder.cache.clear(prompt.pages)
-        self._pool.give(prompt.pages)
-        prompt.pages, prompt.is_filled = prompt.pages[:0], False
 
     def _seat(self) -> None:
         """Pages for the tokens of this tick; free rows to waiting requests; KV for what has none."""
@@ -255,16 +213,15 @@ class LocalEngine(QueuedEngine):
         copies: list[tuple[Pages, Pages]] = []
         if self._is_stale:
             self._decoder.forget()
-            for prompt in self._prompts.values():
-                prompt.is_filled = False
+            self._prompts.void()
             self._put_aside.clear()
         self._grow()
         if self._is_stale:
             running = np.flatnonzero(self._seats.is_taken[: self._n_rows]).tolist()
             self._seats.renew(running)
             for row in running:
-                prefixes += self._prefixes_of(row)
-                copies += self._tail_of(row)
+                prefixes += prefixes_of(self._seats, row)
+                copies += tail_of(self._seats, row)
         self._is_stale = False
         returns: list[tuple[Pages, Tensor]] = []
         while self._waiting and not (self._is_crowded and self.n_in_flight):
@@ -276,12 +233,12 @@ class LocalEngine(QueuedEngine):
             prompt = self._seats.prompt(row)
             if aside is not None:
                 returns.append((self._seats.own_pages(row)[: aside.shape[2]], aside))
-                prefixes += self._prefix_of_prompt(prompt)
+                prefixes += prefix_of_prompt(prompt)
             else:
-                prefixes += self._prefixes_of(row)
-                copies += self._tail_of(row)
+                prefixes += prefixes_of(self._seats, row)
+                copies += tail_of(self._seats, row)
         self._close_gaps()
-        self._prefill(prefixes)
+        prefill(self._decoder, prefixes)
         if prefixes:  # padding may have left numbers on page 0 that are not finite, and 0 times those is not 0
             self._decoder.cache.clear(np.zeros(1, np.int32))
         if copies:
@@ -299,7 +256,7 @@ class LocalEngine(QueuedEngine):
             missing = int(counts.sum()) - self._pool.n_free
             if missing <= 0:
                 break
-            if not self._evict_idle_prompt():
+            if not self._prompts.evict_idle():
                 self._make_way(int(rows[np.argmax(seats.order[rows])]))
         if counts.any():
             seats.add_pages(rows, counts.astype(np.int64), self._pool.take(int(counts.sum())))
@@ -313,7 +270,7 @@ class LocalEngine(QueuedEngine):
         if not self._gaps and self._n_rows == self.max_concurrent:
             return None
         request = item.request
-        prompt = self._prompts[request.prompt[:-1]]
+        prompt = self._prompts.of(request.prompt)
         length = np.array(len(request.prompt) + len(item.tokens), np.int32)
         limit = np.array(len(request.prompt) + request.max_new_tokens, np.int32)
         own = max(int(self._pages_wanted(length, limit)), prompt.n_pages) - prompt.n_shared
@@ -321,10 +278,10 @@ class LocalEngine(QueuedEngine):
         # Running responses keep what they will want over the next ticks, lest the newcomer be put aside at once.
         reserve = pages_for(4 * self.n_in_flight * self.tokens_per_tick, self.page_tokens)
         while self.n_in_flight and need + reserve > self._pool.n_free:
-            if not self._evict_idle_prompt(but=prompt):
+            if not self._prompts.evict_idle(but=prompt):
                 return None
         while need > self._pool.n_free:
-            if not self._evict_idle_prompt(but=prompt):
+            if not self._prompts.evict_idle(but=prompt):
                 return None
         if not len(prompt.pages):
             prompt.pages = self._pool.take(prompt.n_pages)
@@ -335,14 +292,6 @@ class LocalEngine(QueuedEngine):
         prompt.n_seated += 1
         self._seats.put(row, item, prompt, np.concatenate([prompt.shared, self._pool.take(own)]))
         return row
-
-    def _evict_idle_prompt(self, but: Prompt | None = None) -> bool:
-        """Free the pages of a prompt that nobody running uses; it is prefilled again when its turn comes."""
-        for prompt in self._prompts.values():
-            if len(prompt.pages) and not prompt.n_seated and prompt is not but:
-                self._forget(prompt)
-                return True
-        return False
 
     def _make_way(self, row: int) -> None:
         """Put a running response aside, its keys and values with it, to the front of the queue."""
@@ -375,54 +324,6 @@ class LocalEngine(QueuedEngine):
             self._seats.move(source, target)
         self._n_rows, self._gaps = n, []
 
-    # ------------------------------------------------------------------ keys and values of prefixes
-
-    def _prefixes_of(self, row: int) -> list[Prefix]:
-        """What has to be computed for a row without KV: its prompt, unless somebody had it computed; its response."""
-        seats, prompt = self._seats, self._seats.prompt(row)
-        wanted = self._prefix_of_prompt(prompt)
-        length = int(seats.length[row]) - 1
-        if length > len(prompt.tokens):
-            slots = self._slots(seats.table[row], length)
-            slots[: prompt.n_shared * self.page_tokens] = 0  # there already; page 0 takes it
-            wanted.append(Prefix(seats.tokens[row, :length].copy(), slots))
-        return wanted
-
-    def _tail_of(self, row: int) -> list[tuple[Pages, Pages]]:
-        """The prompt's last page, to be copied to a row's own first one, where nothing is written yet."""
-        prompt = self._seats.prompt(row)
-        if self._seats.length[row] > self._seats.start[row] or not len(prompt.tail):
-            return []
-        return [(prompt.tail, self._seats.own_pages(row)[:1])]
-
-    def _prefix_of_prompt(self, prompt: Prompt) -> list[Prefix]:
-        if prompt.is_filled or not prompt.tokens:
-            return []
-        prompt.is_filled = True
-        return [Prefix(np.array(prompt.tokens, np.int32), self._slots(prompt.pages, len(prompt.tokens)))]
-
-    def _slots(self, pages: Pages, n_tokens: int) -> NDArray[np.int64]:
-        place = np.arange(n_tokens)
-        return pages[place // self.page_tokens].astype(np.int64) * self.page_tokens + place % self.page_tokens
-
-    def _prefill(self, prefixes: list[Prefix]) -> None:
-        """Compute prefixes in passes of bounded size, the longest first, so that little is padded."""
-        prefixes = sorted(prefixes, key=lambda prefix: len(prefix.tokens), reverse=True)
-        device = self.policy.device
-        while prefixes:
-            width = rounded_up(len(prefixes[0].tokens))
-            chunk = prefixes[: max(1, PREFILL_TOKENS // width)]
-            if width > SAME_SUMS and device.type == "cpu":  # a prefix's width must not be its neighbour's
-                chunk = [prefix for prefix in chunk if rounded_up(len(prefix.tokens)) == width]
-            prefixes = prefixes[len(chunk) :]
-            ids, slots = np.empty((len(chunk), width), np.int64), np.zeros((len(chunk), width), np.int64)
-            for i, prefix in enumerate(chunk):
-                n = len(prefix.tokens)
-                # Padded with its own last token: another could bring a non-finite embedding into a healthy row.
-                ids[i, :n], ids[i, n:] = prefix.tokens, prefix.tokens[-1]
-                slots[i, :n] = prefix.slots
-            self._decoder.prefill(torch.from_numpy(ids).to(device), torch.from_numpy(slots).to(device))
-
     # ------------------------------------------------------------------ ends
 
     def _report(self, bad: Sequence[int]) -> None:
@@ -442,7 +343,7 @@ class LocalEngine(QueuedEngine):
         for row in rows:
             prompt = self._seats.prompt(row)
             items.append(self._stand_up(row))
-            self._leave(prompt)
+            self._prompts.leave(prompt)
         self._gaps = sorted([*self._gaps, *rows])
         self._ids -= {item.request.id for item in items}
         self._is_crowded = False

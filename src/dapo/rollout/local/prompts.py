@@ -1,0 +1,49 @@
+"""The prompts that somebody wants: each prefilled once, its pages given back when others need them more."""
+
+from __future__ import annotations
+
+from dapo.rollout.local.cache import PagedCache
+from dapo.rollout.local.pages import PagePool, Prompt
+
+
+class Prompts:
+    """Prompts without their last tokens, in the order in which they were first asked for."""
+
+    def __init__(self, pool: PagePool, cache: PagedCache) -> None:
+        self._pool, self._cache = pool, cache
+        self._by_tokens: dict[tuple[int, ...], Prompt] = {}
+
+    def of(self, prompt: tuple[int, ...]) -> Prompt:
+        """That of a request which has joined."""
+        return self._by_tokens[prompt[:-1]]
+
+    def join(self, prompt: tuple[int, ...]) -> None:
+        """One request more wants this prompt."""
+        tokens = prompt[:-1]
+        self._by_tokens.setdefault(tokens, Prompt(tokens, self._cache.page_tokens)).n_users += 1
+
+    def leave(self, prompt: Prompt) -> None:
+        """One request less wants this prompt."""
+        prompt.n_users -= 1
+        if prompt.n_users == 0:
+            self._forget(prompt)
+            del self._by_tokens[prompt.tokens]
+
+    def void(self) -> None:
+        """The weights are new: what the pages hold is not."""
+        for prompt in self._by_tokens.values():
+            prompt.is_filled = False
+
+    def evict_idle(self, but: Prompt | None = None) -> bool:
+        """Free the pages of a prompt that nobody running uses; it is prefilled again when its turn comes."""
+        for prompt in self._by_tokens.values():
+            if len(prompt.pages) and not prompt.n_seated and prompt is not but:
+                self._forget(prompt)
+                return True
+        return False
+
+    def _forget(self, prompt: Prompt) -> None:
+        if prompt.is_suspect:
+            self._cache.clear(prompt.pages)
+        self._pool.give(prompt.pages)
+        prompt.pages, prompt.is_filled = prompt.pages[:0], False
