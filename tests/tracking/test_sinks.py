@@ -97,7 +97,7 @@ def test_a_run_with_three_trackers_of_which_one_dies_and_one_hangs(tmp_path: Pat
     kept = Kept()
     made = {"tensorboard": lambda *_: kept, "wandb": DiesAtStart, "trackio": Hangs}
     monkeypatch.setattr(sinks, "SINKS", made)
-    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda _name: True)
+    monkeypatch.setattr(sinks, "find_spec", lambda _name: True)
     monkeypatch.setattr("dapo.trainer.track.CLOSE_SECONDS", 1.0)
     resolved = toy.recipe(tmp_path, 'tracking.to=["tensorboard", "wandb", "trackio"]', "train.steps=3", dtype="float32")
     run = start_run(resolved, tmp_path / "run")
@@ -119,7 +119,7 @@ def test_a_run_with_three_trackers_of_which_one_dies_and_one_hangs(tmp_path: Pat
 def test_a_tracker_that_is_not_installed_is_refused_before_the_run_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(sinks, "find_spec", lambda _name: None)
     resolved = toy.recipe(tmp_path, 'tracking.to=["wandb"]', dtype="float32")
     with pytest.raises(ConfigError, match=r"pip install 'dapo\[wandb\]'"):
         start_run(resolved, tmp_path / "run")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -151,7 +151,7 @@ class Tracker:
 def refuse_missing(names: tuple[str, ...]) -> None:
     """A package that is not installed is refused before the run starts."""
     for name in names:
-        if importlib.util.find_spec(name) is None:
+        if find_spec(name) is None:
             raise ConfigError(
                 f'tracking.to = ["{name}"]: {name} is not installed.',
                 remedy=f"pip install 'dapo[{name}]', or leave it out.",
