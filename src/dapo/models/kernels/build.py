@@ -22,7 +22,7 @@ SOURCE = Path(__file__).with_name("host.c")
 # Sums may be taken in the order of vectors; NaN and infinity must stay what they are, so not -ffast-math.
 FLAGS = (
     "-std=c11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
-    "-fassociative-math", "-freciprocal-math",
+    "-fassociative-math", "-freciprocal-math", "-ffp-contract=fast",
 )  # fmt: skip
 TARGETS = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
 

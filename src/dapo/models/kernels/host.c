@@ -15,8 +15,9 @@ typedef int64_t count;
  * infinite above e^88. */
 static inline float exponential(float x)
 {
-    float bounded = x > 88.0f ? 88.0f : x;
-    float n = rintf(bounded * 1.44269504f);
+    float bounded = x < -87.0f ? -87.0f : x;
+    bounded = bounded > 88.0f ? 88.0f : bounded;
+    float n = rintf(bounded * 1.44269504f), shifted = n + 0x1.8p23f, power;
     float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, bounded)); /* as sums these would be taken together */
     float sum = 1.9875691500e-4f;
     sum = sum * r + 1.3981999507e-3f;
@@ -25,10 +26,13 @@ static inline float exponential(float x)
     sum = sum * r + 1.6666665459e-1f;
     sum = sum * r + 5.0000001201e-1f;
     sum = sum * r * r + r + 1.0f;
-    int32_t bits = ((int32_t)(bounded >= -87.0f ? n : 0.0f) + 127) << 23;
-    float power;
+    uint32_t bits; /* of `shifted`, the lowest nine are n: no conversion, which NaN would not survive */
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + (127u << 23);
     memcpy(&power, &bits, sizeof power);
-    return x < -87.0f ? 0.0f : x > 88.0f ? INFINITY : sum * power;
+    float y = sum * power;
+    y = x < -87.0f ? 0.0f : y;
+    return x > 88.0f ? INFINITY : y;
 }
 
 /* ------------------------------------------------------------------ parts of a layer */
