@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dapo.cli.bench import command
-from dapo.cli.bench_step import CPU, DigitShare, Plan, medians, peer_steps
+from dapo.cli.bench_step import CPU, DigitShare, Plan, peer_steps, seconds_of, together
 from dapo.cli.trl_peer import sum_of
 from dapo.errors import ConfigError
 
@@ -60,11 +60,11 @@ def test_a_peer_that_fails_is_told_by_its_last_words(tmp_path: Path):
 def test_a_peers_figures_are_found_among_what_else_it_says(tmp_path: Path):
     line = json.dumps({"trl": "TRL 9", "marks": [[0, 0], [5, 5], [7, 6], [9, 7]], "settings": "all of it"})
     row = peer_steps(PLAN, tmp_path, peer(tmp_path, f"echo hello\necho '{line}'\necho bye >&2"), minutes=1)
-    assert row == {"seconds": 2, "cpu_seconds": 1, "first_s": 5, "settings": "TRL 9: all of it"}
+    assert row == {"wall": [2, 2], "cpu": [1, 1], "first_s": 5, "settings": "TRL 9: all of it"}
 
 
 def test_our_side_trains_and_a_missing_peer_is_named():
-    no_trl = [*SMALL, "--peer-python", "/nowhere/python", "--sides", "dapo,trl", "--json"]
+    no_trl = [*SMALL, "--peer-python", "/nowhere/python", "--sides", "dapo,trl", "--rounds", "2", "--json"]
     answer = subprocess.run(
         [sys.executable, "-m", "dapo", "bench", *no_trl], capture_output=True, text=True, check=True
     )
@@ -72,6 +72,7 @@ def test_our_side_trains_and_a_missing_peer_is_named():
     ours, trl = figures["sides"]["dapo"], figures["sides"]["trl"]
     assert ours["seconds"] > 0
     assert ours["cpu_seconds"] > 0
+    assert len(ours["cpu_seconds_by_round"]) == 2
     assert "did not run" in trl["settings"]
     assert "seconds" not in trl
 
@@ -91,9 +92,15 @@ def test_bad_input_is_refused(arguments: list[str], words: str):
     assert words in str(result.exception)
 
 
-def test_medians_leave_the_first_step_out():
+def test_medians_are_over_all_rounds_and_leave_their_first_steps_out():
     marks = [(0.0, 0.0), (9.0, 9.0), (10.0, 9.5), (12.0, 10.5), (15.0, 12.0)]
-    assert medians(marks) == {"seconds": 2.0, "cpu_seconds": 1.0, "first_s": 9.0}
+    slow = [(a * 10, b * 10) for a, b in marks]
+    row = together([seconds_of(marks)])
+    assert row == {"seconds": 2.0, "cpu_seconds": 1.0, "first_s": 9.0, "cpu_seconds_by_round": [1.0]}
+    row = together([seconds_of(marks), seconds_of(slow)])
+    assert (row["seconds"], row["cpu_seconds"]) == (6.5, 3.25)  # of 1 2 3 10 20 30, and of half of these
+    assert row["cpu_seconds_by_round"] == [1.0, 10.0]
+    assert together([seconds_of(marks), {"settings": "did not run"}]) == {"settings": "did not run"}
 
 
 def test_the_judge_grades_by_the_share_of_digits():

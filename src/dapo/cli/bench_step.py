@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 OVERLONG_BUFFER = 16  # of the recipe whose other keys are taken over
 SIDES = ("dapo", "trl", "trl-vllm")
+Row = dict[str, Any]  # what is known of a side
 CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz?.,:"
 
 
@@ -68,6 +70,7 @@ def bench_step(
     micro: Annotated[int, typer.Option(min=0, help="Rows of a micro-batch of the peer; 0: 64.")] = 0,
     peer_python: Annotated[str, typer.Option(help="Interpreter that has TRL, if this one has not.")] = sys.executable,
     peer_minutes: Annotated[float, typer.Option(min=0, help="After so long a peer counts as not running.")] = 15.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Sides take turns so often, so that a busy hour hits all.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:
     """A whole step of training: seconds and CPU seconds, beside TRL in a process of its own.
@@ -90,14 +93,18 @@ def bench_step(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         n_parameters = save_models(plan, folder)
-        rows = {side: measure(side, plan, folder, peer_python, peer_minutes) for side in wanted}
+        measured: dict[str, list[Row]] = {side: [] for side in wanted}
+        for _ in range(rounds):
+            for side in wanted:
+                measured[side].append(measure(side, plan, folder, peer_python, peer_minutes))
+    rows = {side: together(of_side) for side, of_side in measured.items()}
     ours = rows.get("dapo")
     for row in rows.values():
         if ours is not None and row is not ours and "seconds" in row:
             row["ours_is_faster"] = row["seconds"] / ours["seconds"]
             row["ours_is_faster_cpu"] = row["cpu_seconds"] / ours["cpu_seconds"]
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
-    figures = {"plan": asdict(plan), "parameters": n_parameters, "device": name, "sides": rows}
+    figures = {"plan": asdict(plan), "parameters": n_parameters, "device": name, "rounds": rounds, "sides": rows}
     typer.echo(json.dumps(figures)) if as_json else show(figures)
 
 
@@ -163,17 +170,32 @@ def tokenizer(words: list[str], end: str | None) -> Any:
 # ------------------------------------------------------------------ measuring
 
 
-def measure(side: str, plan: Plan, folder: Path, peer_python: str, peer_minutes: float) -> dict[str, Any]:
+def measure(side: str, plan: Plan, folder: Path, peer_python: str, peer_minutes: float) -> Row:
+    """One round of a side: the seconds of its steps, or what it says in place of them."""
     if side == "dapo":
+        shutil.rmtree(folder / "run", ignore_errors=True)
         marks, parts = our_steps(plan, folder)
-        return medians(marks) | {"parts": parts, "settings": our_settings(plan)}
+        return seconds_of(marks) | {"parts": parts, "settings": our_settings(plan)}
     return peer_steps(replace(plan, use_vllm=side == "trl-vllm"), folder, peer_python, peer_minutes)
 
 
-def medians(marks: list[tuple[float, float]]) -> dict[str, Any]:
-    """Seconds a step, the first left out, from the clocks (wall, CPU) before the first and after each step."""
+def seconds_of(marks: list[tuple[float, float]]) -> Row:
+    """Of every step but the first, from the clocks (wall, CPU) before the first and after each step."""
     wall, cpu = ([b[i] - a[i] for a, b in pairwise(marks)] for i in (0, 1))
-    return {"seconds": statistics.median(wall[1:]), "cpu_seconds": statistics.median(cpu[1:]), "first_s": wall[0]}
+    return {"wall": wall[1:], "cpu": cpu[1:], "first_s": wall[0]}
+
+
+def together(rounds: list[Row]) -> Row:
+    """Medians over the steps of all rounds; a round that did not run stands for all."""
+    failed = next((row for row in rounds if "wall" not in row), None)
+    if failed is not None:
+        return failed
+    row = {name: value for name, value in rounds[0].items() if name not in ("wall", "cpu")}
+    row["seconds"], row["cpu_seconds"] = (
+        statistics.median(s for each in rounds for s in each[name]) for name in ("wall", "cpu")
+    )
+    row["cpu_seconds_by_round"] = [round(statistics.median(each["cpu"]), 4) for each in rounds]
+    return row
 
 
 class DigitShare:
@@ -260,7 +282,7 @@ def our_settings(plan: Plan) -> str:
     return f'preset "dapo", local engine, {precision}, without dynamic sampling, one update'
 
 
-def peer_steps(plan: Plan, folder: Path, python: str, minutes: float) -> dict[str, Any]:
+def peer_steps(plan: Plan, folder: Path, python: str, minutes: float) -> Row:
     (folder / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": str(plan.threads), "TRANSFORMERS_VERBOSITY": "error"}
     environment.pop("PYTHONPATH", None)  # another interpreter has packages of its own
@@ -286,7 +308,7 @@ def peer_steps(plan: Plan, folder: Path, python: str, minutes: float) -> dict[st
     if not lines:
         last = next((line.strip() for line in reversed(words) if line.strip()), "nothing")
         return {"settings": f"did not run: {reason}; its last words: {last}"}
-    return medians(lines[0]["marks"]) | {"settings": f"{lines[0]['trl']}: {lines[0]['settings']}"}
+    return seconds_of(lines[0]["marks"]) | {"settings": f"{lines[0]['trl']}: {lines[0]['settings']}"}
 
 
 # ------------------------------------------------------------------ showing
@@ -299,7 +321,8 @@ def show(figures: dict[str, Any]) -> None:
     plan = figures["plan"]
     console.print(
         f"{figures['parameters'] / 1e6:,.2f} M parameters, {plan['prompts']} prompts x {plan['responses']} responses "
-        f"x {plan['tokens']} tokens, {figures['device']}, {plan['threads']} threads; medians of {plan['steps'] - 1}"
+        f"x {plan['tokens']} tokens, {figures['device']}, {plan['threads']} threads; "
+        f"medians of {figures['rounds']} x {plan['steps'] - 1} steps"
     )
     table = Table("side", "s a step", "CPU s a step", "ours is faster", "by CPU s", "settings", box=None)
     for column in list(table.columns)[1:5]:
