@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from fake_runs import metrics, write_run
 
 from dapo.config.load import recipe_names
@@ -37,3 +38,11 @@ def test_this_machine():
         assert version is not None or told, package
     shown = doctor().stdout
     assert f"Fits this machine: {found['recipe']}" in shown
+    assert ("a CPU's parts of a step are compiled" in shown) == found["is_compiled"]
+
+
+def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DAPO_COMPILE", "0")
+    found = json.loads(doctor("--json").stdout)
+    assert not found["is_compiled"]
+    assert found["gpus_gib"] or any("DAPO_COMPILE=0" in line for line in found["advice"])

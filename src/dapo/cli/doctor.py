@@ -18,6 +18,7 @@ from rich.text import Text
 from dapo.cli.console import Pipe
 from dapo.config.load import RECIPE_CARD_GB, nearest_recipe
 from dapo.config.machine import GIB, gpu_memory_gib, system_memory_gib
+from dapo.models.kernels.build import library
 from dapo.report.doctor import NOTE, SEVERE, Finding, to_json, verdict
 from dapo.report.load import RunRecord
 from dapo.report.page import examine_run
@@ -97,6 +98,7 @@ class Machine:
     gpus_gib: list[float]
     torch: str | None
     torch_sees: str
+    is_compiled: bool
     packages: dict[str, str | None]
     recipe: str
     recipe_next: str | None
@@ -113,6 +115,7 @@ def machine() -> Machine:
         gpus_gib=[round(size, 1) for size in gpus],
         torch=version_of("torch"),
         torch_sees=what_torch_sees(),
+        is_compiled=library() is not None,
         packages={name: version_of(name) for name in EXTRAS},
         recipe=nearest_recipe(),
         recipe_next=larger[0] if larger else None,
@@ -145,6 +148,8 @@ def advice(found: Machine) -> list[str]:
         told.append("there is a GPU, but torch does not see it: install a CUDA build of torch 2.11 to 2.13")
     if not found.gpus_gib:
         told.append("no NVIDIA GPU: the quickstart runs on the CPU; real models need a card of 8 GB or more")
+    if not found.gpus_gib and not found.is_compiled:
+        told.append("no C compiler, or DAPO_COMPILE=0: steps on the CPU run in torch alone, and slower")
     if found.disk_free_gib < 5:
         told.append(f"only {found.disk_free_gib} GiB of disk are free here: checkpoints of a 1.5 B model take about 20")
     told += [f"{EXTRAS[name][0]}: {EXTRAS[name][1]}" for name, version in found.packages.items() if version is None]
@@ -161,6 +166,7 @@ def print_machine(found: Machine, *, as_json: bool) -> None:
         ("GPU", gpus),
         ("Python", found.python),
         ("torch", f"{found.torch or 'missing'}: {found.torch_sees}"),
+        ("C compiler", "a CPU's parts of a step are compiled" if found.is_compiled else "none that can be used"),
         *((name, version or "not installed") for name, version in found.packages.items()),
     ]
     for name, text in rows:

@@ -1,1 +1,1 @@
-"""Triton kernels of the training step. Import a module of this package only where `triton_support` says it runs."""
+"""Kernels of a step: Triton's, imported only where `triton_support` says they run, and a CPU's, in C and in torch."""
