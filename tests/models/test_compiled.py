@@ -47,6 +47,14 @@ def test_norms_and_their_gradients(n: int, width: int, has_residual: bool, scale
         assert_close(a.double(), b, rtol=2e-5, atol=2e-5 * size)
 
 
+def test_the_gradient_of_a_norms_weight_over_many_rows():
+    """Row by row, 40,000 summands of one sign would lose a digit more."""
+    x, weight, grad = numbers(40_000, 4).abs(), torch.ones(4), torch.ones(40_000, 4)
+    total, _, inverse = compiled.norm_forward(x, None, weight, 1e-6)
+    wanted = (x.double() * inverse.double()).sum(0)
+    assert_close(compiled.norm_backward(grad, None, total, weight, inverse)[1].double(), wanted, rtol=1e-6, atol=0)
+
+
 def test_the_gated_product_and_its_gradients_by_autograd():
     gate, up, grad = (numbers(7, 33, seed=seed) * 4 for seed in range(3))
     wide = [x.double().requires_grad_() for x in (gate, up)]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dapo.models.kernels.build import library
 
+SHARE_ROWS = 1024  # that a weight's gradient is summed over row by row; these sums are added by torch
 PARALLEL_NUMBERS = 2**17  # for fewer a thread costs more than it saves
 
 
@@ -42,11 +43,13 @@ def norm_backward(
     c = host()
 
     def work(a: int, b: int) -> None:
-        share = shares[a] = torch.zeros_like(weight)
-        c.norm_backward(
-            at(grad, a), at(from_sum, a), at(total, a), at(weight), at(inverse_rms, a), at(grad_x, a), at(share),
-            b - a, width,
-        )  # fmt: skip
+        for first in range(a, b, SHARE_ROWS):
+            share, n = torch.zeros_like(weight), min(SHARE_ROWS, b - first)
+            c.norm_backward(
+                at(grad, first), at(from_sum, first), at(total, first), at(weight), at(inverse_rms, first),
+                at(grad_x, first), at(share), n, width,
+            )  # fmt: skip
+            shares[first] = share
 
     by_rows(len(grad), grad.numel(), work)
     return grad_x, torch.stack([shares[first] for first in sorted(shares)]).sum(0)
