@@ -64,3 +64,32 @@ def test_float64_runs_the_librarys_own_code():
     fuse_layers(fused.backbone)
     packed = batch([(2, 5), (1, 3)])
     assert torch.equal(plain(packed, temperature=1.0)[0], fused(packed, temperature=1.0)[0])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 512])
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_feed_forward_some_rows_at_a_time(rows: int, is_frozen: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fused_layers, "BLOCK_ROWS", rows)
+    mlp = tiny_policy("llama", torch.float32).backbone.layers[0].mlp
+    wide = copy.deepcopy(mlp).double()
+    mlp.requires_grad_(not is_frozen)
+    x = torch.randn(7, mlp.hidden_size, generator=torch.Generator().manual_seed(0))
+    grad = torch.randn(7, mlp.hidden_size, generator=torch.Generator().manual_seed(1))
+    inputs = [x.clone().requires_grad_(), x.double().requires_grad_()]
+    ours, theirs = fused_layers.feed_forward(mlp, inputs[0]), wide(inputs[1])
+    ours.backward(grad)
+    theirs.backward(grad.double())
+    pairs = [(ours, theirs), (inputs[0].grad, inputs[1].grad)]
+    for mine, its in zip(mlp.parameters(), wide.parameters(), strict=True):
+        assert (mine.grad is None) == is_frozen
+        pairs += [] if is_frozen else [(mine.grad, its.grad)]
+    for got, want in pairs:  # by norm: entries that nearly cancel have fewer digits
+        assert (got.double() - want).norm() < 1e-6 * want.norm()
+
+
+def test_a_feed_forward_with_a_bias_or_a_hook_is_not_taken_apart():
+    assert fused_layers.is_bare(torch.nn.Linear(2, 2, bias=False))
+    hooked = torch.nn.Linear(2, 2, bias=False)
+    hooked.register_forward_hook(lambda *_: None)
+    for linear in (torch.nn.Linear(2, 2), hooked, torch.nn.Identity()):
+        assert not fused_layers.is_bare(linear)

@@ -6,16 +6,19 @@ without `packed` (generation, the library's own forward) runs the library's code
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dapo.models.kernels import compiled, host
 from dapo.models.kernels.build import library
 from dapo.models.packing import Packed, attend
 from dapo.models.triton_support import runs_triton
 
+BLOCK_ROWS = 512  # of a feed-forward, that one core works on at a time
 # Layers that all are: x + attention(norm(x)), then x + down(silu(gate(norm(x))) · up(norm(x))).
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 
@@ -51,8 +54,6 @@ def kernels_for(x: Tensor) -> Any:
         from dapo.models.kernels import layers
 
         return layers
-    from dapo.models.kernels import compiled, host
-
     return host if library() is None else compiled
 
 
@@ -87,7 +88,7 @@ def fused_layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed)
         dropout=attention.attention_dropout if attention.training else 0.0,
     )
     x, y = add_rms_norm(x, attention.o_proj(mixed.reshape(T, -1)), next_norm.weight, next_norm.variance_epsilon)
-    return x + gated(mlp.gate_proj(y), mlp.up_proj(y), mlp.down_proj)
+    return x + feed_forward(mlp, y)
 
 
 def window_of(attention: Any) -> int | None:
@@ -161,6 +162,55 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return *kernels_for(grads[0]).rotate(grads[0], grads[1], *ctx.saved_tensors, is_backward=True), None, None
+
+
+def feed_forward(mlp: Any, y: Tensor) -> Tensor:
+    """down(silu(gate(y)) · up(y)) of y [T, H]."""
+    projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    if kernels_for(y) is compiled and all(map(is_bare, projections)):
+        result: Tensor = _FeedForward.apply(y, *(linear.weight for linear in projections))  # type: ignore[no-untyped-call]
+        return result
+    return gated(mlp.gate_proj(y), mlp.up_proj(y), mlp.down_proj)
+
+
+def is_bare(linear: Any) -> bool:
+    """A matrix and nothing else: no bias, adapter or hook."""
+    has_hooks = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks
+    has_bias = getattr(linear, "bias", None) is not None
+    return type(linear) is nn.Linear and not has_bias and not has_hooks
+
+
+class _FeedForward(torch.autograd.Function):
+    """Some rows at a time, for a CPU: their product and the gradients of their gate and up never leave its cache."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        gates, ups, out = x.new_empty(len(x), len(gate)), x.new_empty(len(x), len(up)), torch.empty_like(x)
+        for rows, g, u, y in in_blocks(x, gates, ups, out):
+            torch.mm(rows, gate.t(), out=g)
+            torch.mm(rows, up.t(), out=u)
+            torch.mm(compiled.gated_forward(g, u), down.t(), out=y)
+        ctx.save_for_backward(x, gates, ups, gate, up, down)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, gates, ups, gate, up, down = ctx.saved_tensors
+        grad, grad_x = grads[0].contiguous(), torch.empty_like(x)
+        grad_gate, grad_up, grad_down = (torch.zeros_like(weight) for weight in (gate, up, down))
+        for rows, g, u, dy, dx in in_blocks(x, gates, ups, grad, grad_x):
+            dg, du, product = compiled.gated_backward(dy @ down, g, u)
+            torch.mm(dg, gate, out=dx).addmm_(du, up)
+            if any(ctx.needs_input_grad[1:]):
+                grad_gate.addmm_(dg.t(), rows)
+                grad_up.addmm_(du.t(), rows)
+                grad_down.addmm_(dy.t(), product)
+        return grad_x, grad_gate, grad_up, grad_down
+
+
+def in_blocks(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same rows of all parts, as many at a time as suits the cores that work on them."""
+    return zip(*(part.split(BLOCK_ROWS * torch.get_num_threads()) for part in parts), strict=True)
 
 
 def gated(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
