@@ -82,20 +82,21 @@ class Blocks:
         self.cache, self.max_tokens = cache, max_tokens
         self.blocks: dict[int, Block] = {}  # capacity -> block, short ones first
         self.spans: list[Span] = []
-        self._serial = NOBODY
-        self._order = NOBODY
+        self._serial = self._order = NOBODY
+        self._capacity = NOBODY  # of the block that each seat's response is in
 
     def arrange(self, serial: Ints, length: Ints, table: NDArray[np.int32], n_tokens: int) -> Ints:
         """Make room for the next `n_tokens` of the responses on seats 0..n−1; the seat of each row of a step.
 
         Serial numbers not seen before are fetched from their pages, those no longer there are forgotten.
         """
-        wanted = np.minimum(capacity_for(length + n_tokens - 1), self.max_tokens)
-        if len(serial) == len(self._serial) and (serial == self._serial).all():
-            if all(int(wanted[self._order[s.first : s.end]].max()) <= s.block.capacity for s in self.spans):
+        needed = np.minimum(length + n_tokens - 1, self.max_tokens)
+        if np.array_equal(serial, self._serial):
+            if (needed <= self._capacity).all():
                 return self._order
         else:
             self._forget_all_but(serial)
+        wanted = np.minimum(capacity_for(needed), self.max_tokens)
         by_serial = np.argsort(serial)
         self._promote(serial, wanted, by_serial)
         self._fetch(serial, wanted, length, table)
@@ -105,14 +106,15 @@ class Blocks:
                 order.append(by_serial[np.searchsorted(serial, block.serial, sorter=by_serial)])
                 self.spans.append(Span(block, first, first + block.n))
                 first += block.n
-        self._serial, self._order = serial.copy(), np.concatenate(order)
+        self._serial, self._order, self._capacity = serial.copy(), np.concatenate(order), np.empty_like(serial)
+        self._capacity[self._order] = np.repeat([s.block.capacity for s in self.spans], [len(rows) for rows in order])
         return self._order
 
     def forget(self) -> None:
         """Nobody is known any more: serial numbers begin anew."""
         for block in self.blocks.values():
             block.serial = NOBODY
-        self.spans, self._serial, self._order = [], NOBODY, NOBODY
+        self.spans, self._serial, self._order, self._capacity = [], NOBODY, NOBODY, NOBODY
 
     def clear(self, serial: Ints) -> None:
         """Forget responses that hold non-finite numbers: the next one there must not multiply them by 0."""
