@@ -1,6 +1,8 @@
 """The command line as a user meets it: a real process, its exit code, what it prints and how fast."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dapo import __version__
 from dapo.config.load import find_recipe
 
 
@@ -155,3 +158,20 @@ def test_a_closed_pipe_is_no_error():
 def test_the_recipes_folder_at_the_root_is_the_shipped_one():
     root = Path(__file__).parents[2]
     assert (root / "recipes" / "quickstart.toml").samefile(find_recipe("quickstart"))
+
+
+@pytest.mark.parametrize(("environment", "status"), [({"RANK": "0"}, 0), ({}, -signal.SIGABRT)])
+def test_a_rank_whose_work_is_done_is_not_failed_by_its_libraries_ends(environment: dict[str, str], status: int):
+    code = "import atexit, os; from dapo.cli.main import main; atexit.register(os.abort); main(['--version'])"
+    clean = {name: value for name, value in os.environ.items() if name != "RANK"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean | environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (status, f"dapo {__version__}\n")
+
+
+def test_a_rank_that_fails_still_says_so():
+    command = [sys.executable, "-m", "dapo", "train", "no-such-recipe"]
+    done = subprocess.run(command, env=os.environ | {"RANK": "0"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no-such-recipe" in done.stderr

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from toy import recipe_file
 
 from dapo.checkpoints import sharded
+from dapo.cli.main import leave
 from dapo.config.load import load_recipe, parse_override
 from dapo.config.schema import ClusterConfig
 from dapo.distributed.world import ALONE, World, open_world
@@ -134,6 +135,7 @@ def main() -> None:
     with open_world(ClusterConfig(backend="torchrun", timeout_s=120)) as world:
         for plan in plans:
             do(world, root, **plan)
+    leave()
 
 
 def one_process(root: Path, plans: list[dict[str, Any]]) -> None:

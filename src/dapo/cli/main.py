@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -41,12 +41,26 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         build_app(verb_in(arguments))(args=arguments, prog_name="dapo")
+    except SystemExit as end:
+        if not end.code and "RANK" in os.environ:
+            leave()
+        raise
     except DapoError as error:
         sys.stderr.write(render_error(error))
         raise SystemExit(EXIT_BAD_INPUT) from None
     except BrokenPipeError:  # `dapo ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+
+
+def leave() -> NoReturn:
+    """End a rank whose work is done, without its libraries' own ends.
+
+    Threads of torch that are still there when a process ends by itself can abort it; a launcher takes that for a fault.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def build_app(wanted: str | None) -> typer.Typer:
