@@ -77,8 +77,7 @@ def make_synthetic_learner(setting: Setting, config: Config) -> Learner:
     from dapo.models.fused_layers import fuse_layers
     from dapo.models.packing import PACKED_ATTENTION
     from dapo.models.policy import Policy
-    from dapo.trainer.learner import Learner
-    from dapo.trainer.optimizer import Optimizer
+    from dapo.trainer.learner import Learner, make_optimizer
     from dapo.trainer.value import ValueLearner
 
     def policy() -> Policy:
@@ -86,24 +85,14 @@ def make_synthetic_learner(setting: Setting, config: Config) -> Learner:
         fuse_layers(made.backbone)
         return made
 
-    def optimizer(module: Any) -> Optimizer:
-        train = config.train
-        return Optimizer(
-            module.named_parameters(),
-            betas=train.betas,
-            weight_decay=train.weight_decay,
-            grad_clip=train.grad_clip,
-            moments=train.moments,
-        )
-
     actor = policy()
-    learner = Learner(actor, optimizer(actor))
+    learner = Learner(actor, make_optimizer(actor, config.train))
     if config.has_reference:
         learner.reference = policy()
         learner.reference.requires_grad_(False)
     if config.has_critic:
         critic = Critic(policy().backbone)
-        learner.value = ValueLearner(critic, optimizer(critic))
+        learner.value = ValueLearner(critic, make_optimizer(critic, config.train))
     return learner
 
 

@@ -10,7 +10,7 @@ import torch
 
 from dapo.config.model_shapes import model_location, shape_from_config
 from dapo.config.plan import memory_of
-from dapo.config.schema import Config
+from dapo.config.schema import Config, TrainConfig
 from dapo.distributed.shards import Sharding, refresh
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
@@ -68,6 +68,18 @@ class Learner:
         return own_microbatches(batch, rows, budget, self.world, in_step=self.is_sharded)
 
 
+def make_optimizer(module: torch.nn.Module, train: TrainConfig, **more: Any) -> Optimizer:
+    """AdamW as the config has it."""
+    return Optimizer(
+        module.named_parameters(),
+        betas=train.betas,
+        weight_decay=train.weight_decay,
+        grad_clip=train.grad_clip,
+        moments=train.moments,
+        **more,
+    )
+
+
 def make_learner(
     config: Config,
     policy: Policy,
@@ -81,15 +93,7 @@ def make_learner(
     sharding = Sharding(world, device, dtype) if is_sharded(config, policy, device, world) else None
 
     def optimizer(module: torch.nn.Module) -> Optimizer:
-        return Optimizer(
-            module.named_parameters(),
-            betas=train.betas,
-            weight_decay=train.weight_decay,
-            grad_clip=train.grad_clip,
-            moments=train.moments,
-            world=world,
-            is_mixed=dtype.itemsize < 4,
-        )
+        return make_optimizer(module, train, world=world, is_mixed=dtype.itemsize < 4)
 
     trained = policy if sharding is None else sharding.copy_of(policy, layers_of, shared=[policy.tokenizer])
     if train.gradient_checkpointing is True:
