@@ -159,6 +159,38 @@ def test_joined_weights_are_the_same_parameters_and_can_be_saved(tmp_path):
     assert shape == (32, 16)
 
 
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "llama-bias", "qwen2", "qwen3"])
+def test_weights_kept_turned_follow_the_trainers(family: str, monkeypatch: pytest.MonkeyPatch):
+    policy = tiny_policy(family, torch.float32)
+    engine = local(policy)
+    assert engine._decoder.head_turned is not None
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(
+                0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            )
+    engine.load_weights(policy, version=1)
+    engine.submit(requests())
+    got = drain(engine)
+    monkeypatch.setattr("dapo.rollout.local.weights.TURNED_NUMBERS", 0)
+    straight = local(policy)
+    assert straight._decoder.head_turned is None
+    straight.submit(requests())
+    assert_same(got, drain(straight), atol=1e-5)
+
+
+def test_an_engine_beside_another_reads_the_weights_as_they_are():
+    policy = tiny_policy("qwen2", torch.float32)
+    engine = local(policy)
+    with torch.no_grad():
+        policy.head.weight.mul_(1.5)
+    beside = engine.beside(SamplingParams())
+    beside.submit(requests())
+    fresh = local(policy)
+    fresh.submit(requests())
+    assert_same(drain(beside), drain(fresh), atol=0)
+
+
 def test_an_engine_beside_another_shares_its_pages_and_leaves_its_responses_alone():
     policy = tiny_policy("qwen2")
     engine = local(policy)

@@ -23,7 +23,7 @@ from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
 from dapo.rollout.local.seats import BAD, DeviceRows
-from dapo.rollout.local.weights import layer_weights
+from dapo.rollout.local.weights import Turned, is_turned, layer_weights
 from dapo.rollout.sampler import SamplingParams
 
 # A row that only fills a batch up: no token, length 1, stopped.
@@ -60,10 +60,12 @@ class PagedDecoder(Transformer):
         logp_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         table_pages = -(-self.max_tokens // page_tokens)
         self.rows = DeviceRows(n_rows, table_pages, tokens_per_tick, logp_dtype, device)
-        self.weights = [layer_weights(layer) for layer in self.layers]
+        turned = is_turned(policy)
+        self.weights = [layer_weights(layer, turned=turned) for layer in self.layers]
         # Found once: behind each of these names is a search through modules.
         self.embed, self.norm = policy.backbone.embed_tokens, policy.backbone.norm
         self.head = head = policy.head
+        self.head_turned = Turned(head.weight, getattr(head, "bias", None)) if turned else None
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
         is_half_on_cuda = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
@@ -147,6 +149,13 @@ class PagedDecoder(Transformer):
             ops.blocks.clear(serial[stop == BAD])
         return length, stop, token, logp
 
+    def refresh(self) -> None:
+        """The weights were changed: turn them again, where they are kept turned."""
+        layers = (part for layer in self.weights for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
+        for part in (*layers, self.head_turned):
+            if isinstance(part, Turned):
+                part.refresh()
+
     def forget(self) -> None:
         """All rows are free, and their serial numbers will be given again."""
         if isinstance(self.ops, BlockOps):
@@ -170,7 +179,10 @@ class PagedDecoder(Transformer):
             y = layer.mlp(h) if layer.gate_up is None else layer.down(ops.gate(layer.gate_up(h)))
         norm, head = self.norm, self.head
         h = ops.add_norm(x, y, norm.weight, norm.variance_epsilon)
-        logits = head_logits(h, head.weight, getattr(head, "bias", None))
+        if self.head_turned is not None:
+            logits = self.head_turned(h)
+        else:
+            logits = head_logits(h, head.weight, getattr(head, "bias", None))
         ops.draw(logits, sampling, self.is_end, rows)
         rows.clock += 1
 

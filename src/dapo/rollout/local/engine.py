@@ -110,6 +110,7 @@ class LocalEngine(QueuedEngine):
         What is in flight here stands up and goes on, on fresh keys and values, when the other one is done.
         """
         self.snapshot()
+        self._decoder.refresh()
         other = copy.copy(self)
         other.sampling, other.faults = sampling, []
         other.tick = other._n_submitted = 0
@@ -167,6 +168,7 @@ class LocalEngine(QueuedEngine):
             state = self.snapshot()
             self._bind(policy)
             self.restore(state)
+        self._decoder.refresh()
         self.version = version
         self._is_stale = True
 

@@ -1,7 +1,8 @@
 """The trainer's own weights as few, large matrices: q, k, v and gate, up are laid side by side in memory.
 
 Nothing is copied for good: the parameters become views of the joined matrix, so that the optimizer, which writes in
-place, updates both at once.
+place, updates both at once. Only on a CPU a small model is kept a second time, turned: a product of few rows is faster
+by a quarter so, one of 16 rows twice.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dapo.models.policy import Policy
 from dapo.rollout.families import Layer
 
 Projection = Callable[[Tensor], Tensor]
+TURNED_NUMBERS = 2**28  # 1 GiB in float32: a larger model is not kept twice
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,38 @@ class LayerWeights:
     window: int | None
 
 
-def layer_weights(layer: Layer) -> LayerWeights:
+class Turned:
+    """A matrix [out, in] kept as [in, out], as it was when it was last read. Implements `Projection`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+        self.copy = weight.new_empty(weight.shape[1], weight.shape[0])
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        self.copy.copy_(self.weight.t())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.mm(x, self.copy) if self.bias is None else torch.addmm(self.bias, x, self.copy)
+
+
+def is_turned(policy: Policy) -> bool:
+    n_numbers = sum(parameter.numel() for parameter in policy.parameters())
+    return policy.device.type == "cpu" and policy.dtype == torch.float32 and n_numbers <= TURNED_NUMBERS
+
+
+def layer_weights(layer: Layer, *, turned: bool = False) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
     is_gated = isinstance(mlp.act_fn, nn.SiLU) or type(mlp.act_fn).__name__ == "SiLUActivation"
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         norms = (layer.query_norm.weight, layer.key_norm.weight)
     return LayerWeights(
-        qkv=joined([attention.q_proj, attention.k_proj, attention.v_proj]),
-        out=joined([attention.o_proj]),
-        gate_up=joined([mlp.gate_proj, mlp.up_proj]) if is_gated else None,
-        down=joined([mlp.down_proj]),
+        qkv=joined([attention.q_proj, attention.k_proj, attention.v_proj], turned),
+        out=joined([attention.o_proj], turned),
+        gate_up=joined([mlp.gate_proj, mlp.up_proj], turned) if is_gated else None,
+        down=joined([mlp.down_proj], turned),
         mlp=mlp,
         input_norm=layer.input_norm.weight,
         post_norm=layer.post_norm.weight,
@@ -55,7 +79,7 @@ def layer_weights(layer: Layer) -> LayerWeights:
     )
 
 
-def joined(linears: Sequence[Any]) -> Projection:
+def joined(linears: Sequence[Any], turned: bool) -> Projection:
     """One projection for several with the same input. Adapters and other wrapped layers are called one by one."""
     if any(type(linear) is not nn.Linear for linear in linears):
         if len(linears) == 1:
@@ -64,12 +88,10 @@ def joined(linears: Sequence[Any]) -> Projection:
         return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
     weight = side_by_side([linear.weight for linear in linears])
     biases = [linear.bias for linear in linears]
-    if all(bias is None for bias in biases):
-        return lambda x: F.linear(x, weight)
-    if any(bias is None for bias in biases):
+    if any(bias is None for bias in biases) and not all(bias is None for bias in biases):
         return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
-    bias = side_by_side(biases)
-    return lambda x: F.linear(x, weight, bias)
+    bias = None if biases[0] is None else side_by_side(biases)
+    return Turned(weight, bias) if turned else lambda x: F.linear(x, weight, bias)
 
 
 @torch.no_grad()
