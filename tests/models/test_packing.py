@@ -1,12 +1,18 @@
 """The packed forward is the library's own forward on each sequence alone: values and gradients, every family."""
 
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from dapo.models.critic import Critic
-from dapo.models.packing import pack
+from dapo.models.packing import Gather, pack, take
 from dapo.models.policy import Policy
 from tiny_models import FAMILIES, VOCABULARY, tiny_policy
 
@@ -28,13 +34,66 @@ def alone(policy: Policy, prompt: list[int], response: np.ndarray, temperature: 
 
 def test_targets_are_the_response_tokens_and_their_index_is_one_before():
     packed = pack([[5, 6], [7]], [[8, 9], [10, 11, 12]], "cpu")
-    assert packed.input_ids.tolist() == [5, 6, 8, 9, 7, 10, 11, 12]
-    assert packed.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert packed.cu_seqlens.tolist() == [0, 4, 8]
+    assert packed.input_ids.tolist() == [5, 6, 8, 7, 10, 11]  # nobody asks what follows 9 and 12
+    assert packed.position_ids.tolist() == [0, 1, 2, 0, 1, 2]
+    assert packed.cu_seqlens.tolist() == [0, 3, 6]
     assert packed.targets.tolist() == [8, 9, 10, 11, 12]
-    assert packed.input_ids[packed.target_index + 1].tolist() == packed.targets.tolist()
+    assert packed.target_index.tolist() == [1, 2, 3, 4, 5]
     assert packed.lengths == (2, 3)
     assert [part.tolist() for part in packed.split(packed.targets)] == [[8, 9], [10, 11, 12]]
+
+
+def test_neighbours_share_their_prompt():
+    rows = [([5, 6], [8, 9]), ([5, 6], [10, 11, 12]), ([5, 6], []), ([7], [13]), ([5, 6], [14]), ([5, 6], [15])]
+    packed = pack([prompt for prompt, _ in rows], [response for _, response in rows], "cpu")
+    #                                       0  1  2  3   4   5  6  7
+    assert packed.input_ids.tolist() == [5, 6, 8, 10, 11, 7, 5, 6]
+    assert packed.position_ids.tolist() == [0, 1, 2, 2, 3, 0, 0, 1]
+    assert packed.targets.tolist() == [8, 9, 10, 11, 12, 13, 14, 15]
+    assert packed.target_index.tolist() == [1, 2, 1, 3, 4, 5, 7, 7]
+    assert packed.sequence_lengths == (3, 4, 2, 1, 2, 2)
+    assert packed.cu_seqlens.tolist() == [0, 3, 7, 9, 10, 12, 14]
+    shared = packed.shared
+    assert shared is not None
+    assert shared.cells.source.tolist() == [0, 1, 2, 0, 1, 3, 4, 0, 1, 5, 6, 7, 6, 7]
+    assert shared.home.tolist() == [0, 1, 2, 5, 6, 9, 10, 11]
+    assert shared.borrowed == (0, 2, 2, 0, 0, 2)
+    assert packed.sequences.edge.tolist() == [0, 3, 4, 6]
+
+
+def test_what_saves_too_little_is_not_shared():
+    prompts, responses = [[5, 6, 7]] * 2, [list(range(10, 40)), list(range(10, 30))]
+    assert pack(prompts, responses, "cpu").shared is None  # 3 of 54
+    assert pack(prompts, responses, "cpu", sharing_saves=0.05).shared is not None
+    assert pack([[5], [6]], [[7], [8]], "cpu", sharing_saves=0).shared is None  # nothing to share
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.sampled_from([torch.float64, torch.bfloat16]))
+def test_rows_taken_several_times_get_the_sum_of_their_gradients(source: list[int], dtype: torch.dtype):
+    x = torch.randn(7, 3, dtype=dtype, requires_grad=True)
+    taken = take(x, Gather.of(np.array(source), "cpu"))
+    assert torch.equal(taken, x[torch.tensor(source)])
+    grad = torch.randn(len(source), 3, dtype=dtype)
+    taken.backward(grad)
+    wanted = torch.zeros(7, 3, dtype=torch.float64).index_add_(0, torch.tensor(source), grad.double())
+    assert_close(
+        x.grad,
+        wanted.to(dtype),
+        atol=1e-12 if dtype == torch.float64 else 0,
+        rtol=1e-2 if dtype != torch.float64 else 0,
+    )
+
+
+def grouped(seed: int = 2) -> tuple[list[list[int]], list[np.ndarray]]:
+    """Groups of 3, 1 and 4 rows with a prompt each; responses of 0, 1 and more tokens."""
+    rng = np.random.default_rng(seed)
+    groups = [(5, (9, 1, 0)), (1, (4,)), (12, (1, 17, 3, 3))]
+    prompts, responses = [], []
+    for n_prompt, lengths in groups:
+        prompt = rng.integers(3, VOCABULARY, n_prompt).tolist()
+        prompts += [list(prompt) for _ in lengths]
+        responses += [rng.integers(3, VOCABULARY, n).astype(np.int32) for n in lengths]
+    return prompts, responses
 
 
 def test_buckets_hold_every_token_once_and_bring_it_home():
@@ -46,11 +105,25 @@ def test_buckets_hold_every_token_once_and_bring_it_home():
     assert len(cells) < 1.4 * packed.n_tokens
 
 
+def norms_in_float64(policy: Policy) -> Policy:
+    """The library's norms work in float32, where the gradient of a sum is not the sum of the gradients."""
+
+    def forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
+        return norm.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+
+    for module in policy.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = MethodType(forward, module)
+    return policy
+
+
+@pytest.mark.parametrize("rows", [ragged, grouped])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_equals_alone_in_values_and_gradients(family: str):
-    policy = tiny_policy(family)
-    prompts, responses = ragged()
+def test_packed_equals_alone_in_values_and_gradients(family: str, rows: Callable[[], Any]):
+    policy = norms_in_float64(tiny_policy(family))
+    prompts, responses = rows()
     packed = pack(prompts, responses, "cpu")
+    assert (packed.shared is not None) == (rows is grouped)
     weight = torch.randn(packed.n_targets, dtype=torch.float64)
 
     logp, entropy = policy(packed, temperature=0.7)
@@ -79,9 +152,10 @@ def test_a_token_of_one_sequence_never_reaches_another():
         assert torch.equal(a, b) == (i != 1)
 
 
-def test_gradient_checkpointing_changes_nothing():
+@pytest.mark.parametrize("rows", [ragged, grouped])
+def test_gradient_checkpointing_changes_nothing(rows: Callable[[], Any]):
     policy = tiny_policy("qwen3")
-    packed = pack(*ragged(), "cpu")
+    packed = pack(*rows(), "cpu")
     gradients = []
     for checkpointing in (False, True):
         if checkpointing:
@@ -102,9 +176,10 @@ def test_plain_calls_of_the_model_keep_the_librarys_masks():
     assert_close(padded.logits[:, 2:], plain.logits, atol=1e-10, rtol=0)
 
 
-def test_critic_starts_at_zero_and_reads_the_state_before_each_token():
+@pytest.mark.parametrize("rows", [ragged, grouped])
+def test_critic_starts_at_zero_and_reads_the_state_before_each_token(rows: Callable[[], Any]):
     critic = Critic(tiny_policy("llama").model.model)
-    prompts, responses = ragged()
+    prompts, responses = rows()
     packed = pack(prompts, responses, "cpu")
     assert not critic(packed).any()
 

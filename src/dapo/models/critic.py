@@ -42,7 +42,7 @@ class Critic(nn.Module):
 
     def forward(self, packed: Packed) -> Tensor:
         """V(s_t) [N] for every response token, s_t being the prompt and the response *before* token t. Float32 up."""
-        hidden = packed_hidden(self.backbone, packed).index_select(0, packed.target_index)  # [N, H]
+        hidden = packed.states(packed_hidden(self.backbone, packed))  # [N, H]
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         head = self.value_head
         return nn.functional.linear(hidden.to(dtype), head.weight.to(dtype), head.bias.to(dtype))[:, 0]

@@ -18,11 +18,19 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from dapo.errors import EngineError
+from dapo.models.kernels.attention import HEAD_MULTIPLE, Sequences, attention_backward, attention_forward
+from dapo.models.kernels.build import library
 
 PACKED_ATTENTION = "dapo_packed"
 
 # A bucket of sequences is padded to its longest; a sequence shorter than this share of it opens a new bucket.
 SHORTEST_SHARE = 0.75
+
+# Rows share a prompt's tokens where that saves at least this part of all tokens: attention has to gather them.
+SHARING_SAVES = 1 / 16
+
+# Up to this length of a sequence the compiled attention is faster than torch's (docs/benchmarks.md).
+COMPILED_LENGTH = 1024
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,38 @@ class Bucket:
 
     rows: int
     length: int
-    source: Tensor | None  # [S·L] place of each cell in the packed batch, cells past a row's end repeat its last token;
-    # None: the block is the packed batch, cell by cell
+    source: Tensor | None  # [S·L] which of the F cells each is, those past a row's end repeat its last;
+    # None: the block is all of them, one by one
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Rows taken from a tensor, some of them more than once; and the way back, where their gradients are summed."""
+
+    source: Tensor  # [M] the row that each is taken from
+    # For every number of times n that a row is taken: those rows [K], and where they went [K, n].
+    taken: tuple[tuple[Tensor, Tensor], ...]
+
+    @classmethod
+    def of(cls, source: NDArray[np.int64], device: str | torch.device) -> Gather:
+        order = np.argsort(source, kind="stable")
+        rows, first, times = np.unique(source[order], return_index=True, return_counts=True)
+        taken = []
+        for n in np.unique(times):
+            those = times == n
+            went = order[first[those, None] + np.arange(n)]
+            taken.append((torch.from_numpy(rows[those]).to(device), torch.from_numpy(went).to(device)))
+        return cls(torch.from_numpy(source).to(device), tuple(taken))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """How the sequences of a batch share prompts: laid end to end they have F cells, for T tokens."""
+
+    cells: Gather  # [F] the token in each cell
+    home: Tensor  # [T] of the cells of each token the first
+    targets: Gather  # [N] `target_index`: a prompt's last token is followed by the first one of every response
+    borrowed: tuple[int, ...]  # [S] leading tokens of each sequence that the one before it has
 
 
 @dataclass(frozen=True)
@@ -40,17 +78,19 @@ class Packed:
     """A batch of prompts with their responses, concatenated. T tokens in S sequences, N response tokens.
 
     Row-major order throughout: `targets` are all tokens of the first response, then of the second, and so on, so that
-    a result [N] is cut into responses by `split`.
+    a result [N] is cut into responses by `split`. A response's last token is not among the T: nobody asks what follows.
+    Where `shared` is set, a prompt is held once for all rows in a row that have it.
     """
 
     input_ids: Tensor  # [T]
     position_ids: Tensor  # [T], from 0 in each sequence
-    cu_seqlens: Tensor  # [S + 1] int32, where each sequence starts
+    cu_seqlens: Tensor  # [S + 1] int32, where each sequence starts if they are laid end to end
     max_length: int  # of the longest sequence
     target_index: Tensor  # [N] positions in [0, T) whose next token is a response token
     targets: Tensor  # [N] those next tokens
     lengths: tuple[int, ...]  # [S] tokens of each response
-    sequence_lengths: tuple[int, ...]  # [S] tokens of each prompt with its response
+    sequence_lengths: tuple[int, ...]  # [S] tokens of each prompt with its response, but for the last
+    shared: Shared | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -64,9 +104,25 @@ class Packed:
         """[N] per response token -> one tensor per response."""
         return tuple(torch.split(values, list(self.lengths)))
 
+    def states(self, hidden: Tensor) -> Tensor:
+        """[T, H] per token -> [N, H], the state that each response token was drawn from."""
+        return hidden.index_select(0, self.target_index) if self.shared is None else take(hidden, self.shared.targets)
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """For a kernel that goes to the tokens itself, on a CPU."""
+        lengths = torch.tensor(self.sequence_lengths)
+        start = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        if self.shared is None:
+            fresh, place = torch.zeros_like(lengths), torch.arange(int(start[-1]))
+        else:
+            fresh, place = torch.tensor(self.shared.borrowed), self.shared.cells.source
+        edge = torch.cat([torch.nonzero(fresh == 0)[:, 0], torch.tensor([len(lengths)])])
+        return Sequences(place, start, fresh, edge, self.max_length)
+
     @cached_property
     def buckets(self) -> tuple[tuple[Bucket, ...], Tensor | None]:
-        """Padded blocks for kernels that know no packing, and [T] where each packed token lies in their sequence.
+        """Padded blocks for kernels that know no packing, and [F] where each cell lies in their sequence.
 
         Sequences of one length are a block as they are, and no token has to move: None.
         """
@@ -91,36 +147,91 @@ class Packed:
 
 
 def pack(
-    prompts: Sequence[Sequence[int]], responses: Sequence[NDArray[np.int32] | Sequence[int]], device: str | torch.device
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[NDArray[np.int32] | Sequence[int]],
+    device: str | torch.device,
+    *,
+    sharing_saves: float = SHARING_SAVES,
 ) -> Packed:
-    """Concatenate prompt and response of each row. A prompt has at least one token; a response may be empty."""
+    """Concatenate prompt and response of each row. A prompt has at least one token; a response may be empty.
+
+    Neighbours with the same prompt share it if that saves `sharing_saves` of all tokens.
+    """
     assert len(prompts) == len(responses), f"{len(prompts)} prompts for {len(responses)} responses"
     assert prompts, "an empty batch cannot be packed"
     n_prompt = np.array([len(prompt) for prompt in prompts])
     n_response = np.array([len(response) for response in responses])
     assert n_prompt.all(), "a prompt is empty: its response's first token would have no prefix"
-    length = n_prompt + n_response
+    rest = np.maximum(n_response - 1, 0)
+    length = n_prompt + rest  # [S]
     starts = np.concatenate([[0], np.cumsum(length)])
+    is_new = np.array([i == 0 or not is_same(prompts[i], prompts[i - 1]) for i in range(len(prompts))])
+    if n_prompt[~is_new].sum() < sharing_saves * starts[-1]:
+        is_new[:] = True
 
-    parts = [np.asarray(part, dtype=np.int64) for row in zip(prompts, responses, strict=True) for part in row]
-    input_ids = np.concatenate(parts)
-    position_ids = np.arange(starts[-1]) - np.repeat(starts[:-1], length)
-    is_response = position_ids >= np.repeat(n_prompt, length)
-    target_index = np.flatnonzero(is_response) - 1
+    own_prompt = np.where(is_new, n_prompt, 0)
+    first_own = np.concatenate([[0], np.cumsum(own_prompt + rest)])  # [S + 1] in [0, T)
+    holder = np.maximum.accumulate(np.where(is_new, np.arange(len(prompts)), 0))  # [S] the row that has the prompt
+    row = np.repeat(np.arange(len(prompts)), length)  # [F], as the next ones
+    position = np.arange(starts[-1]) - starts[row]
+    in_prompt = position < n_prompt[row]
+    source = np.where(in_prompt, first_own[holder[row]], first_own[row] + own_prompt[row] - n_prompt[row]) + position
+    home = np.empty(first_own[-1], dtype=np.int64)
+    home[source[::-1]] = np.arange(starts[-1])[::-1]  # the first cell is written last
+    is_asked = (position >= n_prompt[row] - 1) & (n_response[row] > 0)
+    target_index = source[is_asked]
+
+    answers = [np.asarray(response, dtype=np.int64) for response in responses]
+    parts = [
+        part
+        for prompt, is_first, answer, n in zip(prompts, is_new, answers, rest, strict=True)
+        for part in ([np.asarray(prompt, dtype=np.int64)] if is_first else []) + [answer[:n]]
+    ]
 
     def tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(device)
 
+    shared = None
+    if not is_new.all():
+        borrowed = tuple(np.where(is_new, 0, n_prompt).tolist())
+        shared = Shared(Gather.of(source, device), tensor(home), Gather.of(target_index, device), borrowed)
     return Packed(
-        input_ids=tensor(input_ids),
-        position_ids=tensor(position_ids),
+        input_ids=tensor(np.concatenate(parts)),
+        position_ids=tensor(position[home]),
         cu_seqlens=tensor(starts.astype(np.int32)),
         max_length=int(length.max()),
         target_index=tensor(target_index),
-        targets=tensor(input_ids[is_response]),
+        targets=tensor(np.concatenate(answers)),
         lengths=tuple(n_response.tolist()),
         sequence_lengths=tuple(length.tolist()),
+        shared=shared,
     )
+
+
+def is_same(a: Sequence[int], b: Sequence[int]) -> bool:
+    return a is b or (len(a) == len(b) and all(x == y for x, y in zip(a, b, strict=True)))
+
+
+def take(x: Tensor, gather: Gather) -> Tensor:
+    """The rows of x that `gather` names. Gradients are summed in one order and in float32, whatever x is in."""
+    taken: Tensor = _Take.apply(x, gather)  # type: ignore[no-untyped-call]
+    return taken
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gather: Gather) -> Tensor:
+        ctx.gather, ctx.n_rows = gather, len(x)
+        return x.index_select(0, gather.source)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grads[0]
+        total = grad.new_zeros(ctx.n_rows, *grad.shape[1:])
+        wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
+        for rows, went in ctx.gather.taken:
+            total[rows] = grad[went].sum(1, dtype=wide).to(grad.dtype) if went.shape[1] > 1 else grad[went[:, 0]]
+        return total, None
 
 
 def packed_hidden(backbone: nn.Module, packed: Packed) -> Tensor:
@@ -178,15 +289,47 @@ def attend(
 ) -> Tensor:
     """Causal attention inside each sequence; q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
     window = window if window is not None and window < packed.max_length else None
+    if window is None and dropout == 0.0 and runs_compiled(q, packed.max_length):
+        mixed: Tensor = _Attention.apply(q, k, v, packed, scaling)  # type: ignore[no-untyped-call]
+        return mixed
+    if packed.shared is not None:
+        q, k, v = (take(x, packed.shared.cells) for x in (q, k, v))
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0:
-        return _varlen(q, k, v, packed, scaling, window)
-    return _bucketed(q, k, v, packed, scaling, window, dropout)
+        mixed = _varlen(q, k, v, packed, scaling, window)
+    else:
+        mixed = _bucketed(q, k, v, packed, scaling, window, dropout)
+    return mixed if packed.shared is None else mixed.index_select(0, packed.shared.home)
+
+
+def runs_compiled(q: Tensor, longest: int) -> bool:
+    is_known = q.device.type == "cpu" and q.dtype == torch.float32 and q.shape[-1] % HEAD_MULTIPLE == 0
+    return is_known and longest <= COMPILED_LENGTH and library() is not None
+
+
+class _Attention(torch.autograd.Function):
+    """By attention.c, on the packed tokens themselves: nothing is gathered, padded or computed twice."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None) -> Tensor:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+        mixed, normaliser = attention_forward(q, k, v, packed.sequences, scale)
+        ctx.save_for_backward(q, k, v, mixed, normaliser)
+        ctx.packed, ctx.scale = packed, scale
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        packed: Packed = ctx.packed
+        q, k, v, mixed, normaliser = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        return *attention_backward(q, k, v, mixed, normaliser, grad, packed.sequences, ctx.scale), None, None
 
 
 def _bucketed(
     q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None, window: int | None, dropout: float
 ) -> Tensor:
-    """SDPA over padded blocks. Padding stands at the end of a row, where a causal row never looks."""
+    """SDPA over padded blocks; q, k, v [F, H, D]. Padding stands at a row's end, where a causal row never looks."""
     buckets, home = packed.buckets
     blocks = []
     for bucket in buckets:
@@ -209,11 +352,11 @@ def _bucketed(
             enable_gqa=q.shape[1] != k.shape[1],
         )
         blocks.append(block.transpose(1, 2).reshape(rows * length, *q.shape[1:]))
-    return blocks[0] if home is None else torch.cat(blocks).index_select(0, home)  # [T, Hq, D]
+    return blocks[0] if home is None else torch.cat(blocks).index_select(0, home)  # [F, Hq, D]
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None, window: int | None) -> Tensor:
-    """Flash attention over the packed batch itself; needs CUDA and half precision."""
+    """Flash attention over sequences end to end; needs CUDA and half precision."""
     varlen_attn, grouped = _varlen_kernel()
     output: Tensor = varlen_attn(
         q.contiguous(),

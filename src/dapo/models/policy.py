@@ -55,7 +55,7 @@ class Policy(nn.Module):
         The entropy carries no gradient. Everything, the head's matrix product included, happens inside this forward,
         so that hooks which gather sharded parameters have run.
         """
-        hidden = packed_hidden(self.backbone, packed).index_select(0, packed.target_index)  # [N, H]
+        hidden = packed.states(packed_hidden(self.backbone, packed))  # [N, H]
         return linear_logprobs(
             hidden,
             self.head.weight,

@@ -1,7 +1,7 @@
-"""host.c, compiled on first use for the very CPU it runs on, and kept in the user's cache.
+"""host.c and attention.c, compiled on first use for the very CPU they run on, and kept in the user's cache.
 
 Where there is no C compiler, or with DAPO_COMPILE=0, `library` is None and the same operations in torch are used
-(host.py, rollout/local/block_ops.py), which are its reference.
+(host.py, rollout/local/block_ops.py, SDPA), which are their reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).with_name("host.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("host.c", "attention.c"))
+HEADER = Path(__file__).with_name("exponential.h")
 # Sums may be taken in the order of vectors; NaN and infinity must stay what they are, so not -ffast-math.
 FLAGS = (
     "-std=c11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
@@ -35,7 +36,11 @@ SIGNATURES: dict[str, list[Any]] = {
     "rotate": [pointer] * 3 + [number, pointer] + [count] * 3,
     "mix": [pointer] * 6 + [number] * 2 + [pointer] * 4 + [count] * 6,
     "draw": [pointer, number] + [pointer] * 5 + [count] * 3,
+    "attention_scratch": [count] * 2,
+    "attention_forward": [pointer] * 7 + [number] + [pointer] * 3 + [count] * 5,
+    "attention_backward": [pointer] * 10 + [number] + [pointer] * 4 + [count] * 5,
 }
+RESULTS = {"attention_scratch": count}
 
 
 # ------------------------------------------------------------------ compiling
@@ -43,7 +48,7 @@ SIGNATURES: dict[str, list[Any]] = {
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled host.c, or None where it cannot be had."""
+    """The compiled parts, or None where it cannot be had."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
     if os.environ.get("DAPO_COMPILE", "1") == "0" or compiler is None or os.name != "posix":
         return None
@@ -64,7 +69,7 @@ def load(compiler: str, folder: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     for name, types in SIGNATURES.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = types, None
+        function.argtypes, function.restype = types, RESULTS.get(name)
     return found
 
 
@@ -81,7 +86,8 @@ def cache_folder() -> Path:
 def fingerprint(compiler: str) -> str:
     """Of all that decides what comes out: the source, the flags, the compiler and the CPU, which a home may outlive."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
-    parts = [SOURCE.read_bytes(), repr((FLAGS, TARGETS)).encode(), version, cpu().encode()]
+    sources = [path.read_bytes() for path in (*SOURCES, HEADER)]
+    parts = [*sources, repr((FLAGS, TARGETS)).encode(), version, cpu().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -99,10 +105,10 @@ def build(compiler: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         aside = Path(folder) / path.name
         for target in TARGETS:
-            command = [compiler, *FLAGS, *target, "-o", str(aside), str(SOURCE), "-lm"]
+            command = [compiler, *FLAGS, *target, "-o", str(aside), *map(str, SOURCES), "-lm"]
             if subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0:
                 with aside.open("rb") as file:
                     os.fsync(file.fileno())
                 aside.replace(path)
                 return
-    raise OSError(f"{compiler} cannot compile {SOURCE}")
+    raise OSError(f"{compiler} cannot compile {SOURCES[0].parent}")

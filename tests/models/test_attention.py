@@ -1,0 +1,153 @@
+"""attention.c against torch's attention over each sequence alone, in float64: values and gradients."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from compilers import needs_compiler
+from dapo.models import packing
+from dapo.models.packing import Packed, attend, pack
+
+pytestmark = needs_compiler
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch(groups: list[tuple[int, list[int]]]) -> Packed:
+    """Groups of (prompt tokens, response tokens of each row); prompts are shared wherever they can be."""
+    prompts = [[g] * n_prompt for g, (n_prompt, rows) in enumerate(groups) for _ in rows]
+    responses = [np.ones(n, np.int32) for _, rows in groups for n in rows]
+    return pack(prompts, responses, "cpu", sharing_saves=0)
+
+
+def qkv(packed: Packed, queries: int, heads: int, size: int, scale: float = 1.0) -> list[Tensor]:
+    shapes = ((queries, 0), (heads, 1), (heads, 2))
+    return [(numbers(packed.n_tokens, n, size, seed=seed) * scale).requires_grad_() for n, seed in shapes]
+
+
+def one_by_one(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None) -> Tensor:
+    """[T, H, D] by SDPA in float64, a sequence at a time; of a shared token the last sequence's result is taken."""
+    sequences, out = packed.sequences, torch.zeros_like(q, dtype=torch.float64)
+    for first, end in zip(sequences.start[:-1].tolist(), sequences.start[1:].tolist(), strict=True):
+        place = sequences.place[first:end]
+        x = (part[place].double().transpose(0, 1)[None] for part in (q, k, v))
+        mixed = F.scaled_dot_product_attention(*x, is_causal=True, scale=scaling, enable_gqa=True)[0]
+        out = out.index_put((place,), mixed.transpose(0, 1))
+    return out
+
+
+def is_ours(result: Tensor) -> bool:
+    return type(result.grad_fn).__name__ == "_AttentionBackward"
+
+
+def compare(packed: Packed, heads: tuple[int, int, int], scaling: float | None = None, scale: float = 1.0) -> None:
+    parts = qkv(packed, *heads, scale=scale)
+    grad = numbers(packed.n_tokens, heads[0], heads[2], seed=3)
+    mixed = attend(*parts, packed, scaling=scaling)
+    assert is_ours(mixed)
+    mixed.backward(grad)
+    got = [mixed.detach(), *(part.grad for part in parts)]
+    for part in parts:
+        part.grad = None
+    wanted = one_by_one(*parts, packed, scaling)
+    wanted.backward(grad.double())
+    for ours, reference in zip(got, [wanted.detach(), *(part.grad for part in parts)], strict=True):
+        size = float(reference.abs().max()) + 1
+        assert_close(ours.double(), reference.double(), rtol=1e-5, atol=1e-5 * size)
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 40), st.lists(st.integers(0, 50), min_size=1, max_size=4)), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    GROUPS,
+    st.sampled_from([(4, 2, 32), (2, 2, 16), (3, 1, 64), (2, 1, 128), (6, 2, 48)]),
+    st.sampled_from([None, 0.3]),
+)
+def test_values_and_gradients(groups: list[tuple[int, list[int]]], heads: tuple[int, int, int], scaling: float | None):
+    compare(batch(groups), heads, scaling)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 1024])
+def test_every_edge_of_a_block(length: int):
+    compare(batch([(length, [1]), (1, [length])]), (2, 1, 16))
+
+
+def test_large_scores_do_not_overflow():
+    compare(batch([(9, [20, 30])]), (2, 1, 32), scaling=1.0, scale=6.0)
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_a_sequence_does_not_depend_on_its_neighbours_or_the_threads(n_threads: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dapo.models.kernels.compiled.PARALLEL_NUMBERS", 1)
+    packed, alone = batch([(5, [40, 3]), (9, [17]), (2, [30, 30])]), batch([(9, [17])])
+    first = int(packed.sequences.start[2])
+    own = packed.sequences.place[first : first + 25]
+    parts = qkv(packed, 4, 2, 32)
+    only = [part.detach()[own].requires_grad_() for part in parts]
+    grad = numbers(packed.n_tokens, 4, 32, seed=3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        mixed = attend(*parts, packed)
+        mixed.backward(grad)
+    finally:
+        torch.set_num_threads(before)
+    mixed_alone = attend(*only, alone)
+    mixed_alone.backward(grad[own])
+    assert torch.equal(mixed[own], mixed_alone)
+    for whole, one in zip(parts, only, strict=True):
+        assert torch.equal(whole.grad[own], one.grad)
+
+
+def test_what_is_not_a_number_stays_in_its_sequence():
+    packed = batch([(3, [5]), (3, [5])])
+    q, k, v = qkv(packed, 2, 1, 16)
+    with torch.no_grad():
+        k[packed.sequences.place[8]] = float("nan")  # of the second sequence
+    mixed = attend(q, k, v, packed)
+    assert mixed[:7].isfinite().all()
+    assert not mixed[8:].isfinite().any()
+
+
+def test_others_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):
+    packed = batch([(3, [5, 9]), (4, [6])])
+    q, k, v = qkv(packed, 2, 1, 16)
+    assert is_ours(attend(q, k, v, packed))
+    assert not is_ours(attend(q, k, v, packed, window=4))
+    assert not is_ours(attend(q, k, v, packed, dropout=0.1))
+    assert not is_ours(attend(q.double(), k.double(), v.double(), packed))
+    odd = qkv(packed, 2, 1, 24)
+    assert not is_ours(attend(*odd, packed))
+    monkeypatch.setattr(packing, "COMPILED_LENGTH", 10)
+    assert not is_ours(attend(q, k, v, packed))
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_torchs_attention_over_shared_prompts(window: int | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packing, "library", lambda: None)
+    packed = batch([(7, [5, 9, 1]), (4, [6])])
+    apart = pack([[1] * 7] * 3 + [[2] * 4], [[1] * n for n in (5, 9, 1, 6)], "cpu", sharing_saves=1)
+    assert apart.shared is None
+    parts = [part.detach().double().requires_grad_() for part in qkv(packed, 2, 1, 16)]
+    place = packed.sequences.place
+    full = [part.detach()[place].requires_grad_() for part in parts]
+    grad = numbers(packed.n_tokens, 2, 16, seed=3).double()
+    mixed = attend(*parts, packed, window=window)
+    mixed.backward(grad)
+    wanted = attend(*full, apart, window=window)
+    home = packed.shared.home
+    assert_close(mixed, wanted[home], atol=1e-12, rtol=0)
+    wanted[home].backward(grad)
+    for part, spread in zip(parts, full, strict=True):
+        assert_close(part.grad, torch.zeros_like(part).index_add_(0, place, spread.grad), atol=1e-12, rtol=0)
