@@ -30,7 +30,7 @@ SHORTEST_SHARE = 0.75
 SHARING_SAVES = 1 / 16
 
 # Up to this length of a sequence the compiled attention is faster than torch's (docs/benchmarks.md).
-COMPILED_LENGTH = 1024
+COMPILED_LENGTH = 512
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,10 @@ class _Take(torch.autograd.Function):
         total = grad.new_zeros(ctx.n_rows, *grad.shape[1:])
         wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
         for rows, went in ctx.gather.taken:
-            total[rows] = grad[went].sum(1, dtype=wide).to(grad.dtype) if went.shape[1] > 1 else grad[went[:, 0]]
+            part = grad.index_select(0, went.flatten())
+            if went.shape[1] > 1:
+                part = part.view(*went.shape, *grad.shape[1:]).sum(1, dtype=wide).to(grad.dtype)
+            total.index_copy_(0, rows, part)
         return total, None
 
 
