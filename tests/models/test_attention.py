@@ -137,7 +137,7 @@ def test_others_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):
 def test_torchs_attention_over_shared_prompts(window: int | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(packing, "library", lambda: None)
     packed = batch([(7, [5, 9, 1]), (4, [6])])
-    apart = pack([[1] * 7] * 3 + [[2] * 4], [[1] * n for n in (5, 9, 1, 6)], "cpu", sharing_saves=1)
+    apart = pack([[1] * 7] * 3 + [[2] * 4], [[1] * n for n in (5, 9, 1, 6)], "cpu", sharing_saves=None)
     assert apart.shared is None
     parts = [part.detach().double().requires_grad_() for part in qkv(packed, 2, 1, 16)]
     place = packed.sequences.place

@@ -160,7 +160,7 @@ def test_micro_batches_are_packed_once_for_scoring_and_updates(config: Config, m
 
     packed = []
     pack = batch_module.pack
-    monkeypatch.setattr(batch_module, "pack", lambda *arguments: packed.append(1) or pack(*arguments))
+    monkeypatch.setattr(batch_module, "pack", lambda *parts, **how: packed.append(1) or pack(*parts, **how))
     update_policy(learner_of(torch.float64), make_batch(groups(4), config, torch.float64), config, step=1)
     assert len(packed) == 2  # one micro-batch for each of the two updates
 

@@ -151,11 +151,11 @@ def pack(
     responses: Sequence[NDArray[np.int32] | Sequence[int]],
     device: str | torch.device,
     *,
-    sharing_saves: float = SHARING_SAVES,
+    sharing_saves: float | None = SHARING_SAVES,
 ) -> Packed:
     """Concatenate prompt and response of each row. A prompt has at least one token; a response may be empty.
 
-    Neighbours with the same prompt share it if that saves `sharing_saves` of all tokens.
+    Neighbours with the same prompt share it if that saves `sharing_saves` of all tokens; None: never.
     """
     assert len(prompts) == len(responses), f"{len(prompts)} prompts for {len(responses)} responses"
     assert prompts, "an empty batch cannot be packed"
@@ -166,7 +166,7 @@ def pack(
     length = n_prompt + rest  # [S]
     starts = np.concatenate([[0], np.cumsum(length)])
     is_new = np.array([i == 0 or not is_same(prompts[i], prompts[i - 1]) for i in range(len(prompts))])
-    if n_prompt[~is_new].sum() < sharing_saves * starts[-1]:
+    if sharing_saves is None or n_prompt[~is_new].sum() < sharing_saves * starts[-1]:
         is_new[:] = True
 
     own_prompt = np.where(is_new, n_prompt, 0)

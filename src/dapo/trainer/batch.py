@@ -14,7 +14,7 @@ from torch import Tensor
 from dapo.algorithms.advantages import group_advantage
 from dapo.algorithms.shaping import soft_overlong_penalty
 from dapo.config.schema import Config
-from dapo.models.packing import Packed, pack
+from dapo.models.packing import SHARING_SAVES, Packed, pack
 from dapo.trainer.ragged import Ragged
 from dapo.types import Group, Judgement, StopReason, Verdict
 
@@ -50,11 +50,16 @@ class Batch:
         return [row for row, group in enumerate(self.group.tolist()) if group in wanted]
 
     def packed(self, rows: Sequence[int], device: torch.device) -> Packed:
-        """The rows as one packed micro-batch: the π_old pass and every update that deals the same rows share it."""
+        """The rows as one packed micro-batch: the π_old pass and every update that deals the same rows share it.
+
+        In float64, which is for comparing runs to the last digits, rows share no prompt: the library's norms work in
+        float32 there too, and what a shared token gets back would be rounded once instead of once per response.
+        """
         key = tuple(rows)
         if key not in self.packs:
             prompts, responses = [self.prompts[row] for row in rows], [self.responses[row] for row in rows]
-            self.packs[key] = pack(prompts, responses, device)
+            is_exact = self.logp_old.flat.dtype == torch.float64
+            self.packs[key] = pack(prompts, responses, device, sharing_saves=None if is_exact else SHARING_SAVES)
         return self.packs[key]
 
     def tokens(self, row: int) -> int:
