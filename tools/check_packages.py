@@ -25,6 +25,8 @@ WANTED_IN_WHEEL = (
     "dapo/report/assets/main.js",
     "dapo/report/phrases.toml",
     "dapo/models/kernels/host.c",
+    "dapo/models/kernels/attention.c",
+    "dapo/models/kernels/exponential.h",
 )
 WANTED_IN_SDIST = (
     "pyproject.toml",

@@ -50,7 +50,7 @@ def is_ours(result: Tensor) -> bool:
 def compare(packed: Packed, heads: tuple[int, int, int], scaling: float | None = None, scale: float = 1.0) -> None:
     parts = qkv(packed, *heads, scale=scale)
     grad = numbers(packed.n_tokens, heads[0], heads[2], seed=3)
-    mixed = attend(*parts, packed, scaling=scaling)
+    mixed = attend(*parts, packed, scaling=scaling, is_fused=True)
     assert is_ours(mixed)
     mixed.backward(grad)
     got = [mixed.detach(), *(part.grad for part in parts)]
@@ -99,11 +99,11 @@ def test_a_sequence_does_not_depend_on_its_neighbours_or_the_threads(n_threads: 
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        mixed = attend(*parts, packed)
+        mixed = attend(*parts, packed, is_fused=True)
         mixed.backward(grad)
     finally:
         torch.set_num_threads(before)
-    mixed_alone = attend(*only, alone)
+    mixed_alone = attend(*only, alone, is_fused=True)
     mixed_alone.backward(grad[own])
     assert torch.equal(mixed[own], mixed_alone)
     for whole, one in zip(parts, only, strict=True):
@@ -115,7 +115,7 @@ def test_what_is_not_a_number_stays_in_its_sequence():
     q, k, v = qkv(packed, 2, 1, 16)
     with torch.no_grad():
         k[packed.sequences.place[8]] = float("nan")  # of the second sequence
-    mixed = attend(q, k, v, packed)
+    mixed = attend(q, k, v, packed, is_fused=True)
     assert mixed[:7].isfinite().all()
     assert not mixed[8:].isfinite().any()
 
@@ -123,14 +123,27 @@ def test_what_is_not_a_number_stays_in_its_sequence():
 def test_others_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):
     packed = batch([(3, [5, 9]), (4, [6])])
     q, k, v = qkv(packed, 2, 1, 16)
-    assert is_ours(attend(q, k, v, packed))
-    assert not is_ours(attend(q, k, v, packed, window=4))
-    assert not is_ours(attend(q, k, v, packed, dropout=0.1))
-    assert not is_ours(attend(q.double(), k.double(), v.double(), packed))
-    odd = qkv(packed, 2, 1, 24)
-    assert not is_ours(attend(*odd, packed))
+
+    def runs(*parts: Tensor, **how: object) -> bool:
+        return is_ours(attend(*parts, packed, **{"is_fused": True, **how}))
+
+    assert runs(q, k, v)
+    assert not runs(q, k, v, is_fused=False)
+    assert not runs(q, k, v, window=4)
+    assert not runs(q, k, v, dropout=0.1)
+    assert not runs(q.double(), k.double(), v.double())
+    assert not runs(*qkv(packed, 2, 1, 24))
     monkeypatch.setattr(packing, "COMPILED_LENGTH", 10)
-    assert not is_ours(attend(q, k, v, packed))
+    assert not runs(q, k, v)
+
+
+def test_heads_that_differ_in_size_are_refused_not_read_beyond_their_end():
+    packed = batch([(3, [5])])
+    q, k, _ = qkv(packed, 2, 1, 48)
+    wrong = numbers(packed.n_tokens, 1, 32)
+    assert not packing.runs_compiled(q, k, wrong, packed.max_length)
+    assert not packing.runs_compiled(wrong, k, k, packed.max_length)
+    assert not packing.runs_compiled(q, k, k.bfloat16(), packed.max_length)
 
 
 @pytest.mark.parametrize("window", [None, 4])

@@ -179,6 +179,15 @@ def test_weights_kept_turned_follow_the_trainers(family: str, monkeypatch: pytes
     assert_same(got, drain(straight), atol=1e-5)
 
 
+def test_an_engine_made_in_inference_mode_takes_new_weights():
+    policy = tiny_policy("llama", torch.float32)
+    with torch.inference_mode():
+        engine = local(policy)
+    engine.load_weights(policy, version=1)
+    engine.submit(requests())
+    assert drain(engine)
+
+
 def test_an_engine_beside_another_reads_the_weights_as_they_are():
     policy = tiny_policy("qwen2", torch.float32)
     engine = local(policy)

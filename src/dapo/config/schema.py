@@ -42,7 +42,7 @@ class ModelConfig(Section):
     kernels: Literal["fused", "plain"] = Field(
         "fused",
         description="fused: on CUDA, Triton kernels for norms, feed-forward, positions and logits; on a CPU, norms, "
-        "feed-forward and positions in C where there is a compiler; plain: none.",
+        "feed-forward, positions and attention in C where there is a compiler; plain: none.",
     )
     lora: LoraConfig = LoraConfig()
 

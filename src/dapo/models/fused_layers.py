@@ -86,6 +86,7 @@ def fused_layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed)
         scaling=attention.scaling,
         window=window_of(attention),
         dropout=attention.attention_dropout if attention.training else 0.0,
+        is_fused=True,
     )
     x, y = add_rms_norm(x, attention.o_proj(mixed.reshape(T, -1)), next_norm.weight, next_norm.variance_epsilon)
     return x + feed_forward(mlp, y)

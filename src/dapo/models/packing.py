@@ -29,7 +29,7 @@ SHORTEST_SHARE = 0.75
 # Rows share a prompt's tokens where that saves at least this part of all tokens: attention has to gather them.
 SHARING_SAVES = 1 / 16
 
-# Up to this length of a sequence the compiled attention is faster than torch's (docs/benchmarks.md).
+# Up to this length of the longest sequence the compiled attention is faster than torch's (docs/log.md).
 COMPILED_LENGTH = 512
 
 
@@ -289,10 +289,14 @@ def attend(
     scaling: float | None = None,
     window: int | None = None,
     dropout: float = 0.0,
+    is_fused: bool = False,
 ) -> Tensor:
-    """Causal attention inside each sequence; q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
+    """Causal attention inside each sequence; q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D].
+
+    `is_fused`: by attention.c where that can do it.
+    """
     window = window if window is not None and window < packed.max_length else None
-    if window is None and dropout == 0.0 and runs_compiled(q, packed.max_length):
+    if is_fused and window is None and dropout == 0.0 and runs_compiled(q, k, v, packed.max_length):
         mixed: Tensor = _Attention.apply(q, k, v, packed, scaling)  # type: ignore[no-untyped-call]
         return mixed
     if packed.shared is not None:
@@ -304,13 +308,15 @@ def attend(
     return mixed if packed.shared is None else mixed.index_select(0, packed.shared.home)
 
 
-def runs_compiled(q: Tensor, longest: int) -> bool:
-    is_known = q.device.type == "cpu" and q.dtype == torch.float32 and q.shape[-1] % HEAD_MULTIPLE == 0
-    return is_known and longest <= COMPILED_LENGTH and library() is not None
+def runs_compiled(q: Tensor, k: Tensor, v: Tensor, longest: int) -> bool:
+    """What attention.c knows: float32 on a CPU, queries, keys and values of one size, no long sequence."""
+    is_float32 = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in (q, k, v))
+    is_known = k.shape == v.shape and q.shape[-1] == k.shape[-1] and q.shape[-1] % HEAD_MULTIPLE == 0
+    return is_float32 and is_known and longest <= COMPILED_LENGTH and library() is not None
 
 
 class _Attention(torch.autograd.Function):
-    """By attention.c, on the packed tokens themselves: nothing is gathered, padded or computed twice."""
+    """By attention.c, from the packed tokens themselves: nothing is spread or padded, no prompt worked on twice."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None) -> Tensor:

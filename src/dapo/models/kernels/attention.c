@@ -3,7 +3,7 @@
  *
  * A block of QUERIES queries is worked on at a time, key by key: numbers that belong to the same key lie side by side,
  * one for each query, so that the softmax runs down the keys and never across a vector. Keys after a block's last
- * query are not read. The keys and values of one head of one sequence stay in the cache meanwhile.
+ * query (but for some that fill up a row of tiles) are left out. The keys and values of one head of one sequence stay in the cache meanwhile.
  *
  * A sequence's tokens are wherever `place` says. Sequences that share a prompt follow one another, and only the first
  * works on its queries (`fresh`); the gradients of its keys and values are added up in their order. */

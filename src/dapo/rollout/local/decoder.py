@@ -23,7 +23,7 @@ from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
 from dapo.rollout.local.seats import BAD, DeviceRows
-from dapo.rollout.local.weights import Turned, is_turned, layer_weights
+from dapo.rollout.local.weights import TURNED_COLUMNS, Turned, is_turned, layer_weights
 from dapo.rollout.sampler import SamplingParams
 
 # A row that only fills a batch up: no token, length 1, stopped.
@@ -65,7 +65,8 @@ class PagedDecoder(Transformer):
         # Found once: behind each of these names is a search through modules.
         self.embed, self.norm = policy.backbone.embed_tokens, policy.backbone.norm
         self.head = head = policy.head
-        self.head_turned = Turned(head.weight, getattr(head, "bias", None)) if turned else None
+        turns_head = turned and head.weight.shape[1] <= TURNED_COLUMNS
+        self.head_turned = Turned(head.weight, getattr(head, "bias", None)) if turns_head else None
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
         is_half_on_cuda = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)

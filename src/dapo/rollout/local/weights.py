@@ -20,6 +20,8 @@ from dapo.rollout.families import Layer
 
 Projection = Callable[[Tensor], Tensor]
 TURNED_NUMBERS = 2**28  # 1 GiB in float32: a larger model is not kept twice
+# A turned matrix of more columns adds in another order from 192 rows on (measured as STEP in families.py).
+TURNED_COLUMNS = 768
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,12 @@ class Turned:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
-        self.copy = weight.new_empty(weight.shape[1], weight.shape[0])
         self.refresh()
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def refresh(self) -> None:
-        self.copy.copy_(self.weight.t())
+        self.copy = self.weight.t().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.mm(x, self.copy) if self.bias is None else torch.addmm(self.bias, x, self.copy)
@@ -91,7 +93,9 @@ def joined(linears: Sequence[Any], turned: bool) -> Projection:
     if any(bias is None for bias in biases) and not all(bias is None for bias in biases):
         return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
     bias = None if biases[0] is None else side_by_side(biases)
-    return Turned(weight, bias) if turned else lambda x: F.linear(x, weight, bias)
+    if turned and weight.shape[1] <= TURNED_COLUMNS:
+        return Turned(weight, bias)
+    return lambda x: F.linear(x, weight, bias)
 
 
 @torch.no_grad()
