@@ -55,6 +55,7 @@ def test_steps_of_dapo_on_ray(node: subprocess.Popen[bytes], tmp_path: Path, ran
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Traceback" not in done.stdout + done.stderr
+    assert not list(Path("/dev/shm").glob("dapo-*"))  # the name of what the ranks share is taken back
     assert not [pid for pid in children(node.pid) if b"-u\0-m\0dapo\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     for step in (1, 2):  # the second one's tokens come from weights that were updated
         rows = pq.read_table(run / "rollouts" / f"step-{step:06d}.parquet").to_pylist()

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,7 +87,8 @@ class VllmCore:
             save_shape(policy, folder)
             try:
                 config = self._configuration(folder, policy, max_concurrent, max_tokens, memory_share, tensor_parallel)
-                self._engine: Any = vllm.LLMEngine.from_vllm_config(config, disable_log_stats=True)
+                with _memory_of_its_own() if self.device == "cpu" and tensor_parallel > 1 else nullcontext():
+                    self._engine: Any = vllm.LLMEngine.from_vllm_config(config, disable_log_stats=True)
             except (ValueError, RuntimeError, NotImplementedError) as error:
                 raise EngineError(
                     f"rollout.engine = vllm: vLLM {vllm.__version__} does not start with this model: {error}",
@@ -305,3 +307,33 @@ def _random_state_kept() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(legacy)
+
+
+@contextmanager
+def _memory_of_its_own() -> Iterator[None]:
+    """While an engine starts on ranks of a CPU: a name for the memory they share that no other run uses.
+
+    vLLM names it alike in all runs of an external launcher, and refuses to start where the name is taken: beside
+    another run, or after one that ended without removing it. Here it carries the port of this run, what a dead one left
+    under it is removed, and once every rank is in, the name is given up: the memory lasts as long as the ranks do.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Shared
+
+    make_name, start = Shared.make_group_name, Shared._init_cpu_shm
+
+    def own_name(communicator: Any) -> str:
+        return f"dapo-{os.environ.get('MASTER_PORT', '')}{make_name(communicator)}".replace("/", "")
+
+    def own_start(shared: Any) -> Any:
+        memory = Path("/dev/shm", f"{shared.group_name}_{shared.communicator.rank}")
+        memory.unlink(missing_ok=True)
+        try:
+            return start(shared)  # ends when all ranks are in
+        finally:
+            memory.unlink(missing_ok=True)
+
+    Shared.make_group_name, Shared._init_cpu_shm = staticmethod(own_name), own_start
+    try:
+        yield
+    finally:
+        Shared.make_group_name, Shared._init_cpu_shm = staticmethod(make_name), start
