@@ -193,8 +193,24 @@ def test_a_grpo_config_in_python(tmp_path: Path):
     assert (keys["cluster.backend"], keys["cluster.gpus"]) == ("torchrun", gpus)
     assert keys["sampling.dynamic"] is False
     assert "per device" in said(out.differs, "per_device_train_batch_size")
-    assert "no decay" in said(out.missing, "lr_scheduler_type")
+    assert keys["train.lr_decay"] == "cosine"
     assert "whole distribution" in said(out.missing, "top_p")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [(None, "linear"), ("constant_with_warmup", "none"), ("cosine_with_restarts", "cosine"), ("polynomial", "none")],
+)
+def test_the_shape_of_a_schedule_after_warmup(tmp_path: Path, theirs: str | None, ours: str):
+    text = (
+        (FILES / "grpo.py")
+        .read_text()
+        .replace('    lr_scheduler_type="cosine",\n', f'    lr_scheduler_type="{theirs}",\n' if theirs else "")
+    )
+    out = translate(write(tmp_path, "schedule.py", text), gpus=4)
+    assert loaded(out, tmp_path)["train.lr_decay"] == ours
+    remarks = [*out.differs, *out.missing]
+    assert any("lr_scheduler_type" in r.setting for r in remarks) == (theirs in ("cosine_with_restarts", "polynomial"))
 
 
 def test_arithmetic_with_names_in_python(tmp_path: Path):

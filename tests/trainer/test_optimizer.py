@@ -5,6 +5,7 @@ import torch
 from torch.nn import Linear
 from torch.testing import assert_close
 
+from dapo.config.schema import TrainConfig
 from dapo.trainer.moments import (
     BLOCK,
     Kind,
@@ -14,7 +15,7 @@ from dapo.trainer.moments import (
     unpack_first,
     unpack_second,
 )
-from dapo.trainer.optimizer import Optimizer, warmup_lr
+from dapo.trainer.optimizer import Optimizer, scheduled_lr
 
 
 def optimizer_of(module: torch.nn.Module, grad_clip: float = 1e9, moments: Kind = "float32") -> Optimizer:
@@ -28,8 +29,25 @@ def backward(module: Linear, x: torch.Tensor) -> None:
 
 
 def test_warmup_counts_from_one_and_never_runs_at_zero():
-    assert [warmup_lr(1e-6, k, 10) for k in (1, 5, 10, 11)] == pytest.approx([1e-7, 5e-7, 1e-6, 1e-6])
-    assert warmup_lr(1e-6, 1, 0) == 1e-6
+    warm = TrainConfig(steps=20, lr=1e-6, warmup_steps=10)
+    assert [scheduled_lr(warm, k) for k in (1, 5, 10, 11, 20)] == pytest.approx([1e-7, 5e-7, 1e-6, 1e-6, 1e-6])
+    assert scheduled_lr(TrainConfig(steps=20, lr=1e-6), 1) == 1e-6
+
+
+def test_decay_starts_at_the_end_of_warmup_and_stays_above_zero():
+    linear = TrainConfig(steps=12, lr=1.0, warmup_steps=3, lr_decay="linear")
+    assert [scheduled_lr(linear, k) for k in (1, 3, 4, 8, 12)] == pytest.approx([1 / 3, 1, 0.9, 0.5, 0.1])
+    cosine = TrainConfig(steps=8, lr=1.0, lr_decay="cosine")
+    assert [scheduled_lr(cosine, k) for k in (3, 6)] == pytest.approx(
+        [0.75, 0.25]
+    )  # cos of a third and two thirds of pi
+    for decay in ("linear", "cosine"):
+        for steps, warmup in ((1, 0), (5, 5), (5, 9), (50, 20)):
+            train = TrainConfig(steps=steps, lr=1.0, warmup_steps=warmup, lr_decay=decay)
+            rates = [scheduled_lr(train, k) for k in range(1, steps + 1)]
+            peak = min(warmup, steps)
+            assert all(0 < rate <= 1 for rate in rates)
+            assert rates[peak:] == sorted(rates[peak:], reverse=True)
 
 
 def test_float32_is_plain_adamw():

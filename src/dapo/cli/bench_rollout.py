@@ -184,7 +184,9 @@ def vllm(setting: Setting, loads: list[RolloutLoad]) -> list[tuple[RolloutResult
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"vllm"')]
     if len(lines) != len(loads):
-        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        said = done.stderr.strip().splitlines() or ["no output"]
+        sys.stderr.write("".join(f"vllm: {line}\n" for line in said[-40:]))
+        reason = said[-1]
         return [(None, f"did not run: {reason}")] * len(loads)
     return [(RolloutResult(line["seconds"], line["tokens"], 0), line["settings"]) for line in lines]
 

@@ -307,6 +307,7 @@ def peer_steps(plan: Plan, folder: Path, python: str, minutes: float) -> Row:
     lines = [json.loads(line) for line in words if line.startswith('{"trl"')]
     if not lines:
         last = next((line.strip() for line in reversed(words) if line.strip()), "nothing")
+        sys.stderr.write("".join(f"peer: {line}\n" for line in words[-40:]))
         return {"settings": f"did not run: {reason}; its last words: {last}"}
     return seconds_of(lines[0]["marks"]) | {"settings": f"{lines[0]['trl']}: {lines[0]['settings']}"}
 

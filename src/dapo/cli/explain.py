@@ -18,7 +18,7 @@ from dapo.config.load import flatten, known_keys, preset_names, read_preset, sug
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
 from dapo.config.model_shapes import shape_of
 from dapo.config.plan import memory_of, parts_of, work_of
-from dapo.config.schema import PRESET_KEYS
+from dapo.config.schema import PRESET_KEYS, TrainConfig
 from dapo.errors import ConfigError
 
 
@@ -148,7 +148,7 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
             f"{work['steps']:,} steps, {work['updates']:,} updates, {work['responses']:,} responses trained on, "
             f"at most {work['max_trained_tokens']:,} tokens",
         ),
-        ("learning rate", f"{config.train.lr:g} after {config.train.warmup_steps} steps of warm-up, then constant"),
+        ("learning rate", learning_rate_in_words(config.train)),
         ("evaluation", evaluation_in_words(config)),
     ]
     print_table(console, None, lines)
@@ -187,6 +187,11 @@ def print_table(console: Console, title: str | None, rows: list[tuple[str, str]]
         table.add_row(name, escape(value) if escaped else value)
     console.print(table)
     console.print()
+
+
+def learning_rate_in_words(train: TrainConfig) -> str:
+    after = "constant" if train.lr_decay == "none" else f"{train.lr_decay} decay towards 0 at step {train.steps:,}"
+    return f"{train.lr:g} after {train.warmup_steps} steps of warm-up, then {after}"
 
 
 def evaluation_in_words(config: Config) -> str:

@@ -236,6 +236,9 @@ class TrainConfig(Section):
     )
     lr: float = Field(ge=0, description="Learning rate of the policy after warm-up.")
     warmup_steps: int = Field(0, ge=0, description="W: step k runs at lr·min(1, k/W), k = 1, 2, …; never at lr 0.")
+    lr_decay: Literal["none", "linear", "cosine"] = Field(
+        "none", description="After warm-up: constant, as in the papers, or falling towards 0 at train.steps."
+    )
     updates_per_step: int = Field(1, ge=1, description="Mini-batches that a step's groups are dealt into.")
     epochs_per_step: int = Field(1, ge=1, description="μ of Algorithm 1: passes over the step's groups.")
     tokens_per_microbatch: int = Field(16384, ge=1, description="Token budget of one forward-backward pass.")

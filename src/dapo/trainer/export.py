@@ -39,6 +39,7 @@ KEY_SETTINGS = (
     "rewards.verifier",
     "train.lr",
     "train.warmup_steps",
+    "train.lr_decay",
     "train.updates_per_step",
     "train.seed",
     "model.lora.rank",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
+from dapo.config.schema import TrainConfig
 from dapo.distributed.shards import local, on_host, part_of, whole
 from dapo.distributed.world import ALONE, World
 from dapo.trainer.moments import Kind, make_moments
@@ -22,9 +23,21 @@ class UpdateOutcome:
     is_skipped: bool  # the gradient was not finite; nothing changed
 
 
-def warmup_lr(lr: float, step: int, warmup_steps: int) -> float:
-    """lr·min(1, k/W) for step k = 1, 2, …: no update ever runs at lr 0."""
-    return lr * min(1.0, step / warmup_steps) if warmup_steps else lr
+def scheduled_lr(train: TrainConfig, step: int) -> float:
+    """Step k = 1, 2, … of N: lr·k/W while k ≤ W, then constant or falling to its end; no update runs at lr 0.
+
+    Linear: lr·(N+1−k)/(N+1−W). Cosine: lr·(1+cos(π·(k−W)/(N+1−W)))/2.
+    """
+    if step < train.warmup_steps:
+        return train.lr * step / train.warmup_steps
+    done = (step - train.warmup_steps) / (train.steps + 1 - train.warmup_steps)
+    match train.lr_decay:
+        case "none":
+            return train.lr
+        case "linear":
+            return train.lr * (1 - done)
+        case "cosine":
+            return train.lr * (1 + math.cos(math.pi * done)) / 2
 
 
 class Optimizer:
@@ -85,7 +98,7 @@ class Optimizer:
         grads = [master.grad for master in masters.values() if master.grad is not None]
         total = self._norm(grads)
         norm = float(total)
-        if not isfinite(norm):
+        if not math.isfinite(norm):
             self.zero_grad()
             return UpdateOutcome(norm, is_skipped=True)
         coefficient = self.grad_clip / (total + 1e-6)

@@ -18,7 +18,7 @@ from dapo.trainer.batch import Batch, deal_minibatches
 from dapo.trainer.dealing import own_rows, share_rows
 from dapo.trainer.learner import Learner
 from dapo.trainer.memory import Event, fit_activations, within_memory
-from dapo.trainer.optimizer import UpdateOutcome, warmup_lr
+from dapo.trainer.optimizer import UpdateOutcome, scheduled_lr
 from dapo.trainer.ragged import Ragged
 from dapo.trainer.scoring import estimate_values, keep_old, old_values, score, score_old, scores_itself
 from dapo.trainer.sums import Sums, Totals, observe_tokens, summarise
@@ -61,7 +61,7 @@ def update_policy(
     values = estimate_values(learner, batch, config, event)
     scored = time.perf_counter()
     sums, first = Sums(), learner.updates
-    lr = warmup_lr(config.train.lr, step, config.train.warmup_steps)
+    lr = scheduled_lr(config.train, step)
     for done, rows in enumerate(deals):
         if rows:
             if values is not None:

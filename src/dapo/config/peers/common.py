@@ -56,6 +56,17 @@ def set_name(path: str) -> str:
     return next((name for piece, name in KNOWN_SETS.items() if re.search(rf"{piece}(\.parquet|$)", stem)), path)
 
 
+def take_decay(out: Translation, schedule: Value) -> None:
+    """A peer's learning-rate schedule: its shape after warm-up."""
+    name = str(schedule.value)
+    shape = next((shape for shape in ("linear", "cosine") if name.startswith(shape)), None)
+    out.take("train.lr_decay", schedule, shape or "none")
+    if shape and name != shape:
+        out.means_other(schedule.origin, f"{name}: train.lr_decay = {shape} falls towards 0 once, at train.steps.")
+    elif not shape and not name.startswith("constant"):
+        out.has_none(schedule.origin, f"{name}: train.lr_decay is none, linear or cosine; none is taken.")
+
+
 def steps_of(
     out: Translation, epochs: Value, *, prompts: int, rows: int | None, train_set: str, limit: int | None = None
 ) -> None:

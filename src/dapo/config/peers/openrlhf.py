@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dapo.config.peers.common import divided, steps_of, take_data, take_model, take_rest, whole_distribution
+from dapo.config.peers.common import divided, steps_of, take_data, take_decay, take_model, take_rest, whole_distribution
 from dapo.config.peers.settings import Settings, Translation, Value
 
 ADVANTAGES = {"gae": ("gae", None), "group_norm": ("group", "sample"), "dr_grpo": ("group", "none")}
@@ -46,9 +46,7 @@ REASONS = {
     "use_tensorboard": 'tracking.to = ["tensorboard"].',
     "data.*": "known columns need no key; others are mapped by data.fields, prompts by data.template.",
     "input_template": "data.template.",
-    "actor.lr_scheduler": "warm-up, then constant.",
-    "lr_scheduler": "warm-up, then constant.",
-    "actor.min_lr_ratio": "warm-up, then constant.",
+    "actor.min_lr_ratio": "train.lr_decay falls towards 0.",
     "actor.optim": "AdamW.",
     "actor.muon": "AdamW.",
     "actor.entropy_coef": "there is no entropy bonus; clip-higher keeps entropy up.",
@@ -243,8 +241,7 @@ def optimizer(s: Settings, out: Translation) -> None:
         out.take("model.lora.rank", rank)
         out.take("model.lora.alpha", alpha)
     schedule = s.text("actor.lr_scheduler", "lr_scheduler", default="cosine_with_min_lr")
-    if not str(schedule.value).startswith("constant"):
-        out.has_none(f"lr_scheduler = {schedule.value}", "warm-up, then constant; there is no decay.")
+    take_decay(out, schedule)
 
 
 def rest_of_run(s: Settings, out: Translation) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dapo.config.peers.common import GUESS, divided, steps_of, take_data, take_model, take_rest, whole_distribution
+from dapo.config.peers.common import (
+    GUESS,
+    divided,
+    steps_of,
+    take_data,
+    take_decay,
+    take_model,
+    take_rest,
+    whole_distribution,
+)
 from dapo.config.peers.settings import Settings, Translation, Value, as_list
 
 MEANS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}
@@ -34,7 +43,7 @@ REASONS = {
     "fp16": "bfloat16 or float32: model.dtype.",
     "tf32": "has no meaning here.",
     "optim": "AdamW.",
-    "lr_scheduler_kwargs": "warm-up, then constant.",
+    "lr_scheduler_kwargs": "train.lr_decay falls towards 0.",
     "gradient_checkpointing_kwargs": "has no meaning here.",
     "deepspeed": "cluster.shard = full is FSDP2.",
     "fsdp*": "cluster.shard = full is FSDP2.",
@@ -224,11 +233,7 @@ def optimizer(s: Settings, out: Translation) -> None:
     out.take("train.gradient_checkpointing", s.flag("gradient_checkpointing", default=True))
     out.take("train.seed", s.integer("seed", default=42))
     schedule = s.text("lr_scheduler_type", default="linear")
-    if schedule.value not in ("constant", "constant_with_warmup"):
-        out.has_none(
-            f"lr_scheduler_type = {schedule.value} ({'set' if schedule.is_given else 'default'})",
-            "warm-up, then constant; there is no decay.",
-        )
+    take_decay(out, schedule)
     rank, alpha = s.integer("lora.r", "lora_r"), s.real("lora.lora_alpha", "lora_alpha")
     if rank.value:
         out.take("model.lora.rank", rank)

@@ -7,6 +7,7 @@ from dapo.config.peers.common import (
     divided,
     steps_of,
     take_data,
+    take_decay,
     take_model,
     take_rest,
     whole_distribution,
@@ -45,8 +46,6 @@ REASONS = {
     f"{ACTOR}.strategy": "FSDP2 (cluster.shard), or one process.",
     f"{ACTOR}.megatron": "Megatron is not supported.",
     f"{ACTOR}.use_torch_compile": "has no meaning here: model.kernels.",
-    f"{ACTOR}.optim.lr_scheduler_type": "warm-up, then constant.",
-    f"{ACTOR}.optim.warmup_style": "warm-up, then constant.",
     f"{ACTOR}.calculate_entropy": "entropy is logged every step.",
     f"{ACTOR}.shuffle": "groups are dealt into mini-batches by train.seed.",
     f"{ACTOR}.checkpoint": "a checkpoint holds everything that is needed to go on.",
@@ -290,6 +289,7 @@ def optimizer(s: Settings, out: Translation) -> None:
     out.take("train.lr", s.real(f"{ACTOR}.optim.lr", default=1e-6))
     out.take("train.weight_decay", s.real(f"{ACTOR}.optim.weight_decay", default=0.01))
     out.take_given("train.betas", s.reals(f"{ACTOR}.optim.betas", count=2))
+    take_decay(out, s.text(f"{ACTOR}.optim.lr_scheduler_type", f"{ACTOR}.optim.warmup_style", default="constant"))
     out.take("train.grad_clip", s.real(f"{ACTOR}.grad_clip", default=1.0))
     out.take("train.epochs_per_step", s.count(f"{ACTOR}.ppo_epochs", default=1))
     out.take("train.tokens_per_microbatch", s.integer(f"{ACTOR}.ppo_max_token_len_per_gpu", default=16384))
