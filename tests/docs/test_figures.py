@@ -30,6 +30,7 @@ from figures import (
 )
 from safetensors import safe_open
 
+from dapo.ablation.compare import paired_difference
 from dapo.evaluation.avg_at_k import bootstrap
 
 LEFT_OUT = ("log.md", "keys.md")
@@ -179,3 +180,16 @@ def test_the_intervals_of_gsm8k_are_those_of_its_problems():
     for before, figures in (("base greedy boxed", shown[0]), ("step 20", shown[1])):
         gain = bootstrap(right["step 40"] - right[before])
         assert [round(100 * value, 1) for value in (gain.value, gain.low, gain.high)] == figures
+
+
+def test_the_differences_of_the_two_arms_on_gsm8k_are_those_of_their_problems():
+    problems = read("gsm8k-coder-1.5b/decay/problems.json")
+
+    def scores(name: str) -> np.ndarray:
+        n_responses = {"sampled": 4, "aime": 32}.get(name.split(", ")[1], 1)
+        return np.array([[int(right) / n_responses for right in problems[name]]])
+
+    for pair, (value, low, high, p) in read("figures/gsm8k-decay.json")["runs"][2]["values"].items():
+        found = paired_difference(*map(scores, pair.split(" / ")))
+        assert [round(100 * x, 1) for x in (found.value, found.low, found.high)] == [value, low, high]
+        assert is_shown(str(p), found.p)

@@ -56,7 +56,10 @@ def test_log_probs_and_weight_updates_on_cuda(family: str):
         ours.submit(requests)
         after = drain(ours)
         assert gap(policy, after, TEMPERATURE) < TOLERANCE
-        assert not any(same(a, b) for (_, a), (_, b) in zip(before[:8], after[:8], strict=True))
+        first, second = by_id(before), by_id(after)
+        long = [i for i in first if len(first[i].tokens) >= 8]  # one of two tokens may come out again by chance
+        assert len(long) >= 8
+        assert not any(same(first[i], second[i]) for i in long)
 
         # In flight: every token by the weights of its version.
         ours.submit([request(i, max_new_tokens=40, n_prompt=40) for i in range(20)])
