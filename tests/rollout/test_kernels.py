@@ -1,5 +1,10 @@
 """Each Triton kernel of the decode step computes what its plain counterpart does; under the interpreter on a CPU."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -161,3 +166,16 @@ def test_an_engine_on_kernels_writes_what_the_plain_engine_writes(family: str, m
     )
     engine.submit(wanted)
     assert_same(drain(engine), expected(policy, wanted), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_compiles_for_a_card_that_is_not_here(capability: int, tmp_path: Path):
+    """A100 and H100: the interpreter accepts more than the compiler does."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    script = Path(__file__).with_name("compile_kernels.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(capability)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "attend_kernel" in done.stdout

@@ -1,0 +1,98 @@
+"""Compile every Triton kernel for a GPU that need not be there, by calling what launches them; prints their names.
+
+Usage: python compile_kernels.py COMPUTE_CAPABILITY. The interpreter, which tests the kernels' logic, accepts more than
+the compiler does. Nothing is launched: `run` stops after compiling.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from dapo.models.kernels import layers, logits
+from dapo.rollout.local import kernels
+from dapo.rollout.local.cache import PagedCache
+from dapo.rollout.local.ops import TritonOps
+from dapo.rollout.local.seats import DeviceRows
+from dapo.rollout.sampler import SamplingParams
+
+HIDDEN, WIDTH, VOCABULARY = 1536, 8960, 151_936  # Qwen2.5-1.5B: 12 query heads over 2 key heads of 128
+QUERIES, KEYS, D = 12, 2, 128
+
+
+def main(capability: int) -> None:
+    target = GPUTarget("cuda", capability, 32)
+    stub = SimpleNamespace(
+        get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda _device: 0
+    )
+    triton.runtime.driver.set_active(stub)
+    compiled: set[str] = set()
+    run = JITFunction.run
+
+    def compile_only(self: JITFunction, *args: object, **options: object) -> object:
+        made = run(self, *args, **{**options, "warmup": True})
+        assert made.asm["cubin"], "nothing for the card"
+        compiled.add(self.fn.__name__)
+        return made
+
+    JITFunction.run = compile_only
+    decode_step(torch.bfloat16)
+    training_step(torch.bfloat16)
+    launched = {name for part in (kernels, layers, logits) for name in entry_points(part)}
+    assert compiled == launched, f"not compiled: {launched - compiled}"
+    print(*sorted(compiled))
+
+
+def entry_points(module: object) -> list[str]:
+    """Kernels that are launched; what they call is compiled with them."""
+    inner = {"turned", "philox_uniform", "_rotate_rows"}
+    found = [value.fn.__name__ for value in vars(module).values() if isinstance(value, JITFunction)]
+    return [name for name in found if name not in inner]
+
+
+def decode_step(dtype: torch.dtype) -> None:
+    cpu = torch.device("cpu")
+    cache = PagedCache(n_layers=1, n_pages=4, page_tokens=64, n_heads=KEYS, head_dim=D, dtype=dtype, device=cpu)
+    angles = torch.zeros(256, D, dtype=dtype)
+    rows = DeviceRows(32, 4, 8, torch.float32, cpu)
+    ops = TritonOps(cache, angles, angles, D**-0.5, QUERIES, n_rows=32, n_tokens=VOCABULARY)
+    x, norm, head_norm = torch.zeros(4, HIDDEN, dtype=dtype), torch.zeros(HIDDEN, dtype=dtype), angles[0]
+    for y in (x, None):
+        ops.add_norm(x, y, norm, 1e-6)
+    ops.gate(torch.zeros(4, 2 * WIDTH, dtype=dtype))
+    qkv = torch.zeros(4, (QUERIES + 2 * KEYS) * D, dtype=dtype)
+    for splits in (1, 8):
+        ops.splits = lambda _n, splits=splits: splits  # type: ignore[method-assign]
+        for window in (None, 100):
+            for norms in (None, (head_norm, head_norm)):
+                ops.mix(qkv, 0, norms, 1e-6, window, rows, 100)
+    is_end = torch.zeros(VOCABULARY, dtype=torch.bool)
+    scores = torch.zeros(4, VOCABULARY)
+    for sampling in (
+        SamplingParams(),
+        SamplingParams(temperature=0.0),
+        SamplingParams(top_k=20, top_p=0.7, min_p=0.1),
+    ):
+        ops.draw(scores, sampling, is_end, rows)
+
+
+def training_step(dtype: torch.dtype) -> None:
+    x, weight = torch.zeros(4, HIDDEN, dtype=dtype), torch.zeros(HIDDEN, dtype=dtype)
+    for other in (x, None):
+        total, normed, inverse = layers.norm_forward(x, other, weight, 1e-6)
+        layers.norm_backward(normed, other, total, weight, inverse)
+    layers.gated_backward(x, x, layers.gated_forward(x, x))
+    q, k, angle = (torch.zeros(4, n, D, dtype=dtype) for n in (QUERIES, KEYS, 1))
+    for is_backward in (False, True):
+        layers.rotate(q, k, angle[:, 0], angle[:, 0], is_backward=is_backward)
+    scores, target = torch.zeros(4, VOCABULARY), torch.zeros(4, dtype=torch.int64)
+    for with_entropy in (False, True):
+        logp, normaliser, _ = logits.logit_scores(scores, target, temperature=0.9, with_entropy=with_entropy)
+    logits.logit_gradient(scores, target, normaliser, logp, temperature=0.9, dtype=dtype)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
