@@ -1,7 +1,7 @@
 """Runs the benchmarks that this machine can, prints their figures as Markdown and writes them with their commands.
 
     python tools/bench.py cpu          # docs/results/bench-cpu.json; minutes on two cores
-    python tools/bench.py gpu          # docs/results/bench-gpu.json; the commands of docs/benchmarks.md on one GPU
+    python tools/bench.py gpu          # docs/results/bench-gpu.json; beside every peer that is installed
     python tools/bench.py cpu --small  # tiny sizes, to see that it works; written to the folder of --out only
 
 A benchmark that fails is written down as failed, with its message; the others go on, and the exit status is 1.
@@ -28,13 +28,15 @@ CPU = (
     "bench rollout --engines local,plain --slots 16 --new-tokens 64",
 )
 GPU = (
-    "bench rollout --shape 135m --engines local",
-    "bench rollout --shape 1.5b --engines local --load fixed,few",
-    "bench rollout --shape 1.5b --engines local --load closed,open",
-    "bench rollout --shape 7b --engines local",
+    "bench rollout --shape 135m",
+    "bench rollout --shape 1.5b --load fixed,closed,few",
+    "bench rollout --shape 1.5b --engines local --load open",
+    "bench rollout --shape 7b",
     "bench train --shape 1.5b --loads 8x1024,lognormal:16:8192",
-    "bench train --shape 1.5b --loads 1x16384c",
-    "bench step --sides dapo",
+    "bench train --shape 1.5b --loads 2x4096c,1x16384c",
+    "bench train --shape 1.5b --loads 8x1024 --sides dapo,dapo-fsdp2",
+    "bench train --shape 1.5b --preset ppo,grpo",
+    "bench step",
 )
 SMALL = (
     "bench verify --sample 2",
