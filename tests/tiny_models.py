@@ -14,7 +14,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from dapo.models.packing import PACKED_ATTENTION
+from dapo.models.packed_attention import PACKED_ATTENTION
 from dapo.models.policy import Policy
 
 VOCABULARY = 40

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.models.packing import PACKED_ATTENTION, pack
+from dapo.models.packed_attention import PACKED_ATTENTION
+from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from compilers import needs_compiler
-from dapo.models import packing
-from dapo.models.packing import Packed, attend, pack
+from dapo.models import packed_attention
+from dapo.models.packed_attention import attend
+from dapo.models.packing import Packed, pack
 
 pytestmark = needs_compiler
 
@@ -133,7 +134,7 @@ def test_others_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):
     assert not runs(q, k, v, dropout=0.1)
     assert not runs(q.double(), k.double(), v.double())
     assert not runs(*qkv(packed, 2, 1, 24))
-    monkeypatch.setattr(packing, "COMPILED_LENGTH", 10)
+    monkeypatch.setattr(packed_attention, "COMPILED_LENGTH", 10)
     assert not runs(q, k, v)
 
 
@@ -141,14 +142,14 @@ def test_heads_that_differ_in_size_are_refused_not_read_beyond_their_end():
     packed = batch([(3, [5])])
     q, k, _ = qkv(packed, 2, 1, 48)
     wrong = numbers(packed.n_tokens, 1, 32)
-    assert not packing.runs_compiled(q, k, wrong, packed.max_length)
-    assert not packing.runs_compiled(wrong, k, k, packed.max_length)
-    assert not packing.runs_compiled(q, k, k.bfloat16(), packed.max_length)
+    assert not packed_attention.runs_compiled(q, k, wrong, packed.max_length)
+    assert not packed_attention.runs_compiled(wrong, k, k, packed.max_length)
+    assert not packed_attention.runs_compiled(q, k, k.bfloat16(), packed.max_length)
 
 
 @pytest.mark.parametrize("window", [None, 4])
 def test_torchs_attention_over_shared_prompts(window: int | None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packing, "library", lambda: None)
+    monkeypatch.setattr(packed_attention, "library", lambda: None)
     packed = batch([(7, [5, 9, 1]), (4, [6])])
     apart = pack([[1] * 7] * 3 + [[2] * 4], [[1] * n for n in (5, 9, 1, 6)], "cpu", sharing_saves=None)
     assert apart.shared is None

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 from dapo.errors import EngineError
 from dapo.models.critic import Critic, load_critic, save_critic
 from dapo.models.load import check_packing, load_policy, save_policy
-from dapo.models.packing import PACKED_ATTENTION, pack
+from dapo.models.packed_attention import PACKED_ATTENTION
+from dapo.models.packing import pack
 from dapo.models.policy import Policy, add_lora, end_tokens
 from tiny_models import EOS, tiny_policy
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from dapo.errors import EngineError
 from dapo.models.load import checkpoint_tensors
-from dapo.models.packing import PACKED_ATTENTION
+from dapo.models.packed_attention import PACKED_ATTENTION
 from dapo.models.policy import Policy, add_lora
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.local.engine import LocalEngine

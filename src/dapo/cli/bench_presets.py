@@ -75,7 +75,7 @@ def measure_preset(setting: Setting, preset: str) -> dict[str, Any] | None:
 def make_synthetic_learner(setting: Setting, config: Config) -> Learner:
     from dapo.models.critic import Critic
     from dapo.models.fused_layers import fuse_layers
-    from dapo.models.packing import PACKED_ATTENTION
+    from dapo.models.packed_attention import PACKED_ATTENTION
     from dapo.models.policy import Policy
     from dapo.trainer.learner import Learner, make_optimizer
     from dapo.trainer.value import ValueLearner

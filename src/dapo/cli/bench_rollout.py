@@ -119,7 +119,7 @@ def ours(
 ) -> list[tuple[RolloutResult | None, str]]:
     import torch
 
-    from dapo.models.packing import PACKED_ATTENTION
+    from dapo.models.packed_attention import PACKED_ATTENTION
     from dapo.models.policy import Policy
     from dapo.rollout.engine import SamplingParams
     from dapo.rollout.loads import drive

@@ -260,7 +260,7 @@ def dapo_side(setting: Setting, load: Load, *, is_fused: bool = True) -> Result 
 
 def make_policy(setting: Setting, *, is_fused: bool) -> Policy:
     from dapo.models.fused_layers import fuse_layers
-    from dapo.models.packing import PACKED_ATTENTION
+    from dapo.models.packed_attention import PACKED_ATTENTION
     from dapo.models.policy import Policy
 
     free_memory()

@@ -13,7 +13,8 @@ from transformers import AutoModel
 from dapo.errors import EngineError
 from dapo.models.fused_layers import fuse_layers
 from dapo.models.load import load_pretrained
-from dapo.models.packing import Packed, packed_hidden
+from dapo.models.packed_attention import packed_hidden
+from dapo.models.packing import Packed
 
 HEAD_FILE = "value_head.safetensors"
 

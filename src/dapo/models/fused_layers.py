@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from dapo.models.kernels import compiled, host
 from dapo.models.kernels.build import library
-from dapo.models.packing import Packed, attend
+from dapo.models.packed_attention import attend
+from dapo.models.packing import Packed
 from dapo.models.triton_support import runs_triton
 
 BLOCK_ROWS = 512  # of a feed-forward, that one core works on at a time

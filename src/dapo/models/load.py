@@ -14,7 +14,8 @@ from transformers.utils import logging as transformers_logging
 
 from dapo.errors import EngineError
 from dapo.models.fused_layers import fuse_layers
-from dapo.models.packing import PACKED_ATTENTION, pack
+from dapo.models.packed_attention import PACKED_ATTENTION
+from dapo.models.packing import pack
 from dapo.models.policy import Policy
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a run has its own view

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from dapo.errors import EngineError
 from dapo.models.logprobs import linear_logprobs
-from dapo.models.packing import Packed, packed_hidden
+from dapo.models.packed_attention import packed_hidden
+from dapo.models.packing import Packed
 
 
 class Policy(nn.Module):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dapo.models.packing import PACKED_ATTENTION
+from dapo.models.packed_attention import PACKED_ATTENTION
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
