@@ -16,6 +16,7 @@ from dapo.report.chunks import drop_after
 from dapo.tracking.files import cut_back, read_lines, replace_file
 from dapo.trainer.assemble import assemble
 from dapo.trainer.checkpoint import restore_run
+from dapo.trainer.claim import claim
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
 
@@ -47,6 +48,8 @@ def resume_run(
 ) -> Run:
     """Go on from the newest intact checkpoint; without one, from the start."""
     config = read_run_config(folder, overrides)
+    if world.is_first:
+        claim(folder)
     newest, skipped = world.from_first(newest_intact_of(folder) if world.is_first else None)
     checkpoint = None if newest is None else read_checkpoint(Path(newest))
     if checkpoint is not None:

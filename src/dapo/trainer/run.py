@@ -28,6 +28,7 @@ from dapo.sampling.state import collector_from_state, collector_to_state, groups
 from dapo.tracking.files import append_line
 from dapo.tracking.metrics import check_declared
 from dapo.trainer.budget import Budget
+from dapo.trainer.claim import release
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.learner import Learner
 from dapo.trainer.observer import Observer
@@ -188,6 +189,7 @@ class Run:
             observer.on_update(done, total)
 
     def close(self) -> None:
+        release(self.folder)
         self.pool.close()
         if self.background is not None:
             self.background.leave()

@@ -11,6 +11,7 @@ from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
 from dapo.tracking.files import replace_file
 from dapo.trainer.assemble import assemble
+from dapo.trainer.claim import claim, release
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
 
@@ -41,9 +42,12 @@ def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = 
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}.", remedy="Name another folder.") from None
+    if world.is_first:
+        claim(folder)
     try:
         run = assemble(config, folder, model_location(config.model.path), observers, world=world)
     except BaseException:  # whatever stopped it: leave no empty folder behind
+        release(folder)
         if is_new:
             folder.rmdir()
         raise
