@@ -17,6 +17,7 @@ import typer
 
 from dapo.errors import ConfigError, DataError
 from dapo.rewards import Task, VerifierPool
+from dapo.rewards.check import check_verifier
 from dapo.types import Judgement, StopReason
 
 MAX_LINE_BYTES = 16_000_000
@@ -78,6 +79,7 @@ def command(
         audit_run(audit, verifier or "math-verify", limits, as_json=as_json)
         return
     assert file is not None, "checked above"
+    check_verifier(verifier or "math")
     with open_rows(file) as source, VerifierPool(verifier or "math", **limits) as pool:
         for _ in rows_in(source, file):  # the whole input is checked before the first verdict is printed
             pass

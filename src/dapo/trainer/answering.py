@@ -17,6 +17,7 @@ from dapo.evaluation.journal import AnswerJournal
 from dapo.evaluation.runner import Answered, Answers, evaluate
 from dapo.models.load import load_policy
 from dapo.rewards import VerifierPool
+from dapo.rewards.check import check_verifier
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
@@ -86,6 +87,7 @@ def examine(
         raise ConfigError(f"--engine {exam.engine}: no such engine.", remedy=f"Use {' or '.join(ENGINES)}.")
     if exam.engine == "vllm":
         require_vllm()
+    check_verifier(exam.verifier)
     prompt = PromptFormat(exam.template, exam.chat)
     location, device = model_of(exam.model), choose_device(exam.device)
     problems = load_problems(exam.data, verifier=exam.verifier, use=exam.use)

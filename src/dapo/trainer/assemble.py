@@ -15,6 +15,7 @@ from dapo.errors import ConfigError
 from dapo.models.load import load_policy
 from dapo.models.policy import add_lora
 from dapo.rewards import VerifierPool
+from dapo.rewards.check import check_verifier
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.carry import CarryState
@@ -50,6 +51,7 @@ def assemble(
     if config.rollout.engine == "vllm":
         require_vllm()
     refuse_layout(config, world)
+    check_verifier(config.rewards.verifier)
     if config.cluster.backend != "none" and world is ALONE:
         raise ConfigError(
             f"cluster.backend = {config.cluster.backend}: is for `dapo train` and `dapo resume`.",
