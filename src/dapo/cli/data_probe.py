@@ -24,11 +24,11 @@ def probe_command(
     model: exam.Model,
     k: Annotated[int, typer.Option(min=1, help="Responses per problem.")] = 8,
     temperature: exam.Temperature = 1.0,
-    max_response_tokens: exam.MaxResponseTokens = 2048,
-    max_prompt_tokens: exam.MaxPromptTokens = 2048,
-    template: exam.Template = "dapo",
-    chat: exam.Chat = True,
-    verifier: exam.Verifier = "math",
+    max_response_tokens: exam.MaxResponseTokens = None,
+    max_prompt_tokens: exam.MaxPromptTokens = None,
+    template: exam.Template = None,
+    chat: exam.Chat = None,
+    verifier: exam.Verifier = None,
     seed: exam.Seed = 0,
     concurrent: exam.Concurrent = 256,
     device: exam.Device = "auto",
@@ -50,7 +50,7 @@ def probe_command(
     """Pass rate, length and truncated share per problem under a model, sampled as in training.
 
     \b
-    dapo data probe dapo.quickstart.task:eval_problems --model embedded --template raw --no-chat
+    dapo data probe dapo.quickstart.task:eval_problems --model embedded
     dapo data probe train.jsonl --model M --out probe.jsonl --select 0.1 0.9 --write medium.jsonl
     The file of --out also seeds predictive selection: --set sampling.posteriors=probe.jsonl
     """
@@ -65,9 +65,8 @@ def probe_command(
 
     examination = Examination(
         model=model, data=file, use="train", k=k, temperature=temperature, top_p=1.0,
-        max_response_tokens=max_response_tokens, max_prompt_tokens=max_prompt_tokens, template=template, chat=chat,
-        verifier=verifier, seed=seed, concurrent=concurrent, device=device,
-        engine=engine,
+        seed=seed, concurrent=concurrent, device=device, engine=engine,
+        **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
         examined = examine(examination, journal=journal, on_progress=on_progress)

@@ -19,11 +19,11 @@ def command(
     k: Annotated[int, typer.Option(min=1, help="Responses per problem.")] = 32,
     temperature: exam.Temperature = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus; the papers evaluate at 0.7.")] = 0.7,
-    max_response_tokens: exam.MaxResponseTokens = 2048,
-    max_prompt_tokens: exam.MaxPromptTokens = 2048,
-    template: exam.Template = "dapo",
-    chat: exam.Chat = True,
-    verifier: exam.Verifier = "math",
+    max_response_tokens: exam.MaxResponseTokens = None,
+    max_prompt_tokens: exam.MaxPromptTokens = None,
+    template: exam.Template = None,
+    chat: exam.Chat = None,
+    verifier: exam.Verifier = None,
     seed: exam.Seed = 0,
     concurrent: exam.Concurrent = 256,
     device: exam.Device = "auto",
@@ -34,7 +34,7 @@ def command(
     """Score a model on a problem set: avg@k, pass@k, maj@k with 95 % bootstrap intervals over problems.
 
     \b
-    dapo eval --model embedded --data dapo.quickstart.task:eval_problems --k 8 --template raw --no-chat
+    dapo eval --model embedded --data dapo.quickstart.task:eval_problems --k 8
     dapo eval --model runs/first --data aime24 --k 32 --out aime.jsonl
     """
     from dapo.evaluation.runner import summarise
@@ -42,9 +42,8 @@ def command(
 
     examination = Examination(
         model=model, data=data, use="eval", k=k, temperature=temperature, top_p=top_p,
-        max_response_tokens=max_response_tokens, max_prompt_tokens=max_prompt_tokens, template=template, chat=chat,
-        verifier=verifier, seed=seed, concurrent=concurrent, device=device,
-        engine=engine,
+        seed=seed, concurrent=concurrent, device=device, engine=engine,
+        **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
         examined = examine(examination, journal=out, on_progress=on_progress)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TypedDict, cast
 
 import typer
 from rich.console import Console
@@ -12,16 +13,75 @@ from rich.progress import Progress
 
 Model = Annotated[str, typer.Option(help="Hugging Face folder, hub name, run folder, or embedded.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
-MaxResponseTokens = Annotated[int, typer.Option(min=2, help="Limit of a response.")]
-MaxPromptTokens = Annotated[int, typer.Option(min=1, help="Longer prompts are dropped and counted.")]
-Template = Annotated[str, typer.Option(help="Prompt template: dapo, boxed, gsm8k, few-shot or raw.")]
-Chat = Annotated[bool, typer.Option(help="Use the tokenizer's chat template.")]
-Verifier = Annotated[str, typer.Option(help="How answers are judged.")]
+MaxResponseTokens = Annotated[
+    int | None, typer.Option(min=2, help="Limit of a response; default: the run's, else 2048.", show_default=False)
+]
+MaxPromptTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Longer prompts are dropped; default: the run's, else 2048.", show_default=False),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(help="dapo, boxed, gsm8k, few-shot or raw; default: the run's, else dapo.", show_default=False),
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat", help="Use the tokenizer's chat template; default: as the run, else yes.", show_default=False
+    ),
+]
+Verifier = Annotated[
+    str | None, typer.Option(help="How answers are judged; default: as in the run, else math.", show_default=False)
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampling noise.")]
 Concurrent = Annotated[int, typer.Option(min=1, help="Responses written at the same time.")]
 Engine = Annotated[str, typer.Option(help="Who writes: local, or vllm where that is installed.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+class Way(TypedDict):
+    """How questions are put and answers are judged."""
+
+    max_response_tokens: int
+    max_prompt_tokens: int
+    template: str
+    chat: bool
+    verifier: str
+
+
+def way_of(
+    model: str,
+    max_response_tokens: int | None,
+    max_prompt_tokens: int | None,
+    template: str | None,
+    chat: bool | None,
+    verifier: str | None,
+) -> Way:
+    """What was typed; for the rest a run is asked as it was trained, and so is the embedded model."""
+    folder, config = Path(model), None
+    if (folder / "config.toml").is_file():
+        from dapo.trainer.resume import read_run_config
+
+        config = read_run_config(folder, ())
+    elif model == "embedded":
+        from dapo.config import load_recipe
+
+        config = load_recipe("quickstart", []).config
+    way = Way(max_response_tokens=2048, max_prompt_tokens=2048, template="dapo", chat=True, verifier="math")
+    if config is not None:
+        way = Way(
+            max_response_tokens=config.limits.max_response_tokens,
+            max_prompt_tokens=config.limits.max_prompt_tokens,
+            template=config.data.template,
+            chat=config.data.chat_template,
+            verifier=config.rewards.verifier,
+        )
+    typed = {
+        "max_response_tokens": max_response_tokens, "max_prompt_tokens": max_prompt_tokens, "template": template,
+        "chat": chat, "verifier": verifier,
+    }  # fmt: skip
+    return cast(Way, way | {name: value for name, value in typed.items() if value is not None})
 
 
 @contextmanager
