@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.core_model_loading import revert_weight_conversion
@@ -101,7 +102,7 @@ def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, re
             use_safetensors=True,
             trust_remote_code=False,
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
         raise EngineError(_why_not(path, error), remedy=_remedy(path)) from error
     return model.to(device).eval()
 
