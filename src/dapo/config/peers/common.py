@@ -58,7 +58,7 @@ def set_name(path: str) -> str:
 
 def take_decay(out: Translation, schedule: Value) -> None:
     """A peer's learning-rate schedule: its shape after warm-up."""
-    name = str(schedule.value)
+    name = str(schedule.value).removeprefix("SchedulerType.").lower()  # the enum of transformers, or its value
     shape = next((shape for shape in ("linear", "cosine") if name.startswith(shape)), None)
     out.take("train.lr_decay", schedule, shape or "none")
     if shape and name != shape:

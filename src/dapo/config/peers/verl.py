@@ -46,6 +46,8 @@ REASONS = {
     f"{ACTOR}.strategy": "FSDP2 (cluster.shard), or one process.",
     f"{ACTOR}.megatron": "Megatron is not supported.",
     f"{ACTOR}.use_torch_compile": "has no meaning here: model.kernels.",
+    f"{ACTOR}.optim.min_lr_ratio": "train.lr_decay falls towards 0.",
+    f"{ACTOR}.optim.num_cycles": "train.lr_decay falls once.",
     f"{ACTOR}.calculate_entropy": "entropy is logged every step.",
     f"{ACTOR}.shuffle": "groups are dealt into mini-batches by train.seed.",
     f"{ACTOR}.checkpoint": "a checkpoint holds everything that is needed to go on.",
