@@ -107,3 +107,9 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path):
     (folder / "thesis.tex").write_text("mine")
     with pytest.raises(ConfigError, match="is no run"):
         job(tmp_path, "naive")
+
+
+def test_a_budget_without_a_last_step_refuses_a_rate_that_falls_towards_it(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"--budget tokens=5000: train\.lr_decay = linear"):
+        plan_jobs("ladder", LADDER, [0], parse_budget("tokens=5000"), ["train.lr_decay=linear"], tmp_path)
+    assert plan_jobs("ladder", LADDER, [0], parse_budget("steps=50"), ["train.lr_decay=linear"], tmp_path)

@@ -149,6 +149,12 @@ def plan_jobs(
         for arm in arms:
             own = (*extra, *budget.overrides, f"train.seed={seed}")
             config, overrides = arm_config(recipe, arm, own)
+            if config.train.steps == UNBOUNDED_STEPS and config.train.lr_decay != "none":
+                raise ConfigError(
+                    f"--budget {budget}: train.lr_decay = {config.train.lr_decay} falls towards the last step, which "
+                    "such a budget does not know.",
+                    remedy="Give a budget of steps, or --set train.lr_decay=none.",
+                )
             if not (config.eval.every_steps and config.data.eval):
                 key, value = ("data.eval", "[]") if config.eval.every_steps else ("eval.every_steps", 0)
                 raise ConfigError(

@@ -98,7 +98,7 @@ class PromptFormat:
         if not tokenizer.chat_template:
             raise DataError(
                 "data.chat_template = true: the model's tokenizer has none.",
-                remedy="Set data.chat_template = false (dapo eval: --no-chat), or use a model with a chat_template.jinja.",
+                remedy="Set data.chat_template = false (dapo eval: --no-chat), or use a model that has one.",
             )
         turns = [{"role": "user", "content": self.text(problem)}]
         if self.system:
