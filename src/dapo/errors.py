@@ -22,6 +22,10 @@ class EngineError(DapoError):
     """A rollout engine, model or device that cannot do what was asked."""
 
 
+class VerifierError(DapoError):
+    """A verifier that judges nothing any more."""
+
+
 class CheckpointError(DapoError):
     """A checkpoint that is missing, torn, tampered with or does not fit the run."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dapo.errors import VerifierError
 from dapo.rollout.engine import Engine, NoiseKey, Request
 from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict
 
 JournalWriter = Callable[[str, Judgement], None]
+MOST_FAILURES = 64
 
 
 @dataclass(slots=True)
@@ -102,6 +104,7 @@ class Collector:
         self.journal = journal or VerdictJournal()
         self.n_submitted = 0
         self.aborted_tokens = 0
+        self.n_failures = 0  # judgements in a row that failed
         self.groups: dict[int, PendingGroup] = {}
         self.due: list[tuple[int, Request, int | None]] = []  # (tick, request, ticket), in order of tick
 
@@ -195,7 +198,20 @@ class Collector:
             judgement = known or (engine_fault(group.problem) if ticket is None else answers[ticket])
             if ticket is not None:
                 self.journal.note(request, judgement)
+                completion = group.completions[request.key.response_index]
+                if completion is not None and completion.stop_reason is StopReason.EOS:  # truncated: judged unread
+                    self._count_failure(judgement)
             group.judge(request.key.response_index, judgement)
+
+    def _count_failure(self, judgement: Judgement) -> None:
+        """A verifier that fails on everything says nothing about the responses: stop instead of training on it."""
+        self.n_failures = self.n_failures + 1 if judgement.verdict in (Verdict.TIMEOUT, Verdict.CRASH) else 0
+        if self.n_failures >= MOST_FAILURES:
+            raise VerifierError(
+                f"rewards.verifier: {MOST_FAILURES} judgements in a row ended in {judgement.verdict.value}, "
+                f"the last: {judgement.message or 'no message'}",
+                remedy="Try it with `dapo verify`. Mended, the run goes on from its newest checkpoint: dapo resume RUN",
+            )
 
 
 def engine_fault(problem: Problem) -> Judgement:

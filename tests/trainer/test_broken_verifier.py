@@ -1,0 +1,37 @@
+"""A verifier that fails on everything stops the run by name; a few failures do not."""
+
+from pathlib import Path
+
+import pytest
+from toy import recipe
+
+from dapo.errors import VerifierError
+from dapo.sampling.collect import MOST_FAILURES, Collector
+from dapo.trainer.loop import train
+from dapo.trainer.start import start_run
+from dapo.types import Judgement, Verdict
+
+RAISES = "def judge(response, answer, meta):\n    raise RuntimeError('no licence for this verifier')\n"
+
+
+def test_a_verifier_that_always_raises_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "raising_rewards.py").write_text(RAISES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keys = [
+        "rewards.verifier=raising_rewards:judge",
+        "sampling.max_prompts_tried_per_step=1000",
+        "limits.max_response_tokens=64",
+    ]
+    run = start_run(recipe(tmp_path, *keys, dtype="float32"), tmp_path / "run")
+    with pytest.raises(VerifierError, match=f"{MOST_FAILURES} judgements in a row ended in CRASH.*no licence"):
+        train(run)
+    run.close()
+
+
+def test_a_judgement_between_two_failures_starts_the_count_again():
+    collector = Collector.__new__(Collector)
+    collector.n_failures = 0
+    for verdict in [Verdict.CRASH] * (MOST_FAILURES - 1) + [Verdict.WRONG] + [Verdict.TIMEOUT] * (MOST_FAILURES - 1):
+        collector._count_failure(Judgement(verdict, -1.0))
+    with pytest.raises(VerifierError):
+        collector._count_failure(Judgement(Verdict.TIMEOUT, -1.0))
