@@ -13,7 +13,7 @@ from dapo.distributed.judge import SharedJudge
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
 from dapo.models.load import load_policy
-from dapo.models.policy import add_lora
+from dapo.models.policy import Policy, add_lora
 from dapo.rewards import VerifierPool
 from dapo.rewards.check import check_verifier
 from dapo.rollout.engine import SamplingParams
@@ -64,6 +64,7 @@ def assemble(
     torch.manual_seed(config.train.seed)
     is_fused = config.model.kernels == "fused"
     policy = load_policy(model_path, dtype=dtype, device=device, revision=config.model.revision, is_fused=is_fused)
+    refuse_short_context(config, policy)
     if config.model.lora.rank:
         policy = add_lora(policy, config.model.lora.rank, config.model.lora.alpha)
     learner = make_learner(config, policy, model_path, critic_path, dtype, device, world)
@@ -116,6 +117,19 @@ def assemble(
     for observer in observers:
         observer.on_start(run)
     return run
+
+
+def refuse_short_context(config: Config, policy: Policy) -> None:
+    """Prompt and response must fit the positions that the model was made for: beyond them it writes noise."""
+    limits = config.limits
+    wanted = limits.max_prompt_tokens + limits.max_response_tokens
+    positions = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and wanted > positions:
+        raise ConfigError(
+            f"limits.max_response_tokens = {limits.max_response_tokens:,} after a prompt of up to "
+            f"{limits.max_prompt_tokens:,}: the model has {positions:,} positions.",
+            remedy=f"Let both together be at most {positions:,}, or take a model with a longer context.",
+        )
 
 
 def open_journal(path: Path, *, is_writer: bool = True) -> VerdictJournal:
