@@ -221,6 +221,18 @@ def test_rounds_have_no_effect_where_groups_are_carried_over():
     load_recipe("quickstart", ["preset=dapo-fast", *neither, rounds])
 
 
+@pytest.mark.parametrize(("steps", "warmup"), [(10, 500), (10, 10), (1, 0)])
+def test_a_decay_has_no_effect_where_warm_up_lasts_to_the_end(steps: int, warmup: int):
+    short = [f"train.steps={steps}", f"train.warmup_steps={warmup}"]
+    message = refused("quickstart", *short, "train.lr_decay=linear")
+    assert "train.lr_decay: has no effect here" in message
+    assert "train.warmup_steps" in message
+    load_recipe("quickstart", [*short, "train.lr_decay=none"])  # what happens anyway
+    load_recipe("quickstart", ["train.steps=2", "train.warmup_steps=0", "train.lr_decay=linear"])
+    decaying = load_recipe("gsm8k-coder-1.5b-h200", short)  # of a recipe it is listed
+    assert "train.lr_decay" in decaying.unused
+
+
 def test_a_preset_where_a_recipe_is_wanted_names_the_recipe_for_this_machine():
     message = refused("grpo")
     assert "is a preset" in message

@@ -37,10 +37,9 @@ def test_warmup_counts_from_one_and_never_runs_at_zero():
 def test_decay_starts_at_the_end_of_warmup_and_stays_above_zero():
     linear = TrainConfig(steps=12, lr=1.0, warmup_steps=3, lr_decay="linear")
     assert [scheduled_lr(linear, k) for k in (1, 3, 4, 8, 12)] == pytest.approx([1 / 3, 1, 0.9, 0.5, 0.1])
-    cosine = TrainConfig(steps=8, lr=1.0, lr_decay="cosine")
-    assert [scheduled_lr(cosine, k) for k in (3, 6)] == pytest.approx(
-        [0.75, 0.25]
-    )  # cos of a third and two thirds of pi
+    cosine = TrainConfig(steps=9, lr=1.0, warmup_steps=1, lr_decay="cosine")
+    thirds_of_pi = [scheduled_lr(cosine, k) for k in (4, 7)]  # cosine 1/2 and -1/2
+    assert thirds_of_pi == pytest.approx([0.75, 0.25])
     for decay in ("linear", "cosine"):
         for steps, warmup in ((1, 0), (5, 5), (5, 9), (50, 20)):
             train = TrainConfig(steps=steps, lr=1.0, warmup_steps=warmup, lr_decay=decay)
@@ -48,6 +47,15 @@ def test_decay_starts_at_the_end_of_warmup_and_stays_above_zero():
             peak = min(warmup, steps)
             assert all(0 < rate <= 1 for rate in rates)
             assert rates[peak:] == sorted(rates[peak:], reverse=True)
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_without_warmup_the_first_step_runs_at_the_full_rate(decay: str):
+    for N in (1, 2, 8):
+        cold = TrainConfig(steps=N, lr=1.0, warmup_steps=0, lr_decay=decay)
+        one = TrainConfig(steps=N, lr=1.0, warmup_steps=1, lr_decay=decay)
+        assert scheduled_lr(cold, 1) == 1.0
+        assert [scheduled_lr(cold, k) for k in range(1, N + 1)] == [scheduled_lr(one, k) for k in range(1, N + 1)]
 
 
 def test_float32_is_plain_adamw():

@@ -257,6 +257,21 @@ def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
     assert resumed.config.train.steps == 5
 
 
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_a_run_whose_learning_rate_falls_towards_its_end_keeps_that_end(tmp_path: Path, decay: str):
+    run = run_toy(tmp_path, "run", f"train.lr_decay={decay}")
+    for steps in (5, 2):
+        with pytest.raises(
+            ConfigError, match=rf"train\.steps = {steps} \(was 3\): train\.lr_decay = {decay}"
+        ) as caught:
+            resume_run(run.folder, [parse_override(f"train.steps={steps}")])
+        assert "learning rate" in caught.value.message
+        assert "train.max_minutes" in caught.value.remedy
+        assert "model.path=" in caught.value.remedy
+    same = resume_run(run.folder, [parse_override("train.steps=3"), parse_override("checkpoint.keep=1")])
+    same.close()
+
+
 def test_other_problems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import toy
 

@@ -207,6 +207,12 @@ NEEDS = (
         'algorithm.critic.path = "none"',
         "algorithm.critic.path",
     ),
+    Needs(  # a recipe that is run for a few steps only never leaves its warm-up: that is no mistake
+        ("train.lr_decay",),
+        lambda c: c.train.lr_decay == "none" or max(c.train.warmup_steps, 1) < c.train.steps,
+        "train.steps above 1 and above train.warmup_steps",
+        "train.steps",
+    ),
     Needs(("model.lora.alpha",), lambda c: c.model.lora.rank > 0, "model.lora.rank above 0", "model.lora.rank"),
     Needs(
         ("shaping.overlong_buffer_tokens",),

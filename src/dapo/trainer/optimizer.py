@@ -26,11 +26,13 @@ class UpdateOutcome:
 def scheduled_lr(train: TrainConfig, step: int) -> float:
     """Step k = 1, 2, … of N: lr·k/W while k ≤ W, then constant or falling to its end; no update runs at lr 0.
 
-    Linear: lr·(N+1−k)/(N+1−W). Cosine: lr·(1+cos(π·(k−W)/(N+1−W)))/2.
+    Linear: lr·(N+1−k)/(N+1−F). Cosine: lr·(1+cos(π·(k−F)/(N+1−F)))/2. F = max(W, 1) is the one step at the full lr,
+    with a warm-up its last, without one the first.
     """
     if step < train.warmup_steps:
         return train.lr * step / train.warmup_steps
-    done = (step - train.warmup_steps) / (train.steps + 1 - train.warmup_steps)
+    full = max(train.warmup_steps, 1)
+    done = (step - full) / (train.steps + 1 - full)
     match train.lr_decay:
         case "none":
             return train.lr

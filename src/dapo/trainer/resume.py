@@ -21,6 +21,7 @@ from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
 
 # Keys that may differ when a run goes on: they change what is written, when it ends and how fast, not what is learnt.
+# train.steps only while the learning rate does not depend on it: `refuse_other_end`.
 SAFE_TO_CHANGE = (
     "train.steps",
     "train.max_generated_tokens",
@@ -109,6 +110,8 @@ def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
     """A resumed run must be the same run: only keys that cannot change what is learnt may differ."""
     before, now = checkpoint.state["config"], flatten(config.model_dump(mode="json"))
     changed = [key for key in now if now[key] != before.get(key, now[key])]
+    if "train.steps" in changed:
+        refuse_other_end(config, checkpoint, before["train.steps"])
     unsafe = [key for key in changed if not key.startswith(SAFE_TO_CHANGE)]
     if unsafe:
         what = ", ".join(f"{key} = {now[key]} (was {before[key]})" for key in unsafe)
@@ -117,4 +120,16 @@ def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
             remedy="Start a new run. Safe to change on resume: "
             + ", ".join(key.rstrip(".") for key in SAFE_TO_CHANGE)
             + ".",
+        )
+
+
+def refuse_other_end(config: Config, checkpoint: Checkpoint, steps: int) -> None:
+    """A decay is laid out over all steps of the run: with another number of them the past ones had the wrong rate."""
+    train = config.train
+    if train.lr_decay != "none":
+        raise ConfigError(
+            f"train.steps = {train.steps} (was {steps}): train.lr_decay = {train.lr_decay} falls towards 0 at "
+            "train.steps, so the steps behind would have had another learning rate.",
+            remedy=f"Go on without it; to end earlier, set train.max_minutes or train.max_generated_tokens; to train "
+            f"longer, start a new run from this model: --set model.path={checkpoint.model_folder}",
         )
