@@ -246,6 +246,17 @@ def test_what_memory_taught_a_run_outlives_it_until_the_key_is_changed(tmp_path:
     assert (changed.learner.tokens_per_microbatch, changed.learner.recomputes_all) == (None, False)
 
 
+def test_updates_skipped_in_a_row_are_counted_on_after_a_resume(tmp_path: Path):
+    run = run_toy(tmp_path, "run", "preset=ppo", "train.steps=1")
+    assert run.learner.value is not None
+    run.learner.bad_updates, run.learner.value.bad_updates, run.saved = 1, 2, ""
+    save_run(run)
+    resumed = resume_run(run.folder)
+    resumed.close()
+    assert resumed.learner.value is not None
+    assert (resumed.learner.bad_updates, resumed.learner.value.bad_updates) == (1, 2)
+
+
 def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
     run = run_toy(tmp_path, "run")
     with pytest.raises(ConfigError, match=r"train\.lr = 0\.5 \(was 0\.01\)"):

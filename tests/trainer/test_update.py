@@ -8,6 +8,7 @@ import torch
 from toy import recipe
 
 from dapo.config.schema import Config
+from dapo.models.critic import Critic
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
 from dapo.trainer import update
@@ -17,6 +18,7 @@ from dapo.trainer.optimizer import Optimizer
 from dapo.trainer.scoring import score_old
 from dapo.trainer.sums import Sums, Totals
 from dapo.trainer.update import mean, microbatch_loss, update_policy
+from dapo.trainer.value import ValueLearner
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 from tiny_models import tiny_policy
 
@@ -115,6 +117,32 @@ def test_a_non_finite_loss_is_skipped_counted_and_bounded(config: Config):
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     with pytest.raises(EngineError, match="4 updates in a row"):
         update_policy(learner, batch, config, step=2)
+
+
+def learner_with_critic() -> Learner:
+    learner = learner_of(torch.float64)
+    critic = Critic(tiny_policy("llama", dtype=torch.float64).backbone)
+    learner.value = ValueLearner(
+        critic, Optimizer(critic.named_parameters(), betas=(0.9, 0.999), weight_decay=0.0, grad_clip=1.0)
+    )
+    return learner
+
+
+def test_skipped_updates_of_the_critic_are_bounded_whatever_the_policy_does(tmp_path: Path):
+    from dapo.errors import EngineError
+
+    ppo = recipe(tmp_path, "preset=ppo", "train.updates_per_step=2", "train.epochs_per_step=1").config
+    assert ppo.train.max_bad_updates == 3
+    learner = learner_with_critic()
+    assert learner.value is not None
+
+    next(learner.value.critic.parameters()).register_hook(lambda gradient: gradient * float("nan"))
+    metrics = update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=1)
+    assert (metrics["updates"], metrics["policy/skipped_updates"]) == (2, 2)  # each policy update ran
+    assert (learner.bad_updates, learner.value.bad_updates) == (0, 2)
+    with pytest.raises(EngineError, match="4 updates in a row of the critic") as caught:
+        update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=2)
+    assert "algorithm.critic.lr" in caught.value.remedy
 
 
 def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Config):

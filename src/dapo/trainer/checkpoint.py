@@ -47,6 +47,7 @@ def state_of(run: Run) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         "config": flatten(run.config.model_dump(mode="json")),
         "updates": run.learner.updates,
         "bad_updates": run.learner.bad_updates,
+        "bad_critic_updates": 0 if run.learner.value is None else run.learner.value.bad_updates,
         "tokens_per_microbatch": run.learner.tokens_per_microbatch,
         "recomputes_all": run.learner.recomputes_all,
         "value_steps": run.value_steps,
@@ -146,6 +147,8 @@ def restore_run(run: Run, checkpoint: Checkpoint) -> None:
     run.step, run.saved = checkpoint.step, checkpoint.folder.name
     run.value_steps = state.get("value_steps", run.pretrain_steps)  # older checkpoints came after the stage
     run.learner.updates, run.learner.bad_updates = state["updates"], state["bad_updates"]
+    if run.learner.value is not None:
+        run.learner.value.bad_updates = state.get("bad_critic_updates", 0)  # older checkpoints had one count for both
     if state["config"].get("train.tokens_per_microbatch") == run.config.train.tokens_per_microbatch:
         run.learner.tokens_per_microbatch = state.get("tokens_per_microbatch")  # what memory taught it
         run.learner.recomputes_all = state.get("recomputes_all", False)

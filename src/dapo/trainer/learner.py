@@ -35,7 +35,7 @@ class Learner:
     tokens_per_microbatch: int | None = None  # smaller than the config's after the device ran out of memory
     recomputes_all: bool = False  # gradient_checkpointing = "auto" left too little memory: every layer from then on
     updates: int = 0  # optimizer updates since the start; the version of the weights
-    bad_updates: int = 0  # skipped in a row
+    bad_updates: int = 0  # of the policy, skipped in a row
     world: World = ALONE
     gathered: Policy | None = None  # with a sharded policy: a whole copy, for the engine and for saving
 

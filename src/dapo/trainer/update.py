@@ -125,21 +125,20 @@ def update_once(
     if learner.world.is_first:  # counted once: sums are over the ranks
         sums.add(updates=1, gradient_norm=outcome.gradient_norm if not outcome.is_skipped else 0.0)
         sums.add(skipped=float(outcome.is_skipped))
-    count_bad(learner, outcome, config)
+    learner.bad_updates = count_bad(learner.bad_updates, outcome, config, of="the policy", lr="train.lr")
     learner.updates += not outcome.is_skipped
 
 
-def count_bad(learner: Learner, outcome: UpdateOutcome, config: Config) -> None:
-    """A skipped update is counted; too many in a row, of policy or critic, stop the run."""
+def count_bad(before: int, outcome: UpdateOutcome, config: Config, *, of: str, lr: str) -> int:
+    """Updates skipped in a row; too many stop the run. Policy and critic each have their own count."""
     if not outcome.is_skipped:
-        learner.bad_updates = 0
-        return
-    learner.bad_updates += 1
-    if learner.bad_updates > config.train.max_bad_updates:
+        return 0
+    if before + 1 > config.train.max_bad_updates:
         raise EngineError(
-            f"{learner.bad_updates} updates in a row had a gradient that is not finite.",
-            remedy="The newest checkpoint is from before. Lower train.lr, or try model.dtype = float32.",
+            f"{before + 1} updates in a row of {of} had a gradient that is not finite.",
+            remedy=f"The newest checkpoint is from before. Lower {lr}, or try model.dtype = float32.",
         )
+    return before + 1
 
 
 def update_critic(
@@ -171,7 +170,7 @@ def update_critic(
     if learner.world.is_first:
         sums.add(critic_updates=1, critic_gradient_norm=0.0 if outcome.is_skipped else outcome.gradient_norm)
         sums.add(skipped=float(outcome.is_skipped))
-    count_bad(learner, outcome, config)
+    value.bad_updates = count_bad(value.bad_updates, outcome, config, of="the critic", lr="algorithm.critic.lr")
 
 
 def microbatch_loss(

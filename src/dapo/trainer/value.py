@@ -23,6 +23,7 @@ class ValueLearner:
 
     critic: Critic
     optimizer: Optimizer
+    bad_updates: int = 0  # skipped in a row
 
 
 @dataclass(slots=True)
