@@ -98,6 +98,17 @@ BY_METRICS = {
 }
 
 
+def test_skipped_updates_are_not_dead_gradients(tmp_path: Path):
+    """Nothing was learnt for want of a finite gradient, not of one above 0. Older runs wrote 0 for their norm."""
+    skipped = metrics(policy__gradient_norm=0.0, policy__skipped_updates=4)
+    without = [{name: value for name, value in line.items() if name != "policy/gradient_norm"} for line in skipped]
+    dead_before = metrics(policy__gradient_norm=0.0)[:10] + without[10:]
+    for at, lines in enumerate((skipped, without, dead_before)):
+        found = names(look(tmp_path / str(at), lines))
+        assert "non-finite-gradients" in found
+        assert "dead-gradients" not in found
+
+
 @pytest.mark.parametrize("name", BY_METRICS)
 def test_a_finding_fires_on_the_run_that_has_it_and_not_on_the_other(tmp_path: Path, name: str):
     has, has_not = BY_METRICS[name]

@@ -18,6 +18,7 @@ from toy import recipe
 from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
+from dapo.report.doctor import examine
 from dapo.report.load import load_run
 from dapo.tracking.files import read_lines
 from dapo.trainer.checkpoint import save_run
@@ -244,6 +245,33 @@ def test_what_memory_taught_a_run_outlives_it_until_the_key_is_changed(tmp_path:
     changed = resume_run(run.folder, [parse_override("train.tokens_per_microbatch=5000")])
     changed.close()
     assert (changed.learner.tokens_per_microbatch, changed.learner.recomputes_all) == (None, False)
+
+
+@pytest.mark.parametrize("preset", ["dapo", "vapo"])
+def test_every_line_is_json_and_says_nothing_of_updates_that_were_skipped(tmp_path: Path, preset: str):
+    class Broken(Observer):
+        def on_start(self, run: Run) -> None:
+            for parameter in run.learner.optimizer.parameters.values():
+                parameter.register_hook(lambda gradient: gradient * float("nan"))
+            if run.learner.value is not None:
+                with torch.no_grad():
+                    run.learner.value.critic.value_head.bias.fill_(float("nan"))
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    keys = [f"preset={preset}", "train.max_bad_updates=99", "train.steps=2"]
+    if preset == "vapo":
+        keys.append("algorithm.critic.pretrain_steps=1")
+    run = run_toy(tmp_path, "run", *keys, observers=[Broken()])
+    for name in ("metrics.jsonl", "value.jsonl") if preset == "vapo" else ("metrics.jsonl",):
+        for text in (run.folder / name).read_text().splitlines():
+            line = json.loads(text, parse_constant=refuse)
+            assert not {"policy/loss", "policy/gradient_norm", "critic/loss", "critic/gradient_norm"} & line.keys()
+    assert all(line["policy/skipped_updates"] > 0 for line in metrics(run.folder))
+    found = {finding.name for finding in examine(load_run(run.folder))}
+    assert "non-finite-gradients" in found
+    assert "dead-gradients" not in found
 
 
 def test_updates_skipped_in_a_row_are_counted_on_after_a_resume(tmp_path: Path):

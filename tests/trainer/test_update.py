@@ -12,7 +12,7 @@ from dapo.models.critic import Critic
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
 from dapo.trainer import update
-from dapo.trainer.batch import Batch, deal_microbatches, make_batch
+from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches, make_batch
 from dapo.trainer.learner import Learner
 from dapo.trainer.optimizer import Optimizer
 from dapo.trainer.scoring import score_old
@@ -114,9 +114,27 @@ def test_a_non_finite_loss_is_skipped_counted_and_bounded(config: Config):
     batch.advantage.flat.fill_(float("nan"))
     metrics = update_policy(learner, batch, config, step=1)
     assert (metrics["updates"], metrics["policy/skipped_updates"]) == (0, 2)
+    assert not {"policy/loss", "policy/gradient_norm", "policy/kl_old", "clip/high"} & metrics.keys()
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     with pytest.raises(EngineError, match="4 updates in a row"):
         update_policy(learner, batch, config, step=2)
+
+
+def test_a_skipped_update_has_no_say_in_the_means_of_those_that_ran(config: Config):
+    """Of two updates one is broken: the step then reports what the other alone reports."""
+    seen = []
+    for n_broken in (0, 1):
+        learner, batch = learner_of(torch.float64), make_batch(groups(4), config, torch.float64)
+        deals = [batch.rows_of(deal) for deal in deal_minibatches(4, 2, seed=config.train.seed, step=1, epoch=0)]
+        for row in deals[1] if n_broken else []:
+            batch.advantage.row(row).fill_(float("nan"))
+        if not n_broken:
+            batch.is_in_loss[deals[1]] = False
+        metrics = update_policy(learner, batch, config, step=1)
+        assert (metrics["updates"], metrics["policy/skipped_updates"]) == (1, n_broken)
+        seen.append({k: v for k, v in metrics.items() if k.startswith(("policy/", "clip/")) and "skipped" not in k})
+    assert seen[0] == seen[1]
+    assert seen[0]["policy/gradient_norm"] > 0
 
 
 def learner_with_critic() -> Learner:

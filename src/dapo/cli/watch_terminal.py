@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,8 +64,8 @@ def evaluation_cells(line: Mapping[str, Any]) -> list[str]:
 
 def value_line(line: Mapping[str, float], total: int) -> str:
     return (
-        f"value pretraining {int(line['step'])} of {total}: loss {line['critic/loss']:.4f}, "
-        f"explained variance on held-out problems {line['critic/explained_variance']:+.3f}"
+        f"value pretraining {int(line['step'])} of {total}: loss {line.get('critic/loss', math.nan):.4f}, "
+        f"explained variance on held-out problems {line.get('critic/explained_variance', math.nan):+.3f}"
     )
 
 

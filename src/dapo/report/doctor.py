@@ -337,7 +337,8 @@ def engine_gap(v: Visit) -> Iterator[Finding]:
 
 
 def gradients(v: Visit) -> Iterator[Finding]:
-    tail = v.run.series("policy/gradient_norm")[-v.t.dead_steps :]
+    recent = [m for m in v.run.metrics[-v.t.dead_steps :] if not m.get("policy/skipped_updates")]
+    tail = [one for one in v.run.series("policy/gradient_norm") if one[0] in {int(m["step"]) for m in recent}]
     if len(tail) == v.t.dead_steps and all(norm < v.t.dead_gradient_norm for _, norm in tail):
         lr = v.last("lr")
         yield Finding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 METRICS: dict[str, tuple[str, str]] = {
@@ -24,14 +25,14 @@ METRICS: dict[str, tuple[str, str]] = {
     "length/right": ("tokens", "mean length of correct trained responses"),
     "length/wrong": ("tokens", "mean length of wrong trained responses"),
     "length/truncated": ("", "share of judged responses that ran into the length limit"),
-    "policy/loss": ("", "policy loss, mean over the updates"),
+    "policy/loss": ("", "policy loss, mean over the updates that were not skipped"),
     "policy/entropy": ("nats", "mean entropy of the next-token distribution on trained tokens"),
     "policy/probability": ("", "mean probability of the trained tokens"),
     "policy/kl_old": ("nats", "mean log π_old − log π_θ over the step's updates"),
     "policy/kl_ref": ("nats", "mean KL penalty to the reference"),
     "policy/positive_nll": ("nats", "negative log-likelihood of correct responses"),
-    "policy/gradient_norm": ("", "gradient norm before clipping, mean over the updates"),
-    "policy/skipped_updates": ("", "updates skipped for a non-finite gradient"),
+    "policy/gradient_norm": ("", "gradient norm before clipping, mean over the updates that were not skipped"),
+    "policy/skipped_updates": ("", "updates skipped for a non-finite gradient, of policy and critic together"),
     "clip/low": ("", "share of tokens whose push down the clip stopped"),
     "clip/high": ("", "share of tokens whose push up the clip stopped"),
     "clip/dual": ("", "share of tokens bounded by the dual clip"),
@@ -42,7 +43,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "engine/gap_max": ("nats", "largest |log π_trainer − log π_engine|"),
     "engine/kl": ("nats", "KL(engine ‖ trainer), k3"),
     "engine/effective_sample_size": ("", "share of tokens in effect under the importance weights"),
-    "critic/loss": ("", "value loss, mean over the updates"),
+    "critic/loss": ("", "value loss, mean over the updates that were not skipped"),
     "critic/explained_variance": ("", "1 − Var(return − value)/Var(return)"),
     "critic/gradient_norm": ("", "gradient norm of the critic before clipping"),
     "sampling/prompts_tried": ("", "prompts submitted up to the last group used"),
@@ -68,6 +69,11 @@ METRICS: dict[str, tuple[str, str]] = {
     "timing.step_s": ("s", "time of the whole step"),
     "timing.tokens_per_s": ("tokens/s", "generated tokens per second of the step"),
 }
+
+
+def finite(line: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of a line that are numbers: NaN and infinity are no JSON, and no reader could draw them."""
+    return {name: value for name, value in line.items() if math.isfinite(value)}
 
 
 def check_declared(metrics: Mapping[str, object]) -> None:

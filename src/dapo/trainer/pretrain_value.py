@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 
 from dapo.sampling.carry import CarryState
 from dapo.sampling.dynamic import fill_step
+from dapo.tracking.metrics import finite
 from dapo.trainer.batch import Batch, deal_minibatches, make_batch
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.interrupt import check_stop
@@ -50,13 +52,16 @@ def pretrain_value(run: Run) -> None:
                 update_critic(run.learner, batch, values, rows, run.config, sums, run.event)
         run.end_value_step(step)
         sums = sums.across(run.world)
-        line = {
-            "step": step,
-            "critic/loss": sums.ratio("critic_loss", "critic_updates"),
-            "critic/explained_variance": explained_variance_of(values, batch.rows_of(held_out)),
-            "tokens/generated": filled.accounting.generated_tokens,
-            "timing.step_s": time.perf_counter() - start,
-        }
+        is_skipped = sums.total("skipped") > 0 and not sums.total("critic_updates")
+        line = finite(
+            {
+                "step": step,
+                "critic/loss": math.nan if is_skipped else sums.ratio("critic_loss", "critic_updates"),
+                "critic/explained_variance": explained_variance_of(values, batch.rows_of(held_out)),
+                "tokens/generated": filled.accounting.generated_tokens,
+                "timing.step_s": time.perf_counter() - start,
+            }
+        )
         run.write_line("value.jsonl", line)
         run.budget.spend(line)
         for observer in run.observers:

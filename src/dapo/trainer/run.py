@@ -26,7 +26,7 @@ from dapo.sampling.dynamic import AcceptanceRate, Source
 from dapo.sampling.predictive import Posteriors
 from dapo.sampling.state import collector_from_state, collector_to_state, groups_from_state, groups_to_state
 from dapo.tracking.files import append_line
-from dapo.tracking.metrics import check_declared
+from dapo.tracking.metrics import check_declared, finite
 from dapo.trainer.budget import Budget
 from dapo.trainer.claim import release
 from dapo.trainer.interrupt import check_stop
@@ -166,6 +166,7 @@ class Run:
 
     def track(self, metrics: dict[str, float]) -> None:
         check_declared(metrics)
+        metrics = finite(metrics)
         self.write_line("metrics.jsonl", metrics)
         self.budget.spend(metrics)
         if self.budget.is_spent:

@@ -103,7 +103,7 @@ def observe_tokens(sums: Sums, logp: Tensor, logp_old: Tensor, clipped: ClippedT
 
 
 def summarise(batch: Batch, sums: Sums, lr: float, learner: Learner, start: int) -> dict[str, float]:
-    """The step's metrics from its sums."""
+    """The step's metrics from its sums. Where every update was skipped, there is nothing to say of updates."""
     metrics = {
         "lr": lr,
         "updates": learner.updates - start,
@@ -118,6 +118,9 @@ def summarise(batch: Batch, sums: Sums, lr: float, learner: Learner, start: int)
         "clip/high_probability_mean": sums.ratio("high_probability", "high"),
         "clip/high_probability_max": float(sums.largest.get("high_probability", torch.zeros(()))),
     }
+    if sums.total("skipped") and not sums.total("updates"):
+        said = ("lr", "updates", "updates_total", "policy/skipped_updates")
+        return {name: metrics[name] for name in said} | score_metrics(batch)
     if "kl_ref" in sums.sums:
         metrics["policy/kl_ref"] = sums.ratio("kl_ref", "updates")
     if "positive_nll" in sums.sums:

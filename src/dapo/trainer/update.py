@@ -118,12 +118,15 @@ def update_once(
             (loss if micro.counts else 0 * loss).backward()
         return seen
 
-    sums.merge(within_memory(learner, batch, rows, config, accumulate, event, undo=learner.optimizer.zero_grad))
+    seen = within_memory(learner, batch, rows, config, accumulate, event, undo=learner.optimizer.zero_grad)
     if is_old:
         share_rows(learner.world, old_values(batch), rows, own_rows(batch, rows, learner.world))
     outcome = learner.optimizer.step(lr)
+    if not outcome.is_skipped:  # what a skipped update saw says nothing of those that ran
+        sums.merge(seen)
     if learner.world.is_first:  # counted once: sums are over the ranks
-        sums.add(updates=1, gradient_norm=outcome.gradient_norm if not outcome.is_skipped else 0.0)
+        if not outcome.is_skipped:
+            sums.add(updates=1, gradient_norm=outcome.gradient_norm)
         sums.add(skipped=float(outcome.is_skipped))
     learner.bad_updates = count_bad(learner.bad_updates, outcome, config, of="the policy", lr="train.lr")
     learner.updates += not outcome.is_skipped
@@ -165,10 +168,13 @@ def update_critic(
                 seen.add(critic_loss=loss)
         return seen
 
-    sums.merge(within_memory(learner, batch, rows, config, accumulate, event, undo=value.optimizer.zero_grad))
+    seen = within_memory(learner, batch, rows, config, accumulate, event, undo=value.optimizer.zero_grad)
     outcome = value.optimizer.step(critic.lr)
+    if not outcome.is_skipped:
+        sums.merge(seen)
     if learner.world.is_first:
-        sums.add(critic_updates=1, critic_gradient_norm=0.0 if outcome.is_skipped else outcome.gradient_norm)
+        if not outcome.is_skipped:
+            sums.add(critic_updates=1, critic_gradient_norm=outcome.gradient_norm)
         sums.add(skipped=float(outcome.is_skipped))
     value.bad_updates = count_bad(value.bad_updates, outcome, config, of="the critic", lr="algorithm.critic.lr")
 
