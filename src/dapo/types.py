@@ -124,8 +124,13 @@ class Group:
         return sum(judgement.accuracy for judgement in self.judgements)
 
     @property
+    def is_graded(self) -> bool:
+        """Raw values decide, not right and wrong."""
+        return any(judgement.graded for judgement in self.judgements)
+
+    @property
     def is_informative(self) -> bool:
         """0 < correct < G (DAPO eq. 11), counted in integers; for graded rewards: the raw values differ."""
-        if any(judgement.graded for judgement in self.judgements):
+        if self.is_graded:
             return len({judgement.value for judgement in self.judgements}) > 1
         return 0 < self.n_correct < len(self.judgements)

@@ -24,6 +24,17 @@ def chance_mixed(a: float, b: float, G: int) -> float:
     return 1.0 - all_right - all_wrong
 
 
+def n_right(group: Group) -> int:
+    """Responses that count as right; of graded ones, those above their group's mean: the advantage is positive.
+
+    So a graded group counts as mixed if it is informative, and one whose values are all equal as all wrong.
+    """
+    if not group.is_graded:
+        return group.n_correct
+    values = [judgement.value for judgement in group.judgements]
+    return sum(value > sum(values) / len(values) for value in values) if group.is_informative else 0
+
+
 @dataclass(slots=True)
 class Posteriors:
     """Beta(1 + right, 1 + wrong) per problem, from complete groups only; what is old fades, since the policy moves."""
@@ -33,7 +44,7 @@ class Posteriors:
 
     def observe(self, group: Group) -> None:
         right, wrong = self.counts.get(group.problem.id, (0.0, 0.0))
-        n = group.n_correct
+        n = n_right(group)
         self.counts[group.problem.id] = (
             self.decay * right + n,
             self.decay * wrong + len(group.judgements) - n,

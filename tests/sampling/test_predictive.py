@@ -1,0 +1,54 @@
+"""Predictive selection: what a group teaches of its problem, with verdicts and with graded rewards."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dapo.sampling.predictive import Posteriors, n_right
+from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
+
+G = 8
+SCORES = st.lists(st.sampled_from([-1.0, 0.0, 0.1, 0.3, 0.7, 1.0]), min_size=2, max_size=16)
+
+
+def group_of(judgements: list[Judgement]) -> Group:
+    none = np.zeros(0, np.int32)
+    response = Completion(none, none.astype(np.float32), none, StopReason.EOS, "")
+    return Group(Problem("p", "", ""), 0, (1,), (response,) * len(judgements), tuple(judgements))
+
+
+def graded(*values: float) -> Group:
+    return group_of([Judgement(Verdict.WRONG, value, graded=True) for value in values])
+
+
+def judged(n_correct: int) -> Group:
+    return group_of([Judgement(Verdict.CORRECT, 1.0)] * n_correct + [Judgement(Verdict.WRONG, -1.0)] * (G - n_correct))
+
+
+def chance_after(*groups: Group) -> float:
+    posteriors = Posteriors()
+    for group in groups:
+        posteriors.observe(group)
+    return posteriors.chance("p", G)
+
+
+@pytest.mark.parametrize("n_correct", range(G + 1))
+def test_verdicts_are_counted_as_they_are(n_correct: int):
+    assert n_right(judged(n_correct)) == n_correct
+
+
+def test_a_problem_whose_graded_values_differ_becomes_likelier_and_one_whose_values_agree_less_likely():
+    before = chance_after()
+    different = graded(0.1, 0.9, 0.4, 0.7, 0.2, 0.8, 0.5, 0.6)
+    assert n_right(different) == G // 2
+    assert chance_after(*[different] * 5) > before
+    for value in (0.0, 0.1, 1.0):  # the mean of eight 0.1 is not 0.1
+        assert chance_after(*[graded(*[value] * G)] * 5) < before
+    assert chance_after(graded(*[1.0] * G), graded(*[0.1] * G)) < before  # never all right after all wrong
+
+
+@given(SCORES)
+def test_a_graded_group_counts_as_mixed_exactly_if_it_is_informative(values: list[float]):
+    group = graded(*values)
+    assert (0 < n_right(group) < len(values)) == group.is_informative
