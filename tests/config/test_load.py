@@ -221,6 +221,17 @@ def test_rounds_have_no_effect_where_groups_are_carried_over():
     load_recipe("quickstart", ["preset=dapo-fast", *neither, rounds])
 
 
+def test_lambda_acts_on_the_policy_or_on_the_critics_targets():
+    lam = "algorithm.gae.lam=0.9"
+    assert "algorithm.gae.lam: has no effect here" in refused("quickstart", "preset=vapo", lam)
+    for free in (
+        "length_adaptive_alpha",
+        "lam_critic",
+    ):  # then it is λ of the policy; of the targets
+        config = load_recipe("quickstart", ["preset=vapo", f"algorithm.gae.{free}=none", lam]).config
+        assert config.algorithm.gae.lam == 0.9
+
+
 @pytest.mark.parametrize(("steps", "warmup"), [(10, 500), (10, 10), (1, 0)])
 def test_a_decay_has_no_effect_where_warm_up_lasts_to_the_end(steps: int, warmup: int):
     short = [f"train.steps={steps}", f"train.warmup_steps={warmup}"]

@@ -252,8 +252,8 @@ NEEDS = (
     Needs(("algorithm.mean_constant_tokens",), lambda c: c.algorithm.mean == "constant", 'algorithm.mean = "constant"'),
     Needs(
         ("algorithm.gae.lam",),
-        lambda c: c.algorithm.gae.length_adaptive_alpha is None,
-        'algorithm.gae.length_adaptive_alpha = "none"',
+        lambda c: c.algorithm.gae.length_adaptive_alpha is None or c.algorithm.gae.lam_critic is None,
+        'algorithm.gae.length_adaptive_alpha = "none" or algorithm.gae.lam_critic = "none"',
     ),
     Needs(
         ("eval.k", "eval.temperature", "eval.top_p", "eval.top_k"),
