@@ -57,6 +57,22 @@ def test_an_all_equal_group_gets_exactly_zero_whatever_rounding_does(reward: flo
         assert torch.equal(group_advantage(torch.full((1, G), reward), std=std), torch.zeros(1, G))
 
 
+@given(
+    reward=st.floats(-100, 100, width=32),
+    rewards=st.lists(st.integers(-5, 5), min_size=2, max_size=32).filter(lambda values: len(set(values)) > 1),
+    std=st.sampled_from(["sample", "population", "none"]),
+    eps=st.sampled_from([0.0, 1e-6]),
+)
+def test_an_all_equal_group_gets_zero_beside_others_also_without_epsilon(
+    reward: float, rewards: list[int], std: str, eps: float
+):
+    G, mixed = len(rewards), torch.tensor(rewards, dtype=torch.float64)
+    advantage = group_advantage(torch.stack([torch.full((G,), reward, dtype=torch.float64), mixed]), std=std, eps=eps)
+    assert torch.equal(advantage[0], torch.zeros(G, dtype=torch.float64))
+    spread = 1.0 if std == "none" else mixed.std(correction=int(std == "sample")) + eps
+    assert_close(advantage[1], (mixed - mixed.mean()) / spread)
+
+
 def test_a_group_of_one_is_refused():
     with pytest.raises(ValueError, match="no baseline"):
         group_advantage(torch.ones(3, 1))

@@ -29,7 +29,8 @@ def group_advantage(
     centred = torch.where(is_equal, torch.zeros_like(centred), centred)
     if std == "none":
         return centred
-    return centred / (reward.std(dim=1, correction=1 if std == "sample" else 0, keepdim=True) + eps)
+    scaled = centred / (reward.std(dim=1, correction=1 if std == "sample" else 0, keepdim=True) + eps)
+    return torch.where(is_equal, centred, scaled)  # with ε = 0 an all-equal group would be 0/0
 
 
 def gae(reward: Tensor, value: Tensor, mask: Tensor, *, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
