@@ -51,6 +51,10 @@ def check_manifest(folder: Path) -> int:
         raise CheckpointError(f"{folder / name}: {'is missing' if name in files else 'is not in the manifest'}.")
     for name, known in files.items():
         file = folder / name
-        if file.stat().st_size != known["bytes"] or sha256_of(file) != known["sha256"]:
+        try:
+            is_same = file.stat().st_size == known["bytes"] and sha256_of(file) == known["sha256"]
+        except (OSError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{file}: cannot be compared with the manifest: {error}.") from None
+        if not is_same:
             raise CheckpointError(f"{file}: differs from the manifest: torn or changed after it was written.")
     return step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from dapo.errors import cannot_write, is_about_disk
 
 STATE_TENSORS = "state.safetensors"
 STATE_JSON = "state.json"
+NAME = re.compile(r"(step|value)-[0-9]{6,}")
 
 
 def name_of(step: int, value_steps: int | None = None) -> str:
@@ -30,8 +32,9 @@ def step_of(folder: Path) -> int:
 
 
 def in_order(root: Path) -> list[Path]:
-    """All checkpoints of a run, oldest first."""
-    return [*sorted(root.glob("value-*")), *sorted(root.glob("step-*"))]
+    """All checkpoints of a run, oldest first. What has another name, a user's copy say, is neither read nor deleted."""
+    named = [path for path in root.glob("*-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(named, key=lambda path: (path.name.startswith("step-"), int(path.name.partition("-")[2])))
 
 
 def save_checkpoint(

@@ -1,0 +1,55 @@
+"""Which folders are checkpoints, which go when newer ones come, and what a manifest that is no manifest does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dapo.checkpoints.load import newest_intact
+from dapo.checkpoints.manifest import MANIFEST
+from dapo.checkpoints.save import in_order, name_of, save_checkpoint
+
+
+def save(root: Path, *steps: int, keep: int = 99) -> None:
+    for step in steps:
+        save_checkpoint(
+            root, name_of(step), write_model=Path.mkdir, tensors={"x": torch.ones(2)}, state={"n": step}, keep=keep
+        )
+
+
+def names(root: Path) -> list[str]:
+    return [path.name for path in in_order(root)]
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path):
+    save(tmp_path, 1_000_000, 999_999, 2)
+    (tmp_path / "step-000002").rename(tmp_path / name_of(0, 20))  # within value pretraining, before the first step
+    assert names(tmp_path) == ["value-000020", "step-999999", "step-1000000"]
+
+
+@pytest.mark.parametrize(
+    "copy", ["step-000002.bak", "step-000001-keep", "step-000009 (copy)", "step-best", "value-old"]
+)
+def test_a_copy_under_another_name_is_neither_read_nor_deleted(tmp_path: Path, copy: str):
+    save(tmp_path, 1)
+    (tmp_path / "step-000001").rename(tmp_path / copy)
+    save(tmp_path, 2)
+    assert newest_intact(tmp_path) == (tmp_path / "step-000002", [])
+    save(tmp_path, 3, 4, keep=1)
+    assert names(tmp_path) == ["step-000004"]
+    assert (tmp_path / copy / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("entry", [None, 3, "abc", [], {}, {"bytes": None}, {"bytes": 18}])
+def test_a_manifest_with_a_broken_entry_is_skipped_by_name(tmp_path: Path, entry: Any):
+    save(tmp_path, 1, 2)
+    path = tmp_path / "step-000002" / MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["files"]["state.json"] = entry
+    path.write_text(json.dumps(manifest))
+    newest, skipped = newest_intact(tmp_path)
+    assert newest == tmp_path / "step-000001"
+    assert len(skipped) == 1
+    assert "step-000002/state.json" in skipped[0]
