@@ -1,5 +1,7 @@
 """One update: the same gradient for every micro-batch budget, in float32 too; what its metrics say."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +120,34 @@ def test_a_non_finite_loss_is_skipped_counted_and_bounded(config: Config):
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     with pytest.raises(EngineError, match="4 updates in a row"):
         update_policy(learner, batch, config, step=2)
+
+
+def emptied(groups: list[Group], is_empty: Callable[[int, int], bool]) -> list[Group]:
+    """The same groups; some responses are gone, as when the engine gave them up before their first token."""
+    none = np.zeros(0, np.int32)
+    gone = Completion(none, none.astype(np.float32), none, StopReason.ABORTED, "")
+    return [
+        replace(group, completions=tuple(gone if is_empty(g, i) else c for i, c in enumerate(group.completions)))
+        for g, group in enumerate(groups)
+    ]
+
+
+@pytest.mark.parametrize("preset", ["dapo", "ppo"])
+@pytest.mark.parametrize("budget", [1, 16_384])
+def test_empty_responses_are_nothing_to_learn_from_and_no_error(tmp_path: Path, preset: str, budget: int):
+    config = recipe(tmp_path, f"preset={preset}", f"train.tokens_per_microbatch={budget}").config
+
+    def learnt(kept: list[Group]) -> tuple[dict[str, float], Learner]:
+        learner = learner_with_critic() if preset == "ppo" else learner_of(torch.float64)
+        return update_policy(learner, make_batch(kept, config, torch.float64), config, step=1), learner
+
+    metrics, learner = learnt(emptied(groups(3), lambda _g, _i: True))
+    assert metrics["updates"] == metrics["policy/skipped_updates"] == 0
+    assert not any(name.startswith("engine/") for name in metrics)
+    metrics, learner = learnt(emptied(groups(3), lambda g, i: g == 0 or i == 0))
+    assert metrics["updates"] > 0
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert all(torch.isfinite(parameter).all() for parameter in learner.policy.parameters())
 
 
 def test_a_skipped_update_has_no_say_in_the_means_of_those_that_ran(config: Config):

@@ -48,7 +48,7 @@ def pretrain_value(run: Run) -> None:
             len(batch.groups), run.config.train.updates_per_step, seed=run.config.train.seed, step=-step, epoch=0
         ):
             rows = batch.rows_of([g for g in groups if g not in held_out])
-            if rows:
+            if any(batch.lengths[row] for row in rows):
                 update_critic(run.learner, batch, values, rows, run.config, sums, run.event)
         run.end_value_step(step)
         sums = sums.across(run.world)

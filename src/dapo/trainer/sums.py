@@ -136,7 +136,7 @@ def summarise(batch: Batch, sums: Sums, lr: float, learner: Learner, start: int)
 
 def score_metrics(batch: Batch) -> dict[str, float]:
     """What the π_old pass says of all tokens: entropy, probability, and how far the engine's log-probs are off."""
-    if not batch.lengths:
+    if not sum(batch.lengths):
         return {}
     gap = batch.logp_trainer.flat - batch.logp_engine.flat
     return {

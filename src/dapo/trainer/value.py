@@ -75,10 +75,11 @@ def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Rag
 
 
 def terminal_reward(batch: Batch, rows: Sequence[int], mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, T]: each row's reward on its last token."""
+    """[B, T]: each row's reward on its last token; an empty response has none."""
     reward = torch.zeros(mask.shape, dtype=dtype)
     for at, row in enumerate(rows):
-        reward[at, batch.lengths[row] - 1] = batch.reward[row]
+        if batch.lengths[row]:
+            reward[at, batch.lengths[row] - 1] = batch.reward[row]
     return reward
 
 
