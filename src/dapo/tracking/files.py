@@ -6,24 +6,33 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dapo.errors import cannot_write
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one JSON line, flushed to disk."""
+    """Add one JSON line, flushed to disk. What a crash tore off before it stays a line of its own."""
+    line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        with path.open("ab+") as file:
+            file.write(line if ends_whole(file) else b"\n" + line)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise cannot_write(path, error) from None
 
 
+def ends_whole(file: BinaryIO) -> bool:
+    """Whether nothing, or a whole line, stands at the end."""
+    if not file.seek(0, os.SEEK_END):
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a JSONL file; a torn last line is left out."""
+    """The whole lines of a JSONL file; torn ones are left out."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:

@@ -1,0 +1,25 @@
+"""Files that grow by lines: what a crash tears costs that line, and no other."""
+
+from pathlib import Path
+
+import pytest
+
+from dapo.tracking.files import append_line, read_lines
+
+
+@pytest.mark.parametrize("torn", ['{"key": "b", "judg', '{"key": "b"', "{", "\n{"])
+def test_a_line_after_a_torn_one_is_whole(tmp_path: Path, torn: str):
+    path = tmp_path / "verdicts.jsonl"
+    append_line(path, {"key": "a"})
+    with path.open("a") as file:
+        file.write(torn)
+    for key in ("c", "d"):
+        append_line(path, {"key": key})
+    assert [record["key"] for record in read_lines(path)] == ["a", "c", "d"]
+
+
+def test_whole_lines_follow_each_other_without_a_gap(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    for text in ("a", "ü", ""):
+        append_line(path, {"text": text})
+    assert path.read_text(encoding="utf-8") == '{"text": "a"}\n{"text": "ü"}\n{"text": ""}\n'
