@@ -237,8 +237,14 @@ def test_carry_over_without_partial_rollouts_waits_for_what_it_began():
 
 
 def test_a_set_smaller_than_the_step_ends_when_all_were_tried():
-    assert len(fill(collector_of(), Few(lambda _: 0.5)).groups) == 5
-    assert len(fill(collector_of(), Few(lambda _: 0.5), dynamic=False).groups) == 5
+    for dynamic in (True, False):
+        done = fill(collector_of(), Few(lambda _: 0.5), dynamic=dynamic)
+        assert len(done.groups) == 5
+        assert len(done.events) == 1  # nobody has to count the groups to notice
+        assert "step not full" in done.events[0]
+    assert "sampling.prompts_per_step = 12" in done.events[0]
+    assert "only 5 problems" in done.events[0]
+    assert not fill(collector_of(), EndlessSource(half_informative), dynamic=False).events
 
 
 # ---------------------------------------------------------------- carry-over and partial rollouts

@@ -93,6 +93,11 @@ def fill_step(
     events: list[str] = []
     if config.dynamic and len(groups) < config.prompts_per_step:
         groups = apply_fill_policy(config, state, groups, accounting, events)
+    elif len(groups) < config.prompts_per_step:
+        events.append(
+            f"step not full: sampling.prompts_per_step = {config.prompts_per_step}, but the set has only {len(groups)} "
+            "problems, and none comes twice in a step. Lower the key, or use a larger set."
+        )
     accounting.trained(groups, filter_truncated=filter_truncated)
     return Fill(groups, accounting, events, filling.resolved)
 

@@ -51,6 +51,8 @@ def pretrain_value(run: Run) -> None:
             if any(batch.lengths[row] for row in rows):
                 update_critic(run.learner, batch, values, rows, run.config, sums, run.event)
         run.end_value_step(step)
+        for message in filled.events:
+            run.event("fill", message)
         sums = sums.across(run.world)
         is_skipped = sums.total("skipped") > 0 and not sums.total("critic_updates")
         line = finite(
