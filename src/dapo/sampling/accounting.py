@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dapo.types import Group
+from dapo.types import Group, StopReason
 
 CAUSES = ("all_right", "all_wrong", "surplus", "aborted", "truncated", "stale")
 
@@ -63,11 +63,13 @@ class Accounting:
         self.wasted_tokens["all_right" if group.n_correct else "all_wrong"] += n_tokens(group)
 
     def trained(self, groups: Iterable[Group], *, filter_truncated: bool) -> None:
-        """The step's groups; tokens of filtered truncated responses are waste."""
+        """The step's groups; tokens of truncated responses that are filtered, or that the engine gave up, are waste."""
         for group in groups:
             self.groups_trained += 1
             for completion in group.completions:
-                if filter_truncated and completion.is_truncated:
+                if completion.stop_reason is StopReason.ABORTED:
+                    self.wasted_tokens["aborted"] += len(completion.tokens)
+                elif filter_truncated and completion.is_truncated:
                     self.wasted_tokens["truncated"] += len(completion.tokens)
                 else:
                     self.trained_tokens += len(completion.tokens)

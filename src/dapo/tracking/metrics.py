@@ -58,7 +58,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "tokens/wasted_all_right": ("tokens", "tokens of groups that were all right"),
     "tokens/wasted_all_wrong": ("tokens", "tokens of groups that were all wrong"),
     "tokens/wasted_surplus": ("tokens", "tokens of finished responses nobody needed"),
-    "tokens/wasted_aborted": ("tokens", "tokens of responses aborted as surplus"),
+    "tokens/wasted_aborted": ("tokens", "tokens of responses aborted as surplus, or given up by the engine"),
     "tokens/wasted_truncated": ("tokens", "tokens of truncated responses taken out of the loss"),
     "tokens/wasted_stale": ("tokens", "tokens of groups that grew too old"),
     "timing.sampling_s": ("s", "time of the fill: generation and verdicts"),

@@ -1,0 +1,30 @@
+"""Where tokens went: every one is trained on, or wasted by one cause."""
+
+import numpy as np
+import pytest
+
+from dapo.sampling.accounting import Accounting
+from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
+
+
+def response(length: int, stop_reason: StopReason = StopReason.EOS) -> Completion:
+    tokens = np.arange(length, dtype=np.int32)
+    return Completion(tokens, tokens.astype(np.float32), np.zeros_like(tokens), stop_reason, "")
+
+
+def group_of(completions: list[Completion], judgements: list[Judgement]) -> Group:
+    return Group(Problem("p", "", ""), 0, (1,), tuple(completions), tuple(judgements))
+
+
+RIGHT, WRONG, CRASH = Judgement(Verdict.CORRECT, 1.0), Judgement(Verdict.WRONG, -1.0), Judgement(Verdict.CRASH, -1.0)
+
+
+@pytest.mark.parametrize("filter_truncated", [True, False])
+def test_tokens_of_a_response_that_the_engine_gave_up_are_not_trained_on(filter_truncated: bool):
+    completions = [response(3), response(5, StopReason.LENGTH), response(7, StopReason.ABORTED)]
+    accounting = Accounting()
+    accounting.trained([group_of(completions, [RIGHT, WRONG, CRASH])], filter_truncated=filter_truncated)
+    assert accounting.trained_tokens == 3 + (0 if filter_truncated else 5)
+    assert accounting.wasted_tokens["truncated"] == (5 if filter_truncated else 0)
+    assert accounting.wasted_tokens["aborted"] == 7
+    assert accounting.generated_tokens == 3 + 5 + 7
