@@ -160,6 +160,17 @@ def test_two_visits_to_a_problem_are_two_groups():
     assert index["groups"]["size"] == [2, 2]
 
 
+def test_an_error_leaves_neither_half_a_folder_nor_what_it_was_written_in(tmp_path):
+    table = table_of([row(PIECES, "text", problem="p", index=0)])
+    folder = tmp_path / "step-000001"
+    write_chunks(table, folder, PIECES)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(AttributeError):
+        write_chunks(table, folder, PIECES, object())
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
 def test_the_folder_appears_whole_and_goes_with_its_step(tmp_path):
     table = table_of([row(PIECES, "x")])
     for step in (5, 10, 1_000_000):

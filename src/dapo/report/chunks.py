@@ -42,10 +42,14 @@ def write_chunks(table: pa.Table, folder: Path, pieces: TokenPieces | None, phra
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    for name, text in make_chunks(table, folder.name, pieces, phrases or load_phrases()):
-        (aside / f"{name}.js").write_text(text, encoding="ascii")
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.replace(folder)
+    try:
+        for name, text in make_chunks(table, folder.name, pieces, phrases or load_phrases()):
+            (aside / f"{name}.js").write_text(text, encoding="ascii")
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.replace(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     sync_folder(folder.parent)
 
 
