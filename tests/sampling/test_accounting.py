@@ -28,3 +28,26 @@ def test_tokens_of_a_response_that_the_engine_gave_up_are_not_trained_on(filter_
     assert accounting.wasted_tokens["truncated"] == (5 if filter_truncated else 0)
     assert accounting.wasted_tokens["aborted"] == 7
     assert accounting.generated_tokens == 3 + 5 + 7
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, 0.5, 1.0])
+def test_graded_values_that_are_all_equal_are_neither_right_nor_wrong(value: float):
+    group = group_of([response(3)] * 8, [Judgement(Verdict.WRONG, value, graded=True)] * 8)
+    accounting = Accounting()
+    accounting.resolved(group)
+    accounting.wasted(group)
+    counts = (accounting.groups_all_right, accounting.groups_all_wrong, accounting.groups_all_equal)
+    assert counts == (0, 0, 1)
+    assert accounting.acceptance == 0
+    assert {cause: n for cause, n in accounting.wasted_tokens.items() if n} == {"all_equal": 24}
+
+
+@pytest.mark.parametrize(("judgement", "cause"), [(RIGHT, "all_right"), (WRONG, "all_wrong"), (CRASH, "all_wrong")])
+def test_verdicts_that_are_all_the_same_are_all_right_or_all_wrong(judgement: Judgement, cause: str):
+    group = group_of([response(3)] * 8, [judgement] * 8)
+    accounting = Accounting()
+    accounting.resolved(group)
+    accounting.wasted(group)
+    assert accounting.groups_all_equal == 0
+    assert getattr(accounting, f"groups_{cause}") == 1
+    assert accounting.wasted_tokens[cause] == 24

@@ -15,6 +15,7 @@ from dapo.sampling.carry import CarryState, fill_step_carrying, oldest_version
 from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import Fill, FillState, fill_step
 from dapo.sampling.virtual import EndlessSource, VirtualEngine, VirtualJudge, half_informative, log_normal_lengths
+from dapo.types import Judgement, Verdict
 
 G, N = 8, 12
 
@@ -187,6 +188,21 @@ def test_a_set_without_informative_problems_ends_within_its_budget(rate: float, 
 
 def one_in_ten(problem: int) -> float:
     return 0.5 if problem % 10 == 0 else 0.0
+
+
+class GradesAllAlike(VirtualJudge):
+    def wait(self, tickets):  # type: ignore[no-untyped-def]
+        return {ticket: Judgement(Verdict.WRONG, 1.0, graded=True) for ticket in super().wait(tickets)}
+
+
+def test_a_graded_reward_that_never_differs_is_told_as_such():
+    collector = collector_of()
+    collector.judge = GradesAllAlike()
+    done = fill(collector, EndlessSource(half_informative), budget=40)
+    assert done.groups == []
+    assert done.accounting.wasted_tokens["all_equal"] == done.accounting.generated_tokens > 0
+    assert "0 all right, 0 all wrong, 40 all equal" in done.events[0]
+    assert "grades more finely" in done.events[0]
 
 
 def test_train_partial_trains_on_what_there_is():

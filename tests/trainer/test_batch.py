@@ -12,7 +12,11 @@ from toy import recipe
 
 from dapo.algorithms.advantages import group_advantage
 from dapo.config.schema import Config
+from dapo.sampling.accounting import Accounting
+from dapo.sampling.dynamic import Fill
+from dapo.tracking.metrics import check_declared
 from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches, make_batch
+from dapo.trainer.step_metrics import step_metrics
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
 
@@ -83,3 +87,15 @@ def test_an_empty_step_is_an_empty_batch(config: Config, tmp_path: Path):  # noq
     batch = make_batch([], config, torch.float64)
     assert batch.lengths == []
     assert batch.reward.tolist() == []
+
+
+def test_only_steps_with_equal_graded_values_speak_of_them(config: Config):
+    """A step of verdicts has the metrics that it always had."""
+    empty = make_batch([], config, torch.float32)
+    plain, graded = Accounting(), Accounting(groups_all_equal=3)
+    graded.wasted_tokens["all_equal"] = 60
+    lines = [step_metrics(1, Fill([], accounting), empty, 0) for accounting in (plain, graded)]
+    told = {"sampling/groups_all_equal": 3, "tokens/wasted_all_equal": 60}
+    assert {name: lines[1][name] for name in lines[1].keys() - lines[0].keys()} == told
+    for line in lines:
+        check_declared(line)

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 from dapo.types import Group, StopReason
 
-CAUSES = ("all_right", "all_wrong", "surplus", "aborted", "truncated", "stale")
+CAUSES = ("all_right", "all_wrong", "all_equal", "surplus", "aborted", "truncated", "stale")
+
+
+def outcome_of(group: Group) -> str:
+    """Why a group is uninformative. Equal graded values are neither right nor wrong: their best is not known."""
+    if group.is_graded:
+        return "all_equal"
+    return "all_right" if group.n_correct else "all_wrong"
 
 
 @dataclass(slots=True)
@@ -19,6 +26,7 @@ class Accounting:
     groups_informative: int = 0
     groups_all_right: int = 0
     groups_all_wrong: int = 0
+    groups_all_equal: int = 0  # graded
     groups_trained: int = 0
     responses_judged: int = 0
     responses_correct: int = 0
@@ -53,14 +61,18 @@ class Accounting:
         self.responses_truncated += sum(completion.is_truncated for completion in group.completions)
         if group.is_informative:
             self.groups_informative += 1
-        elif group.n_correct:
-            self.groups_all_right += 1
-        else:
-            self.groups_all_wrong += 1
+            return
+        match outcome_of(group):
+            case "all_right":
+                self.groups_all_right += 1
+            case "all_wrong":
+                self.groups_all_wrong += 1
+            case _:
+                self.groups_all_equal += 1
 
     def wasted(self, group: Group) -> None:
         """An uninformative group's tokens."""
-        self.wasted_tokens["all_right" if group.n_correct else "all_wrong"] += n_tokens(group)
+        self.wasted_tokens[outcome_of(group)] += n_tokens(group)
 
     def trained(self, groups: Iterable[Group], *, filter_truncated: bool) -> None:
         """The step's groups; tokens of truncated responses that are filtered, or that the engine gave up, are waste."""

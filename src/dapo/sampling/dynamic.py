@@ -106,16 +106,20 @@ def apply_fill_policy(
     config: SamplingConfig, state: FillState, groups: list[Group], accounting: Accounting, events: list[str]
 ) -> list[Group]:
     """The budget is spent and the step is not full. Accepted groups are trained on or held, never lost."""
-    easy, hard = accounting.groups_all_right, accounting.groups_all_wrong
+    easy, hard, equal = accounting.groups_all_right, accounting.groups_all_wrong, accounting.groups_all_equal
+    graded = f", {equal} all equal" if equal else ""
     what = (
         f"only {len(groups)} of {config.prompts_per_step} informative groups in {accounting.prompts_tried} prompts "
-        f"({easy} all right, {hard} all wrong)"
+        f"({easy} all right, {hard} all wrong{graded})"
     )
-    remedy = (
-        "Use harder problems, or drop those that are always solved."
-        if easy >= hard
-        else "Use easier problems, a stronger model or more responses per prompt; `dapo data probe` shows pass rates."
-    )
+    if equal > easy + hard:
+        remedy = "Use a reward that grades more finely, other problems, or more responses per prompt."
+    elif easy >= hard:
+        remedy = "Use harder problems, or drop those that are always solved."
+    else:
+        remedy = (
+            "Use easier problems, a stronger model or more responses per prompt; `dapo data probe` shows pass rates."
+        )
     match config.fill_policy:
         case "error":
             raise DataError(f"sampling.fill_policy = error: {what}.", remedy=remedy)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 
+from dapo.sampling.accounting import CAUSES
 from dapo.sampling.carry import oldest_version
 from dapo.sampling.dynamic import Fill
 from dapo.trainer.batch import Batch
@@ -28,7 +29,10 @@ def step_metrics(step: int, fill: Fill, batch: Batch, version: int) -> dict[str,
         "tokens/trained": accounting.trained_tokens,
         "sampling/staleness_max": max((version - oldest_version(group) for group in batch.groups), default=0),
     }
-    metrics |= {f"tokens/wasted_{cause}": count for cause, count in accounting.wasted_tokens.items()}
+    wasted = accounting.wasted_tokens
+    metrics |= {f"tokens/wasted_{cause}": wasted[cause] for cause in CAUSES if cause != "all_equal" or wasted[cause]}
+    if accounting.groups_all_equal:  # graded rewards only
+        metrics["sampling/groups_all_equal"] = accounting.groups_all_equal
     if accounting.responses_judged:
         metrics["length/truncated"] = accounting.responses_truncated / accounting.responses_judged
     return metrics | batch_metrics(batch)

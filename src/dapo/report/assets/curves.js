@@ -3,7 +3,7 @@
 
 // A series is a metric by name, or a function of a run that gives one value per step.
 const perStep = (run, f) => (run.metrics.step || []).map((_, i) => f((name) => (run.metrics[name] || [])[i] ?? null));
-const WASTE = ["all_wrong", "all_right", "truncated", "surplus", "aborted", "stale"];
+const WASTE = ["all_wrong", "all_right", "all_equal", "truncated", "surplus", "aborted", "stale"];
 const wasteShare = (cause) => (run) => perStep(run, (m) => (m("tokens/generated") ? (m(`tokens/wasted_${cause}`) || 0) / m("tokens/generated") : null));
 const phase = (name) => (run) => perStep(run, (m) => m(`timing.${name}_s`));
 const otherTime = (run) => perStep(run, (m) => (m("timing.step_s") === null ? null
@@ -40,7 +40,7 @@ const CHARTS = [
   { id: "critic", title: "Critic", series: [["critic/explained_variance", "explained variance"]], note: "1 is perfect, 0 no better than the mean." },
   { id: "acceptance", title: "Informative groups", series: [["sampling/acceptance", "informative"]], unit: "share", note: "Share of resolved groups that are neither all right nor all wrong.",
     paper: "DAPO Fig. 3b: the share of prompts that are all right keeps growing, so fewer teach anything." },
-  { id: "waste", title: "Wasted tokens, by cause", stacked: true, unit: "share", series: WASTE.map((cause) => [wasteShare(cause), { all_wrong: "all wrong", all_right: "all right", truncated: "cut off", surplus: "surplus", aborted: "aborted", stale: "too old" }[cause]]),
+  { id: "waste", title: "Wasted tokens, by cause", stacked: true, unit: "share", series: WASTE.map((cause) => [wasteShare(cause), { all_wrong: "all wrong", all_right: "all right", all_equal: "all equal", truncated: "cut off", surplus: "surplus", aborted: "aborted", stale: "too old" }[cause]]),
     note: "Share of all generated tokens that no update was made from." },
   { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[phase("sampling"), "sampling"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds a step." },
   { id: "speed", title: "Tokens per second", unit: "tokens/s", series: [[(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/generated") / m("timing.step_s") : null)), "generated"], [(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/trained") / m("timing.step_s") : null)), "trained on"]],
