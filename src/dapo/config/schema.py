@@ -179,7 +179,11 @@ class GaeConfig(Section):
 class CriticConfig(Section):
     """The value model of PPO and VAPO."""
 
-    lr: float = Field(1e-5, ge=0, description="Learning rate of the critic's own optimizer.")
+    lr: float = Field(
+        1e-5,
+        ge=0,
+        description="Learning rate of the critic's own optimizer, the same in every step: no warm-up, no decay.",
+    )
     value_clip: OptionalFloat = Field(None, gt=0, description="Clip of the value around its old value; none: no clip.")
     pretrain_steps: int = Field(
         0, ge=0, description="Steps of value pretraining on a fixed policy before the first policy update (VAPO: 50)."
