@@ -31,6 +31,39 @@ def test_the_majority_counts_answers_not_responses():
     assert maj_at_k(correct, answers).tolist() == [1.0, 0.0, 0.5, 0.0, 1.0]
 
 
+def test_one_value_in_several_spellings_is_one_answer():
+    # 42 four times, written in two ways, against 41 three times.
+    assert maj_at_k(table("1111000"), [["42", "42", "$42$", "$42$", "41", "41", "41"]]).tolist() == [1.0]
+    # The same with the spellings on the wrong side.
+    assert maj_at_k(table("0000111"), [["1/2", "0.5", r"\frac{1}{2}", "x = 0.50", "41", "41", "41"]]).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("row", ["1110", "0111", "1011"])
+def test_most_verdicts_of_a_value_decide_wherever_the_odd_one_stands(row: str):
+    assert maj_at_k(table(row), [["42"] * 4]).tolist() == [1.0]
+    assert maj_at_k(~table(row), [["42"] * 4]).tolist() == [0.0]
+
+
+def test_as_many_right_as_wrong_is_a_half():
+    assert maj_at_k(table("1100"), [["42"] * 4]).tolist() == [0.5]
+    # 42 and 7 tie with two votes each: a half and a whole, shared by two.
+    assert maj_at_k(table("1011"), [["42", "42", "7", "7"]]).tolist() == [0.75]
+
+
+SPELLINGS = st.sampled_from(["42", "$42$", "42.0", "x = 42", "41", "1/2", "0.5", "even", "nothing to read {", None])
+
+
+@given(st.lists(st.tuples(SPELLINGS, st.booleans()), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_the_order_of_the_responses_does_not_matter(responses: list[tuple[str | None, bool]], random):
+    shuffled = list(responses)
+    random.shuffle(shuffled)
+    first, second = (
+        maj_at_k(np.array([[right for _, right in rows]]), [[text for text, _ in rows]])
+        for rows in (responses, shuffled)
+    )
+    assert first == pytest.approx(second)  # the tied are summed in another order
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=20))
 def test_avg_never_exceeds_pass_and_limits_agree(rows: list[list[bool]]):
     correct = np.array(rows)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dapo.report.answer_values import Value, value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +35,29 @@ def pass_at_k(correct: NDArray[np.bool_]) -> NDArray[np.float64]:
 def maj_at_k(correct: NDArray[np.bool_], answers: Sequence[Sequence[str | None]]) -> NDArray[np.float64]:
     """Is the most frequent extracted answer right? Ties count as the right answers' share among the tied. [P]
 
-    Responses without a readable answer have no vote; a problem where none has one counts 0.
+    Votes are counted by value, however it is spelled. Responses of one value may be judged differently (one offered a
+    second answer, or was cut off): most of them decide, and as many right as wrong is a half. Responses without a
+    readable answer have no vote; a problem where none has one counts 0.
     """
     return np.array([_majority(row, texts) for row, texts in zip(correct, answers, strict=True)], dtype=np.float64)
 
 
 def _majority(correct: NDArray[np.bool_], texts: Sequence[str | None]) -> float:
-    votes = Counter(text for text in texts if text is not None)
-    if not votes:
+    verdicts: dict[Value, list[bool]] = {}
+    for text, right in zip(texts, correct, strict=True):
+        if text is not None:
+            verdicts.setdefault(value_of(text), []).append(bool(right))
+    if not verdicts:
         return 0.0
-    is_right = {text: bool(right) for text, right in zip(texts, correct, strict=True) if text is not None}
-    most = max(votes.values())
-    tied = [text for text, count in votes.items() if count == most]
-    return sum(is_right[text] for text in tied) / len(tied)
+    most = max(len(votes) for votes in verdicts.values())
+    tied = [votes for votes in verdicts.values() if len(votes) == most]
+    return sum(_most_say(votes) for votes in tied) / len(tied)
+
+
+def _most_say(votes: Sequence[bool]) -> float:
+    """1 where more than half hold, 0.5 where exactly half do, else 0."""
+    n_right = 2 * sum(votes)
+    return float(n_right > len(votes)) + 0.5 * (n_right == len(votes))
 
 
 def bootstrap(per_problem: NDArray[np.float64], *, seed: int = 0, resamples: int = 2000) -> Estimate:
