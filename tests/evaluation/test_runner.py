@@ -1,9 +1,11 @@
 """Evaluation on a virtual engine: every problem k times, paired noise, nothing asked twice."""
 
+from dataclasses import replace
+
 from dapo.evaluation.runner import Answered, evaluate, summarise
-from dapo.rollout.engine import Request
+from dapo.rollout.engine import Finished, Request
 from dapo.sampling.virtual import VirtualEngine, VirtualJudge
-from dapo.types import Problem, Verdict
+from dapo.types import Problem, StopReason, Verdict
 
 PROBLEMS = [Problem(str(i), "", "", source="a" if i < 3 else "b", meta={"pass_rate": i / 5}) for i in range(6)]
 PROMPTS = [(0,)] * 6
@@ -46,3 +48,34 @@ def test_a_truncated_answer_is_counted_and_never_right():
     assert all(isinstance(a, Answered) and a.is_truncated for a in answers.values())
     line = summarise("set", sure, answers, k=3)
     assert (line["avg@k"], line["truncated"]) == (0.0, 1.0)
+
+
+class FaultyEngine(VirtualEngine):
+    """Gives up every response with an odd index, after it has written the right answer."""
+
+    def advance(self) -> list[Finished]:
+        return [
+            (
+                request,
+                replace(completion, stop_reason=StopReason.ABORTED) if request.key.response_index % 2 else completion,
+            )
+            for request, completion in super().advance()
+        ]
+
+
+def test_a_response_that_the_engine_gave_up_is_counted_not_judged_and_never_right():
+    judged = []
+
+    class CountingJudge(VirtualJudge):
+        def submit(self, response, answer, *, stop_reason=None, meta=None):
+            judged.append(stop_reason)
+            return super().submit(response, answer, stop_reason=stop_reason, meta=meta)
+
+    sure = [Problem("x", "", "", meta={"pass_rate": 1.0})]
+    faulty = FaultyEngine(max_concurrent=4, length_of=lambda _: 3)
+    answers = evaluate(faulty, CountingJudge(), sure, [(0,)], k=6, max_new_tokens=10, seed=0)
+    assert judged == [StopReason.EOS] * 3
+    assert [answers["x", i].verdict for i in range(6)] == [Verdict.CORRECT, Verdict.CRASH] * 3
+    assert [answers["x", i].is_aborted for i in range(6)] == [False, True] * 3
+    line = summarise("set", sure, answers, k=6)
+    assert (line["avg@k"], line["faults"], line["truncated"]) == (0.5, 3, 0.0)

@@ -66,5 +66,6 @@ def print_table(line: dict[str, Any]) -> None:
     console.print(
         f"\n{line['problems']} problems x {line['k']}; unparseable {100 * line['unparseable']:.1f} %, "
         f"truncated {100 * line['truncated']:.1f} %, mean length {line['mean_tokens']:.0f} tokens"
+        + (f"; {line['faults']} responses given up by the engine (non-finite logits)" if line.get("faults") else "")
         + (f"; {line['dropped_prompts']} prompts over the limit dropped" if line["dropped_prompts"] else "")
     )

@@ -59,6 +59,7 @@ def evaluation_cells(line: Mapping[str, Any]) -> list[str]:
         f"pass@{k} {line['pass@k']:.3f}",
         f"maj@{k} {line['maj@k']:.3f}",
         f"unparseable {100 * line['unparseable']:.1f}%",
+        *([f"given up by the engine {line['faults']}"] if line.get("faults") else []),
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dapo.evaluation.avg_at_k import Estimate, avg_at_k, bootstrap, maj_at_k, pass_at_k
 from dapo.rollout.engine import Engine, NoiseKey, Request
-from dapo.types import Completion, Judge, Judgement, Problem, Verdict
+from dapo.types import Completion, Judge, Judgement, Problem, StopReason, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class Answered:
     n_tokens: int
     is_truncated: bool
     text: str = ""
+    is_aborted: bool = False  # the engine gave it up
 
 
 Answers = dict[tuple[str, int], Answered]
@@ -44,7 +45,7 @@ def evaluate(
     """Answer every problem k times; what is in `known` is not asked again.
 
     The noise depends on (seed, problem, response index) alone: two evaluations of the same weights agree, and two
-    checkpoints are compared on the same draws.
+    checkpoints are compared on the same draws. A response that the engine gave up is not judged: it is never correct.
     """
     answers: Answers = dict(known or {})
     by_request: dict[int, Problem] = {}
@@ -58,21 +59,29 @@ def evaluate(
     engine.submit(requests)
     while engine.n_in_flight or engine.n_waiting:
         ended = engine.advance()
-        tickets = [
-            judge.submit(
+        tickets = {
+            request.id: judge.submit(
                 completion.text,
                 by_request[request.id].answer,
                 stop_reason=completion.stop_reason,
                 meta=dict(by_request[request.id].meta),
             )
             for request, completion in ended
-        ]
-        judgements = judge.wait(tickets)
-        for (request, completion), ticket in zip(ended, tickets, strict=True):
-            answer = answered(by_request[request.id], request, completion, judgements[ticket])
+            if completion.stop_reason is not StopReason.ABORTED
+        }
+        judgements = judge.wait(tickets.values())
+        for request, completion in ended:
+            problem = by_request[request.id]
+            judgement = judgements[tickets[request.id]] if request.id in tickets else engine_fault(problem)
+            answer = answered(problem, request, completion, judgement)
             answers[answer.problem_id, answer.response_index] = answer
             on_answer(answer, len(answers), len(problems) * k)
     return answers
+
+
+def engine_fault(problem: Problem) -> Judgement:
+    """What a response counts as that the engine gave up: as in training, never correct, and without a vote."""
+    return Judgement(Verdict.CRASH, -1.0, reference=problem.answer, message="the engine gave it up: non-finite logits")
 
 
 def answered(problem: Problem, request: Request, completion: Completion, judgement: Judgement) -> Answered:
@@ -84,6 +93,7 @@ def answered(problem: Problem, request: Request, completion: Completion, judgeme
         len(completion.tokens),
         completion.is_truncated,
         completion.text,
+        is_aborted=completion.stop_reason is StopReason.ABORTED,
     )
 
 
@@ -101,6 +111,7 @@ def summarise(name: str, problems: Sequence[Problem], answers: Answers, *, k: in
         line[f"{score}_interval"] = [estimate.low, estimate.high]
     line["unparseable"] = share(everything, lambda a: a.verdict is Verdict.UNPARSEABLE)
     line["truncated"] = share(everything, lambda a: a.is_truncated)
+    line["faults"] = sum(a.is_aborted for a in everything)
     line["mean_tokens"] = float(np.mean([a.n_tokens for a in everything])) if everything else 0.0
     sources = sorted({problem.source for problem in problems})
     if len(sources) > 1:

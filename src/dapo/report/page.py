@@ -239,6 +239,7 @@ def trimmed(line: dict[str, Any]) -> dict[str, Any]:
         "maj": line.get("maj@k"),
         "unparseable": line.get("unparseable"),
         "truncated": line.get("truncated"),
+        "faults": line.get("faults"),
         "mean_tokens": line.get("mean_tokens"),
         "seconds": line.get("timing.evaluation_s"),
         "by_source": sorted(sources.items()) if isinstance(sources, dict) else [],
