@@ -133,11 +133,11 @@ def show(report: Report) -> None:
     console = Pipe()
     console.print(table)
     for heading, examples in defects(report):
-        console.print(f"\n{heading}", markup=False)
+        console.print(f"\n{heading}")
         for example in examples[:SHOWN]:
-            console.print(f"  {example}", markup=False, highlight=False)
+            console.print(f"  {example}", highlight=False)
         if len(examples) > SHOWN:
-            console.print(f"  … and {len(examples) - SHOWN:,} more: --json lists them all", markup=False)
+            console.print(f"  … and {len(examples) - SHOWN:,} more: --json lists them all")
 
 
 def lines(report: Report) -> list[tuple[str, str]]:

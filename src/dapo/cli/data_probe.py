@@ -122,7 +122,6 @@ def show(figures: dict[str, Any], table: list[Difficulty]) -> None:
         f"{figures['pass_rate']:.3f}, mean length {figures['mean_tokens']:.0f} tokens, truncated "
         f"{100 * figures['truncated']:.1f} %"
         + (f"; {figures['dropped_prompts']:,} prompts over the limit dropped" if figures["dropped_prompts"] else ""),
-        markup=False,
     )
     rates = Table("pass rate", "problems", "share", box=None, padding=(0, 2, 0, 0))
     for row in figures["histogram"]:
@@ -138,8 +137,8 @@ def show(figures: dict[str, Any], table: list[Difficulty]) -> None:
         problems.add_row(
             one.id[:24], f"{one.pass_rate:.2f}", f"{one.mean_tokens:.0f}", f"{one.truncated:.2f}", question[:60]
         )
-    console.print(problems, markup=False)
+    console.print(problems)
     if len(table) > SHOWN:
         console.print(f"… and {len(table) - SHOWN:,} more: --json and --out list them all")
     if "selected" in figures:
-        console.print(f"{figures['written']}: {figures['selected']:,} problems selected", markup=False)
+        console.print(f"{figures['written']}: {figures['selected']:,} problems selected")

@@ -129,7 +129,7 @@ def device_for(gpu: str | None) -> tuple[str, float]:
 
 def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
     config, work = resolved.config, plan["work"]
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(emoji=False, highlight=False, soft_wrap=False)
     label = "" if plan["is_paper_algorithm"] else "  [bold]not the paper's algorithm[/bold]"
     console.print(f"[bold]{escape(resolved.name)}[/bold]  preset {escape(config.preset)}{label}\n")
     lines = [
@@ -366,7 +366,7 @@ def print_difference(rows: list[tuple[str, str, str, str]], first: str, second: 
         found = [{"key": key, "first": a, "second": b, "meaning": meaning} for key, a, b, meaning in rows]
         typer.echo(json.dumps({"first": first, "second": second, "differences": found}, ensure_ascii=False, indent=2))
         return
-    console = Console(highlight=False)
+    console = Console(emoji=False, highlight=False)
     if not rows:
         console.print(f"{escape(first)} and {escape(second)} are the same.")
         return

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -28,13 +27,13 @@ Line = Mapping[str, Any]
 @contextmanager
 def view(jobs: Sequence[Job], *, is_quiet: bool) -> Iterator[Progress]:
     """On standard error, so that standard output is the result: a live list where there is a terminal, else lines."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Pipe(stderr=True, highlight=False, soft_wrap=True)
     started = time.monotonic()
     if not sys.stderr.isatty() or is_quiet:
 
         def lines(running: Sequence[Job], outcome: Outcome, event: str) -> None:
             if event and not is_quiet:
-                console.print(f"{len(outcome.done)}/{len(jobs)} done, {len(running)} at work  {event}", markup=False)
+                console.print(f"{len(outcome.done)}/{len(jobs)} done, {len(running)} at work  {event}")
 
         yield lines
         return
@@ -44,7 +43,7 @@ def view(jobs: Sequence[Job], *, is_quiet: bool) -> Iterator[Progress]:
         def picture(running: Sequence[Job], outcome: Outcome, event: str) -> None:
             nonlocal seen
             if event:
-                live.console.print(event, markup=False)
+                live.console.print(event)
             if event or time.monotonic() - seen > LOOK_EVERY_S:
                 seen = time.monotonic()
                 at_work = "   ".join(f"{job.name}: step {job.steps_done}" for job in running)
@@ -62,7 +61,6 @@ def show(summary: Mapping[str, Any], written: Sequence[Path]) -> None:
     console.print(
         f"{settings['recipe']}: {settings['budget']}, seeds {', '.join(map(str, settings['seeds']))}; "
         f"avg@{k} on {summary['problems']} held-out problems, 95 % intervals over problems and seeds",
-        markup=False,
     )
     for columns in (SCORES, SHAPES):
         table = Table(box=None, pad_edge=False)
@@ -77,12 +75,11 @@ def show(summary: Mapping[str, Any], written: Sequence[Path]) -> None:
         "the arm named, paired by seed and problem. to best: steps, updates, tokens to reach the baseline's best.\n"
         "cut, clip: whole run. waste: generated tokens in no loss. informative: share of trained groups. published:\n"
         "AIME 2024 avg@32, Qwen2.5-32B: another task and scale.",
-        markup=False,
     )
     for note in summary["notes"]:
-        console.print(note, markup=False)
+        console.print(note)
     for path in written:
-        console.print(str(path), markup=False)
+        console.print(str(path))
 
 
 def difference(line: Line) -> str:

@@ -111,7 +111,7 @@ class LiveView(Observer):
     """Progress of run, fill and updates, the latest numbers, and what was evaluated."""
 
     def __init__(self) -> None:
-        self.console = Console()
+        self.console = Console(markup=False, emoji=False)  # folders and sets are named by others
         self.progress = Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(),
@@ -152,10 +152,10 @@ class LiveView(Observer):
     def on_evaluation(self, line: Mapping[str, Any]) -> None:
         name = str(line["set"]).replace("/", ":").rsplit(":", 1)[-1]  # a file or a module:name, by its last part
         cells = [f"eval {name} after step {line['step']}:", *evaluation_cells(line)]
-        self.console.print(fit(cells, self.console.width), highlight=False, markup=False)
+        self.console.print(fit(cells, self.console.width), highlight=False)
 
     def on_event(self, kind: str, message: str) -> None:
-        self.console.print(f"[{kind}] {message}", highlight=False, markup=False)
+        self.console.print(f"[{kind}] {message}", highlight=False)
 
     def on_end(self, run: Run) -> None:  # noqa: ARG002
         self.close()

@@ -34,7 +34,7 @@ def print_run(
     """The answers and the problems of a step; or one problem's responses."""
     if heat not in HEATS:
         raise DataError(f"--heat {heat}: no such colouring.", remedy=f"Use one of {', '.join(HEATS)}.")
-    console = console or Console(highlight=False)
+    console = console or Console(markup=False, emoji=False, highlight=False)
     examined = examine_run(folder)
     if problem is None:
         print_overview(examined, console)
