@@ -1,6 +1,8 @@
 """Which spellings are one answer, and which must stay apart."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dapo.report.answer_values import value_of
 
@@ -39,3 +41,15 @@ def test_one_value(spellings: list[str]):
 )
 def test_two_values(one: str, other: str):
     assert value_of(one) != value_of(other)
+
+
+SIGNS = st.sampled_from(
+    [*"0123456789.,+-*/^=(){}[]<>!%$|_&~:; xye", "\\frac", "\\sqrt", "\\pi", "\\text{", "±", "½", "²"]
+)
+
+
+@given(st.one_of(st.text(max_size=80), st.lists(SIGNS, max_size=30).map("".join)))
+@settings(max_examples=400, deadline=None)
+def test_any_text_has_a_value_that_can_be_counted(text: str):
+    assert value_of(text) == value_of(text)
+    assert isinstance(hash(value_of(text)), int)

@@ -181,3 +181,14 @@ def test_the_folder_appears_whole_and_goes_with_its_step(tmp_path):
     (tmp_path / "step-000005.parquet").touch()
     drop_after(tmp_path, 5)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000005", "step-000005.parquet"]
+
+
+def test_answers_are_counted_by_their_value_not_by_their_spelling():
+    index = chunks.Index("step-000001", load_phrases())
+    for problem, (reference, said) in enumerate([("4", ["$4$", "4"]), ("4.0", ["$4$", "9"]), ("9", ["$4$", None])]):
+        rows = [row(PIECES, "text", problem=str(problem), index=i, answer=reference) for i in range(len(said))]
+        about = {"verdict": "WRONG", "n": 4, "reward": -1.0, "stop": "EOS", "behaviour": [], "is_answer_only": False}
+        index.add(rows, [about | {"extracted": text} for text in said], piece=0, at=0, pieces=None)
+    # 4 is said four times of six, most often as $4$, and is the reference of the first two problems.
+    assert index.to_json()["summary"]["top_answer"] == ["$4$", 4, 2]
+    assert index.groups["answers"] == [1, 2, 2]  # nothing read is an answer of its own

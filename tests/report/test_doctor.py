@@ -182,6 +182,103 @@ def test_one_answer_dominates_unless_the_references_do_too(tmp_path: Path):
         assert ("dominating-answer" in found) == fires, name
 
 
+def the(findings: list[Finding], name: str) -> Finding:
+    return next(finding for finding in findings if finding.name == name)
+
+
+def config_of(section: str, **keys: object) -> str:
+    return f"[{section}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in keys.items())
+
+
+@pytest.mark.parametrize(("start", "end"), [(0.0, 0.0), (0.0, 2 * T.entropy_explosion_rise)])
+def test_an_entropy_that_was_nothing_at_the_start_has_no_ratio(tmp_path: Path, start: float, end: float):
+    found = look(tmp_path, metrics(accuracy=0.1, policy__entropy=lambda t: start if t < 0.5 else end))
+    finding = next(finding for finding in found if finding.name.startswith("entropy-"))
+    assert "%" not in finding.detail
+
+
+def test_a_truncated_response_may_count_where_the_config_says_so(tmp_path: Path):
+    lines = metrics(length__truncated=T.truncated + 0.01)
+    never = the(look(tmp_path / "never", lines), "truncation")
+    may = the(look(tmp_path / "may", lines, config=config_of("rewards", truncated_may_be_correct=True)), "truncation")
+    assert "never counts as right" in never.detail
+    assert "never" not in may.detail
+
+
+def test_what_is_on_already_is_no_remedy(tmp_path: Path):
+    growing = metrics(
+        accuracy=0.5,
+        length__truncated=0.5,
+        length__mean=lambda t: 300 if t < 0.5 else 300 * T.length_runaway_ratio * 1.1,
+    )
+    off = look(tmp_path / "off", growing)
+    config = config_of("shaping", overlong_penalty=1.0) + config_of("algorithm", mean="token")
+    on = look(tmp_path / "on", growing, config=config)
+    for name in ("length-runaway", "truncation"):
+        assert "overlong_penalty" in the(off, name).remedy
+        assert "overlong_penalty" not in the(on, name).remedy
+        assert "algorithm.mean" not in the(on, name).remedy
+    gap = metrics(engine__gap_mean=T.engine_gap_nats * 1.1)
+    assert "importance_cap" in the(look(tmp_path / "free", gap), "engine-gap").remedy
+    for name, keys in (("capped", {"importance_cap": 2.0}), ("bypass", {"old_logp": "bypass"})):
+        finding = the(look(tmp_path / name, gap, config=config_of("algorithm", **keys)), "engine-gap")
+        assert (finding.level, "importance_cap" in finding.remedy) == ("severe", False)
+
+
+def test_the_gap_of_carried_tokens_is_not_laid_at_the_engines_door(tmp_path: Path):
+    gap = metrics(engine__gap_mean=T.engine_gap_nats * 1.1)
+    config = config_of("sampling", partial_rollouts=True, max_staleness_updates=16)
+    config += config_of("algorithm", importance_cap=2.0)
+    by_config = the(look(tmp_path / "config", gap, config=config), "engine-gap")
+    assert "at most 16 updates old" in by_config.detail
+    by_age = the(look(tmp_path / "age", metrics(engine__gap_mean=1.0, sampling__staleness_max=3)), "engine-gap")
+    for finding in (by_config, by_age):
+        assert finding.level == "warning"
+        assert "engine disagree" not in finding.title
+        assert "importance_cap" not in finding.remedy
+
+
+def test_nothing_is_dropped_without_dynamic_sampling(tmp_path: Path):
+    few = {"sampling__acceptance": T.acceptance - 0.01}
+    easy = metrics(**few, sampling__groups_all_right=9, sampling__groups_all_wrong=0)
+    both = metrics(**few, sampling__groups_all_right=5, sampling__groups_all_wrong=5)
+    group = config_of("sampling", dynamic=False)
+    critic = group + config_of("algorithm", advantage="gae")
+    assert "trained on" not in the(look(tmp_path / "dynamic", easy), "too-easy").detail
+    assert "trained on with an advantage of 0." in the(look(tmp_path / "group", easy, config=group), "too-easy").detail
+    assert the(look(tmp_path / "critic", easy, config=critic), "too-easy").detail.endswith("They are trained on.")
+    assert "low-acceptance" in names(look(tmp_path / "both", both, config=group))
+    assert "low-acceptance" not in names(look(tmp_path / "lone", both, config=critic))
+    for finding in look(tmp_path / "word", easy, config=group):
+        assert "dropped" not in finding.detail
+
+
+def test_bypass_is_not_said_to_save_time_nor_checkpoints_to_be_in_a_step(tmp_path: Path):
+    before = metrics(timing__old_logp_s=6.0, timing__sampling_s=2.0, timing__update_s=1.0)
+    assert "bypass" not in the(look(tmp_path / "old", before), "bound-by-old-logp").remedy
+    other = metrics(timing__sampling_s=2.0, timing__update_s=1.0, timing__old_logp_s=1.0)
+    assert "checkpoint" not in the(look(tmp_path / "other", other), "bound-by-other").remedy
+
+
+@pytest.mark.parametrize("norm", [0.0, None, float("nan")])
+def test_skipped_updates_are_not_called_dead_gradients(tmp_path: Path, norm: float | None):
+    lines = metrics(policy__skipped_updates=lambda t: float(t > 0.8))
+    for line in lines[-5:]:
+        del line["policy/gradient_norm"]
+        if norm is not None:
+            line["policy/gradient_norm"] = line["policy/loss"] = norm
+    found = names(look(tmp_path, lines))
+    assert "non-finite-gradients" in found
+    assert "dead-gradients" not in found
+
+
+def test_lines_without_their_numbers_can_be_read(tmp_path: Path):
+    lines = [{"step": step, "timing.step_s": None, "policy/loss": float("nan")} for step in range(1, 9)]
+    run = load_run(write_run(tmp_path, lines, wanted=100))
+    assert run.state == "running"
+    assert verdict(examine(run), run).startswith("Clean bill")
+
+
 def test_the_evaluation_has_fallen_only_where_the_intervals_part(tmp_path: Path):
     parted = [evaluation(0, 0.5), evaluation(10, 0.7), evaluation(30, 0.7 - 0.03 - 0.03 - 0.01)]
     touching = [evaluation(0, 0.5), evaluation(10, 0.7), evaluation(30, 0.7 - 0.03 - 0.03 + 0.01)]

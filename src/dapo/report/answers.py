@@ -89,7 +89,10 @@ def collapsed(run: RunRecord, findings: Sequence[Finding]) -> Answer:
     detail = f"{series[0][1]:.3f} → {series[-1][1]:.3f} nats per token"
     accuracy = run.series("accuracy")
     if series[-1][1] < series[0][1] / 2 and len(accuracy) > 1:
-        detail += f": more certain, and more often right ({accuracy[0][1]:.2f} → {accuracy[-1][1]:.2f})"
+        moved = f"({accuracy[0][1]:.2f} → {accuracy[-1][1]:.2f})"
+        if accuracy[-1][1] <= accuracy[0][1]:
+            return Answer("entropy", question, "Not yet", f"{detail}: more certain, but not more often right {moved}.")
+        detail += f": more certain, and more often right {moved}"
     return Answer("entropy", question, "No", f"{detail}.", GOOD)
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dapo.report.answer_values import Value, value_of
 from dapo.report.behaviour import KINDS, Phrases, is_answer_only, load_phrases
 from dapo.report.pieces import TokenPieces
 from dapo.tracking.files import sync_folder
@@ -209,8 +210,9 @@ class Index:
                 "answers", "tokens", "reward", "low", "high", *KINDS,
             )
         }  # fmt: skip
-        self.answers: Counter[str] = Counter()
-        self.references: Counter[str] = Counter()
+        self.answers: Counter[Value] = Counter()
+        self.spellings: dict[Value, Counter[str]] = {}
+        self.references: Counter[Value] = Counter()
         self.clipped: dict[int, Counter[str]] = {-1: Counter(), 1: Counter()}
         self.verdicts: Counter[str] = Counter()
         self.answer_only = 0
@@ -237,7 +239,7 @@ class Index:
             "correct": sum(r["verdict"] == "CORRECT" for r in responses),
             "unparseable": sum(r["verdict"] == "UNPARSEABLE" for r in responses),
             "truncated": sum(r["stop"] == "LENGTH" for r in responses),
-            "answers": len({r["extracted"] for r in responses}),
+            "answers": len({None if r["extracted"] is None else value_of(r["extracted"]) for r in responses}),
             "tokens": round(float(np.mean([r["n"] for r in responses])), 1),
             "reward": number(float(np.mean([r["reward"] or 0.0 for r in responses]))),
             "low": int(sum((clip < 0).sum() for clip in clips)),
@@ -247,8 +249,10 @@ class Index:
             line[kind] = sum(kind in r["behaviour"] for r in responses)
         for name, value in line.items():
             self.groups[name].append(value)
-        self.references[clean(first.get("answer"))[:QUESTION_CHARACTERS]] += 1
-        self.answers.update(r["extracted"][:QUESTION_CHARACTERS] for r in responses if r["extracted"] is not None)
+        self.references[value_of(clean(first.get("answer")))] += 1
+        for said in (r["extracted"] for r in responses if r["extracted"] is not None):
+            self.answers[value_of(said)] += 1
+            self.spellings.setdefault(value_of(said), Counter())[said[:QUESTION_CHARACTERS]] += 1
         self.verdicts.update(r["verdict"] for r in responses)
         self.answer_only += sum(r["is_answer_only"] for r in responses)
         if pieces is not None:
@@ -259,7 +263,7 @@ class Index:
 
     def to_json(self) -> dict[str, Any]:
         n = sum(self.groups["size"])
-        top = self.answers.most_common(1)
+        top = [(value, self.spellings[value].most_common(1)[0][0], n) for value, n in self.answers.most_common(1)]
         return {
             "format": FORMAT,
             "step": self.step,
@@ -271,7 +275,7 @@ class Index:
                 "behaviour": {kind: sum(self.groups[kind]) for kind in KINDS},
                 "answer_only": self.answer_only,
                 "verdicts": sorted(self.verdicts.items()),
-                "top_answer": [*top[0], self.references[top[0][0]]] if top else None,
+                "top_answer": [*top[0][1:], self.references[top[0][0]]] if top else None,
                 "clipped_low": self.clipped[-1].most_common(TOP),
                 "clipped_high": self.clipped[1].most_common(TOP),
             },

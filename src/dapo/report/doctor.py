@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.report.load import RunRecord
+from dapo.report.load import RunRecord, is_number
 
 SEVERE, WARNING, NOTE = "severe", "warning", "note"
 
@@ -36,7 +36,7 @@ class Thresholds:
     length_runaway_ratio: float = 2.0
     truncated: float = 0.15
     acceptance: float = 0.15
-    one_cause: float = 0.75  # of the dropped groups
+    one_cause: float = 0.75  # of the groups that are all right or all wrong
     hacking_accuracy_rise: float = 0.05
     answer_only_rise: float = 0.3
     answer_only_length_ratio: float = 0.4  # without rollouts: mean length against the start
@@ -170,7 +170,7 @@ def entropy(v: Visit) -> Iterator[Finding]:
             "entropy-collapse",
             SEVERE,
             "Entropy has collapsed",
-            f"{start:.3f} nats at the start, {end:.4f} now ({end / start:.0%}); accuracy {before:.3f} half-way, "
+            f"{start:.3f} nats at the start, {end:.4f} now{share_of(end, start)}; accuracy {before:.3f} half-way, "
             f"{accuracy:.3f} now: the model has stopped exploring before it was right.",
             "Raise algorithm.clip.high (the paper: 0.28), lower train.lr, or go back to an earlier checkpoint.",
             v.whole,
@@ -181,11 +181,16 @@ def entropy(v: Visit) -> Iterator[Finding]:
             "entropy-explosion",
             SEVERE,
             "Entropy is exploding",
-            f"{start:.3f} nats at the start, {end:.3f} now ({end / start:.1f} times): the text is turning into noise.",
+            f"{start:.3f} nats at the start, {end:.3f} now{share_of(end, start)}: the text is turning into noise.",
             "Lower train.lr or algorithm.clip.high; look at the truncated share and at the engine gap.",
             v.whole,
             ("policy/entropy", "length/truncated", "engine/gap_mean"),
         )
+
+
+def share_of(end: float, start: float) -> str:
+    """What is left of the start; nothing where it was 0."""
+    return f" ({end / start:.0%})" if start else ""
 
 
 def clipping(v: Visit) -> Iterator[Finding]:
@@ -225,24 +230,43 @@ def length(v: Visit) -> Iterator[Finding]:
                 "Responses grow without getting better",
                 f"Mean length {start:.0f} tokens at the start, {end:.0f} now ({end / start:.1f} times); accuracy has "
                 f"changed by {gain:+.3f} since half-way.",
-                'Switch the overlong punishment on (shaping.overlong_penalty = 1.0), use algorithm.mean = "token", '
-                "and read the longest responses in the browser.",
+                brevity(v.run),
                 v.whole,
                 ("length/mean", "length/p90"),
             )
     share = v.last("length/truncated")
     if share is not None and share > v.t.truncated:
         limit = v.run.key("limits", "max_response_tokens", default="?")
+        judged = "a truncated response never counts as right"
+        if v.run.key("rewards", "truncated_may_be_correct", default=False):
+            judged = "what stands in their text is judged all the same (rewards.truncated_may_be_correct)"
+        teach = "" if is_punished(v.run) else ", or teach brevity with shaping.overlong_penalty = 1.0"
         yield Finding(
             "truncation",
             WARNING,
             "Many responses are cut off",
-            f"{share:.1%} of the judged responses ran into limits.max_response_tokens = {limit}; a truncated response "
-            "never counts as right.",
-            "Raise limits.max_response_tokens, or teach brevity with shaping.overlong_penalty = 1.0.",
+            f"{share:.1%} of the judged responses ran into limits.max_response_tokens = {limit}; {judged}.",
+            f"Raise limits.max_response_tokens{teach}.",
             v.last_steps,
             ("length/truncated", "length/max"),
         )
+
+
+def is_punished(run: RunRecord) -> bool:
+    return bool(run.key("shaping", "overlong_penalty", default=0.0))
+
+
+def brevity(run: RunRecord) -> str:
+    """What speaks against length and is not on yet."""
+    advice = []
+    if not is_punished(run):
+        advice.append("switch the overlong punishment on (shaping.overlong_penalty = 1.0)")
+    if run.key("algorithm", "mean") != "token":
+        advice.append('use algorithm.mean = "token"')
+    if not advice:
+        advice.append("lower limits.max_response_tokens or widen shaping.overlong_buffer_tokens")
+    text = ", ".join([*advice, "and read the longest responses in the browser."])
+    return text[0].upper() + text[1:]
 
 
 def acceptance(v: Visit) -> Iterator[Finding]:
@@ -250,19 +274,22 @@ def acceptance(v: Visit) -> Iterator[Finding]:
     if share is None or share >= v.t.acceptance:
         return
     right, wrong = v.last("sampling/groups_all_right") or 0.0, v.last("sampling/groups_all_wrong") or 0.0
-    dropped = right + wrong
-    numbers = (
-        f"{share:.1%} of the groups are informative; of those dropped, {right:.0f} a step were all right and "
-        f"{wrong:.0f} all wrong."
-    )
-    if dropped and right >= v.t.one_cause * dropped:
+    uniform = right + wrong
+    has_critic = v.run.key("algorithm", "advantage") == "gae"
+    numbers = f"{share:.1%} of the groups are informative; of the others {right:.0f} a step were all right and "
+    numbers += f"{wrong:.0f} all wrong."
+    if not v.run.key("sampling", "dynamic", default=True):
+        numbers += f" They are trained on{'' if has_critic else lone_advantage(v.run)}."
+    if uniform and right >= v.t.one_cause * uniform:
         name, title = "too-easy", "The problems have become too easy"
         remedy = "Add harder problems (dapo data probe --select 0.1 0.9), or stop: there is little left to learn here."
-    elif dropped and wrong >= v.t.one_cause * dropped:
+    elif uniform and wrong >= v.t.one_cause * uniform:
         name, title = "too-hard", "The problems are too hard"
         remedy = (
             "Start with easier problems (dapo data probe --select 0.1 0.9), or raise sampling.responses_per_prompt."
         )
+    elif has_critic:  # it gives every response an advantage of its own, mixed group or not
+        return
     else:
         name, title = "low-acceptance", "Few groups are informative"
         remedy = (
@@ -272,6 +299,13 @@ def acceptance(v: Visit) -> Iterator[Finding]:
         name, WARNING, title, numbers, remedy, v.last_steps,
         ("sampling/acceptance", "sampling/groups_all_right", "sampling/groups_all_wrong"),
     )  # fmt: skip
+
+
+def lone_advantage(run: RunRecord) -> str:
+    """What tells the responses of a group apart that are all right or all wrong."""
+    return (
+        "; only the overlong punishment tells their responses apart" if is_punished(run) else " with an advantage of 0"
+    )
 
 
 def reward_hacking(v: Visit) -> Iterator[Finding]:
@@ -325,15 +359,42 @@ def engine_gap(v: Visit) -> Iterator[Finding]:
             f"KL {kl:.4f} nats" if kl is not None else "",
             f"effective sample size {size:.0%}" if size is not None else "",
         ]
+        numbers = ", ".join(part for part in parts if part)
+        where = ("engine/gap_mean", "engine/kl")
+        if has_stale_tokens(v):
+            yield Finding(
+                "engine-gap",
+                WARNING,
+                "Trained tokens are far from the policy",
+                f"{numbers}: among them are tokens of earlier weights (carried over, at most "
+                f"{v.run.key('sampling', 'max_staleness_updates', default='?')} updates old), so the policy's own "
+                "movement is part of it.",
+                "Lower train.lr or sampling.max_staleness_updates; without carry_over and partial_rollouts the gap is "
+                "the engine's alone.",
+                v.last_steps,
+                (*where, "sampling/staleness_max"),
+            )
+            return
         yield Finding(
             "engine-gap",
             SEVERE,
             "Trainer and engine disagree",
-            f"{', '.join(part for part in parts if part)}: the responses come from another policy than is trained.",
-            "Set algorithm.importance_cap = 2.0; compare model.dtype of both; update engine and trainer together.",
+            f"{numbers}: the responses come from another policy than is trained.",
+            ("" if corrects_gap(v.run) else "Set algorithm.importance_cap = 2.0; ")
+            + "compare model.dtype of both; update engine and trainer together.",
             v.last_steps,
-            ("engine/gap_mean", "engine/kl"),
+            where,
         )
+
+
+def has_stale_tokens(v: Visit) -> bool:
+    is_carrying = any(v.run.key("sampling", name, default=False) for name in ("carry_over", "partial_rollouts"))
+    return is_carrying or bool(v.last("sampling/staleness_max"))
+
+
+def corrects_gap(run: RunRecord) -> bool:
+    """An importance weight, or a ratio that starts at the engine's own log-probs."""
+    return is_number(run.key("algorithm", "importance_cap")) or run.key("algorithm", "old_logp") == "bypass"
 
 
 def gradients(v: Visit) -> Iterator[Finding]:
@@ -407,7 +468,7 @@ def evaluations(v: Visit) -> Iterator[Finding]:
 
 
 def phases(run: RunRecord) -> dict[str, float]:
-    """Seconds of the whole run by phase; what is in no phase is `other`."""
+    """Seconds of the whole run by phase; what is in no phase of a step is `other`. Saving checkpoints is not timed."""
     sums = {name: sum(v for _, v in run.series(f"timing.{name}_s")) for name in ("sampling", "old_logp", "update")}
     whole = sum(value for _, value in run.series("timing.step_s"))
     sums["other"] = max(0.0, whole - sum(sums.values()))
@@ -418,8 +479,9 @@ def phases(run: RunRecord) -> dict[str, float]:
 BOUND = {
     "sampling": "More responses at once (rollout.max_concurrent_responses), fewer wasted groups, shorter limits.",
     "update": "Raise train.tokens_per_microbatch; switch train.gradient_checkpointing off if memory allows.",
-    "old_logp": 'algorithm.old_logp = "bypass" saves this pass where the engine gap is small.',
-    "other": "Writing rollouts and checkpoints: raise rollouts.every_steps, use a faster disk.",
+    "old_logp": "Raise train.tokens_per_microbatch; lower train.updates_per_step (a step's first update scores its own "
+    "rows).",
+    "other": "Handing the weights to the engine, writing rollouts: raise rollouts.every_steps, use a faster disk.",
     "evaluation": "Raise eval.every_steps, or lower eval.k.",
 }
 
@@ -446,7 +508,7 @@ def step_time(v: Visit) -> Iterator[Finding]:
 
 PHASES = {
     "sampling": "sampling and verdicts",
-    "old_logp": "the π_old pass",
+    "old_logp": "the passes before the updates (π_old, critic, reference)",
     "update": "the updates",
     "other": "everything else",
     "evaluation": "evaluation",

@@ -47,7 +47,9 @@ class RunRecord:
         has_spent_budget = any(e.get("kind") == "budget" and e.get("step") == self.steps for e in self.events)
         if self.metrics and (self.steps >= self.wanted_steps or has_spent_budget):
             return "finished"
-        longest = max((m.get("timing.step_s", 0.0) for m in self.metrics[-5:]), default=0.0)
+        longest = max(
+            (float(m["timing.step_s"]) for m in self.metrics[-5:] if is_number(m.get("timing.step_s"))), default=0.0
+        )
         return "running" if self.silent_s < max(RUNNING_SECONDS, 5 * longest) else "stopped"
 
     @property
