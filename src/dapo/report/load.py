@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.errors import DataError
-from dapo.report.chunks import chunk_folder, records_of
+from dapo.report.chunks import records_of
 
 RUNNING_SECONDS = 60.0  # a run that wrote nothing for so long, and for five of its steps, is not running
 
@@ -153,7 +153,3 @@ def expected_rollouts(folder: Path, config: dict[str, Any], metrics: list[dict[s
         return []
     due = [m for m in metrics if int(m["step"]) % every == 0 and m.get("sampling/groups_trained", 0)]
     return [folder / "rollouts" / f"step-{int(m['step']):06d}.parquet" for m in due]
-
-
-def has_chunks(parquet: Path) -> bool:
-    return (chunk_folder(parquet) / "index.js").is_file()
