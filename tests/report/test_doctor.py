@@ -260,6 +260,16 @@ def test_bypass_is_not_said_to_save_time_nor_checkpoints_to_be_in_a_step(tmp_pat
     assert "checkpoint" not in the(look(tmp_path / "other", other), "bound-by-other").remedy
 
 
+def test_responses_that_the_engine_gave_up_are_named_wherever_it_was(tmp_path: Path):
+    sampled = metrics(engine__faults=lambda t: 2.0 * (t == 1.0))
+    tested = [evaluation(0, 0.5, faults=0), evaluation(10, 0.5, faults=3)]
+    assert the(look(tmp_path / "step", sampled), "engine-faults").steps == (30, 30)
+    finding = the(look(tmp_path / "both", sampled, evaluations=tested), "engine-faults")
+    assert finding.steps == (10, 30)
+    assert "2 responses in 1 steps, 3 in 1 evaluations" in finding.detail
+    assert "engine-faults" not in names(look(tmp_path / "none", metrics(), evaluations=tested[:1]))
+
+
 @pytest.mark.parametrize("norm", [0.0, None, float("nan")])
 def test_skipped_updates_are_not_called_dead_gradients(tmp_path: Path, norm: float | None):
     lines = metrics(policy__skipped_updates=lambda t: float(t > 0.8))

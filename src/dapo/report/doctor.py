@@ -450,6 +450,25 @@ def verdicts(v: Visit) -> Iterator[Finding]:
         )
 
 
+def faults(v: Visit) -> Iterator[Finding]:
+    steps = [(step, n) for step, n in v.run.series("engine/faults") if n > 0]
+    exams = [(int(e["step"]), e["faults"]) for e in v.run.evaluations if is_number(e.get("faults")) and e["faults"] > 0]
+    if steps or exams:
+        sampled, evaluated = (sum(n for _, n in found) for found in (steps, exams))
+        where = [step for step, _ in (*steps, *exams)]
+        yield Finding(
+            "engine-faults",
+            WARNING,
+            "The engine gave responses up",
+            f"Their logits were not finite: {sampled:.0f} responses in {len(steps)} steps, {evaluated:.0f} in "
+            f"{len(exams)} evaluations; none of them counts as right.",
+            'Lower train.lr; set model.dtype = "float32" to see whether it is the precision; rollout.on_fault = "stop" '
+            "ends a run at the first.",
+            (min(where), max(where)),
+            ("engine/faults",),
+        )
+
+
 def evaluations(v: Visit) -> Iterator[Finding]:
     for name in dict.fromkeys(str(e["set"]) for e in v.run.evaluations):
         lines = [e for e in v.run.evaluations if str(e["set"]) == name]
@@ -573,6 +592,7 @@ CHECKS: tuple[Callable[[Visit], Iterator[Finding]], ...] = (
     engine_gap,
     gradients,
     verdicts,
+    faults,
     evaluations,
     step_time,
     checkpoints,
