@@ -88,8 +88,9 @@ def test_every_recipe_and_preset_is_in_the_readme():
 
 
 def findings_in_the_source() -> set[str]:
-    """First arguments of Finding(…) in report/doctor.py, the names given to variables, and the phases' names."""
-    tree = ast.parse((ROOT / "src/dapo/report/doctor.py").read_text())
+    """First arguments of Finding(…) in report/*_findings.py, the names given to variables, and the phases' names."""
+    sources = [path.read_text() for path in (ROOT / "src/dapo/report").glob("*_findings.py")]
+    tree = ast.Module([node for source in sources for node in ast.parse(source).body], [])
     words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     calls = [
         node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding"

@@ -19,7 +19,8 @@ from dapo.cli.console import Pipe
 from dapo.config.load import RECIPE_CARD_GB, nearest_recipe
 from dapo.config.machine import GIB, gpu_memory_gib, system_memory_gib
 from dapo.models.kernels.build import library
-from dapo.report.doctor import NOTE, SEVERE, Finding, to_json, verdict
+from dapo.report.doctor import to_json, verdict
+from dapo.report.findings import NOTE, SEVERE, Finding
 from dapo.report.load import RunRecord
 from dapo.report.page import examine_run
 from dapo.report.terminal import shown

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.report.doctor import PHASES, Finding, phases
+from dapo.report.findings import Finding
 from dapo.report.load import RunRecord
+from dapo.report.run_findings import PHASES, phases
 
 GOOD, BAD, PLAIN = "good", "bad", "plain"
 

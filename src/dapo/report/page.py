@@ -34,7 +34,8 @@ from dapo.report.chunks import (
     script,
     write_chunks,
 )
-from dapo.report.doctor import Disk, Finding, examine, to_json, verdict
+from dapo.report.doctor import examine, to_json, verdict
+from dapo.report.findings import Disk, Finding
 from dapo.report.load import RunRecord, load_run
 from dapo.report.pieces import TokenPieces, find_tokenizer
 from dapo.tracking.files import replace_file

@@ -1,0 +1,122 @@
+"""What a finding is, when a number is worth one, and the run as the doctor looks at it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dapo.report.load import RunRecord
+
+SEVERE, WARNING, NOTE = "severe", "warning", "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When a number is worth a word. Shares are between 0 and 1."""
+
+    min_steps: int = 6  # fewer steps say nothing of a trend
+    window_share: float = 0.2  # the first and the last so much of a run are compared, by their medians
+    window_least: int = 3
+    window_most: int = 20
+    entropy_collapse_ratio: float = 0.25  # of its start, while the model is still often wrong and no longer improves
+    entropy_collapse_nats: float = 0.005  # or below this outright
+    entropy_excused_accuracy: float = 0.8  # a model that is right has reason to be certain
+    entropy_explosion_ratio: float = 2.0
+    entropy_explosion_rise: float = 0.3  # nats above the start
+    improving: float = 0.02  # accuracy, last window against the middle of the run
+    clip_share: float = 0.01  # of tokens clipped on the heavier side …
+    clip_asymmetry: float = 20.0  # … and so many times more than on the other
+    length_runaway_ratio: float = 2.0
+    truncated: float = 0.15
+    acceptance: float = 0.15
+    one_cause: float = 0.75  # of the groups that are all right or all wrong
+    hacking_accuracy_rise: float = 0.05
+    answer_only_rise: float = 0.3
+    answer_only_length_ratio: float = 0.4  # without rollouts: mean length against the start
+    dominating_answer: float = 0.5
+    dominating_reference: float = 0.25
+    dominating_groups: int = 8
+    engine_gap_nats: float = 0.05
+    engine_kl_nats: float = 0.01
+    effective_sample_size: float = 0.8
+    dead_gradient_norm: float = 1e-7
+    dead_steps: int = 3
+    step_time_share: float = 0.5
+    evaluation_time_share: float = 0.3
+    checkpoint_minutes: float = 60.0
+    checkpoint_run_share: float = 0.5  # of a run longer than an hour
+    disk_free_share: float = 0.03
+    disk_checkpoints: float = 2.0  # room for so many more checkpoints
+    verifier_failures: float = 0.01
+    unparseable: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing the doctor saw."""
+
+    name: str
+    level: str  # severe, warning or note
+    title: str
+    detail: str  # with its numbers
+    remedy: str
+    steps: tuple[int, int] | None = None
+    metrics: tuple[str, ...] = ()  # where to look
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Room on the volume that holds the run, and the size of its newest checkpoint, in bytes."""
+
+    free: int
+    total: int
+    checkpoint: int
+
+    @staticmethod
+    def of(folder: Path) -> Disk:
+        usage = shutil.disk_usage(folder)
+        newest = sorted((folder / "checkpoints").glob("step-*"))[-1:]
+        size = sum(file.stat().st_size for path in newest for file in path.rglob("*") if file.is_file())
+        return Disk(usage.free, usage.total, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A run as the doctor looks at it: its windows and medians, the sums of its rollouts, the disk."""
+
+    run: RunRecord
+    summaries: Sequence[tuple[int, dict[str, Any]]]  # (step, summary of that step's index)
+    disk: Disk | None
+    t: Thresholds
+
+    @property
+    def width(self) -> int:
+        n = len(self.run.metrics)
+        return min(max(int(n * self.t.window_share), self.t.window_least), self.t.window_most)
+
+    def first(self, name: str) -> float | None:
+        return self.run.median(name, slice(0, self.width))
+
+    def middle(self, name: str) -> float | None:
+        at = len(self.run.metrics) // 2
+        half = (self.width + 1) // 2
+        return self.run.median(name, slice(max(0, at - half), at + half))
+
+    def last(self, name: str) -> float | None:
+        return self.run.median(name, slice(-self.width, None))
+
+    @property
+    def last_steps(self) -> tuple[int, int]:
+        shown = self.run.metrics[-self.width :]
+        return int(shown[0]["step"]), int(shown[-1]["step"])
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        return int(self.run.metrics[0]["step"]), self.run.steps
+
+    @property
+    def has_trend(self) -> bool:
+        return len(self.run.metrics) >= self.t.min_steps
