@@ -467,6 +467,12 @@ def test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_r
     assert len(events) == metrics["engine/faults"] > 0
     assert "logits are not finite" in events[0]["message"]
 
+    run = poisoned("eval", "rollout.on_fault=stop", "eval.every_steps=1", "data.eval=['toy:problems']", "eval.k=4")
+    with pytest.raises(EngineError, match=r"rollout.on_fault = stop: .* in the evaluation of .* after step 0"):
+        train(run)
+    run.close()
+    assert not list(read_lines(run.folder / "eval.jsonl"))  # a run that goes on evaluates again
+
     run = poisoned("stop", "rollout.on_fault=stop")
     with pytest.raises(EngineError, match=r"rollout.on_fault = stop"):
         train(run)

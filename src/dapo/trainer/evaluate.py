@@ -11,6 +11,7 @@ from dapo.report.chunks import QUESTION_CHARACTERS
 from dapo.rollout.engine import SamplingParams
 from dapo.tracking.files import read_lines
 from dapo.trainer.engines import make_engine
+from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.problems import EncodedSet
 from dapo.trainer.run import Run
@@ -44,6 +45,7 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
             seed=run.config.train.seed,
             on_answer=on_answer,
         )
+        report_faults(run, engine, f"the evaluation of {problem_set.name} after step {run.step}")
         line = {"step": run.step, **summarise(problem_set.name, problem_set.problems, answers, k=settings.k)}
         line["timing.evaluation_s"] = time.perf_counter() - start
         run.write_line("eval.jsonl", line)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from dapo.errors import EngineError
+from dapo.rollout.engine import Engine
 from dapo.trainer.run import Run
 
 
-def report_faults(run: Run) -> int:
+def report_faults(run: Run, engine: Engine, where: str) -> int:
     """Turn the new faults of all ranks' engines into events; their number. rollout.on_fault may stop the run."""
     own = [
         f"problem {fault.request.key.problem!r}, response {fault.request.key.response_index}: {fault.reason} at token "
         f"{fault.position}; the response was given up."
-        for fault in run.engine.faults
+        for fault in engine.faults
     ]
-    run.engine.faults.clear()
+    engine.faults.clear()
     faults = [message for share in run.world.gather(own) for message in share]
     for message in faults:
         run.event("fault", message)
     if faults and run.config.rollout.on_fault == "stop":
         raise EngineError(
-            f"rollout.on_fault = stop: the engine gave up {len(faults)} responses in step {run.step + 1} because their "
-            "logits were not finite.",
+            f"rollout.on_fault = stop: the engine gave up {len(faults)} responses in {where} because their logits "
+            "were not finite.",
             remedy="The newest checkpoint is from before. Lower train.lr, or try model.dtype = float32.",
         )
     return len(faults)

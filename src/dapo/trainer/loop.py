@@ -43,7 +43,7 @@ def train_step(run: Run, step: int) -> None:
     version = run.collector.journal.version = run.learner.updates
     filled = fill(run.collector, run.source, config, run.fill, version=version, progress=run.on_fill)
     sampled = time.perf_counter()
-    faults = report_faults(run)
+    faults = report_faults(run, run.engine, f"step {step}")
     batch = make_batch(filled.groups, config, run.policy.dtype)
     record = new_record(batch) if run.is_due(config.rollouts.every_steps, step) and filled.groups else None
     learnt = update_policy(
