@@ -1,6 +1,7 @@
 """The harness: threads, kills, limits, order, and nothing left behind."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 from dapo import rewards
 from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool
+from dapo.rewards.workers import WorkerPool
 from dapo.types import Score, StopReason, Verdict
 
 MIXED = [
@@ -179,6 +181,90 @@ def test_kill_9_of_a_worker_costs_its_own_task_only():
     assert sorted(verdicts[ticket].verdict for ticket in victims) == [Verdict.CORRECT, Verdict.CRASH]
     assert "SIGKILL" in next(j.message for j in verdicts.values() if j.verdict is Verdict.CRASH)
     assert verdicts[later].verdict is Verdict.CORRECT
+
+
+def test_a_worker_that_cannot_be_made_for_a_moment_costs_nothing(monkeypatch: pytest.MonkeyPatch):
+    real, attempts = subprocess.Popen, []
+
+    def scarce(*args, **options) -> subprocess.Popen:
+        attempts.append(time.monotonic())
+        if len(attempts) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(*args, **options)
+
+    with VerifierPool(f"{HERE}:sleepy", workers=2, seconds=20) as pool:
+        monkeypatch.setattr(subprocess, "Popen", scarce)
+        assert pool.judge_all([("0", "")])[0].verdict is Verdict.CORRECT
+    assert attempts[2] - attempts[0] > 0.5  # not in one burst
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+def test_workers_that_can_never_be_made_are_a_crash_that_says_why(monkeypatch: pytest.MonkeyPatch, code: int):
+    def none(*_args, **_options) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with VerifierPool(f"{HERE}:sleepy", workers=2, seconds=20) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", none)
+            judgements = pool.judge_all([("0", "")] * 3)
+        assert [judgement.verdict for judgement in judgements] == [Verdict.CRASH] * 3
+        assert os.strerror(code) in judgements[0].message
+        assert pool.judge_all([("0", "")])[0].verdict is Verdict.CORRECT  # when there is room again
+
+
+def test_a_missing_second_worker_leaves_the_work_to_the_first(monkeypatch: pytest.MonkeyPatch):
+    real, made = subprocess.Popen, []
+
+    def one(*args, **options) -> subprocess.Popen:
+        if made:
+            raise OSError(errno.EAGAIN, "no more processes")
+        made.append(real(*args, **options))
+        return made[0]
+
+    with VerifierPool(f"{HERE}:sleepy", workers=2, seconds=20) as pool:
+        monkeypatch.setattr(subprocess, "Popen", one)
+        judgements = pool.judge_all([("0.5", "")] * 6)  # longer than three attempts at a second worker
+    assert [judgement.verdict for judgement in judgements] == [Verdict.CORRECT] * 6
+
+
+def test_no_file_descriptors_left_is_not_waited_for_for_ever():
+    program = (
+        f"import os, resource, sys; sys.path.insert(0, {str(Path(__file__).parent)!r});"
+        "from dapo.rewards import VerifierPool;"
+        f"pool = VerifierPool('{HERE}:sleepy', workers=2); held = [];"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "try:\n"
+        "    while True: held.append(os.open('/dev/null', 0))\n"
+        "except OSError: pass\n"
+        "for descriptor in held[:3]: os.close(descriptor)\n"  # the pool's own pipe opens, a worker's do not
+        "judgement = pool.judge_all([('0', '')])[0]\n"
+        "print(judgement.verdict.value, judgement.message); os._exit(0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], text=True, stdout=subprocess.PIPE, check=True, env=environment, timeout=60
+    )
+    assert done.stdout.startswith("CRASH")
+    assert "Too many open files" in done.stdout
+
+
+def test_when_the_thread_ends_everybody_is_told_why(monkeypatch: pytest.MonkeyPatch):
+    with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=20) as pool:
+        pool.judge_all([("0", "")])
+        tickets = [pool.submit("5", "") for _ in range(3)]
+        time.sleep(0.2)  # one is worked on, two wait
+
+        def broken(_pool: WorkerPool) -> None:
+            raise KeyError("a defect")
+
+        monkeypatch.setattr(WorkerPool, "_hand_out", broken)
+        tickets.append(pool.submit("0", ""))
+        judgements = pool.wait(tickets)
+        later = pool.judge_all([("0", "")])[0]
+    for judgement in (*judgements.values(), later):
+        assert judgement.verdict is Verdict.CRASH
+        assert "KeyError: 'a defect' (test_pool.py:" in judgement.message
+    assert pool.worker_pids() == []
 
 
 def test_memory_is_bounded():

@@ -165,10 +165,11 @@ class VerifierPool:
 
     def _deliver(self, reply: dict[str, Any]) -> None:
         with self._changed:
-            reference = self._pending.pop(reply["ticket"], None)
+            ticket = reply["ticket"]
+            reference = self._pending.get(ticket)
             if reference is None:
                 return
-            self._done[reply["ticket"]] = Judgement(
+            self._done[ticket] = Judgement(
                 Verdict(reply["verdict"]),
                 reply["value"],
                 reply["extracted"],
@@ -177,6 +178,7 @@ class VerifierPool:
                 reply["message"],
                 reply["graded"],
             )
+            del self._pending[ticket]  # only now: a reply that cannot be read leaves its task pending, not lost
             self._changed.notify_all()
 
 

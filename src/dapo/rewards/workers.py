@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,8 @@ from typing import Any
 from dapo.rewards.limits import Limits
 
 _START_SECONDS = 120.0  # for a worker to import its libraries, on a busy machine
+_RETRY_SECONDS = 0.5  # before a process that could not be made is tried again
+_MAX_FAILED_STARTS = 3
 _READ_BYTES = 1 << 16
 _MAX_REPLY_BYTES = 1 << 22
 
@@ -80,6 +83,8 @@ class WorkerPool:
         self._orders: deque[tuple[int, bytes]] = deque()
         self._workers: list[WorkerProcess] = []
         self._failed_starts = 0
+        self._retry_at = 0.0
+        self._stopped = ""  # why the thread ended by itself
         self._is_closing = False
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
@@ -93,8 +98,13 @@ class WorkerPool:
         with self._lock:
             if self._is_closing:
                 raise RuntimeError("the verifier pool is closed")
-            self._orders.append((order["ticket"], line))
-        self._wake()
+            stopped = self._stopped
+            if not stopped:
+                self._orders.append((order["ticket"], line))
+        if stopped:
+            self._deliver(failure(order["ticket"], "CRASH", stopped, 0.0))
+        else:
+            self._wake()
 
     def worker_pids(self) -> list[int]:
         return [worker.process.pid for worker in list(self._workers)]
@@ -120,18 +130,43 @@ class WorkerPool:
             while not self._is_closing:
                 self._hand_out()
                 self._watch()
+        except Exception as error:  # nobody else would answer those who wait
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{os.path.basename(place.filename)}:{place.lineno}"
+            self._stop(f"the verifier's thread ended: {type(error).__name__}: {error} ({where})")
         finally:
             for worker in self._workers:
                 worker.kill()
             self._workers.clear()
+
+    def _stop(self, why: str) -> None:
+        """CRASH for what is worked on and what waits; what comes later gets it at once."""
+        with self._lock:
+            self._stopped = why
+        for worker in self._workers:
+            if worker.ticket is not None:
+                self._deliver(failure(worker.ticket, "CRASH", why, time.monotonic() - worker.since))
+        self._fail_waiting(why)
+
+    def _fail_waiting(self, why: str) -> None:
+        with self._lock:
+            waiting, self._orders = list(self._orders), deque()
+        for ticket, _ in waiting:
+            self._deliver(failure(ticket, "CRASH", why, 0.0))
 
     def _hand_out(self) -> None:
         """Start workers while there is more to do than idle hands, and give each idle one an order."""
         with self._lock:
             n_waiting = len(self._orders)
         n_free = sum(worker.ticket is None for worker in self._workers)
-        while n_free < n_waiting and len(self._workers) < self._n_workers:
-            self._workers.append(WorkerProcess(self._settings))
+        while n_free < n_waiting and len(self._workers) < self._n_workers and time.monotonic() >= self._retry_at:
+            try:
+                self._workers.append(WorkerProcess(self._settings))
+            except OSError as error:  # no file descriptors, processes or memory left: perhaps for a moment only
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+                if not self._workers:  # else those there are do the work
+                    self._start_failed(f"{type(error).__name__}: {error}")
+                break
             n_free += 1
         for worker in self._workers:
             if not worker.is_ready or worker.ticket is not None:
@@ -146,8 +181,11 @@ class WorkerPool:
     def _watch(self) -> None:
         """Wait for bytes, for room to write, for a wake-up or for the next deadline."""
         busy = [worker for worker in self._workers if worker.ticket is not None or not worker.is_ready]
-        pause = min((worker.deadline - time.monotonic() for worker in busy), default=3600.0)
-        with selectors.DefaultSelector() as selector:
+        now = time.monotonic()
+        pause = min((worker.deadline - now for worker in busy), default=3600.0)
+        if self._retry_at > now and self._orders:
+            pause = min(pause, self._retry_at - now)
+        with selectors.PollSelector() as selector:  # needs no file descriptor of its own
             selector.register(self._wake_reader, selectors.EVENT_READ, None)
             for worker in self._workers:
                 selector.register(worker.outbox, selectors.EVENT_READ, worker)
@@ -199,9 +237,9 @@ class WorkerPool:
             worker.since = time.monotonic()
             worker.deadline = worker.since + self._limits.seconds
         elif worker.ticket is not None and message.get("ticket") == worker.ticket:
+            self._deliver(message)
             worker.ticket = None
             worker.deadline = float("inf")
-            self._deliver(message)
             if message["leaving"]:
                 self._replace(worker, "CRASH", "")
 
@@ -217,13 +255,14 @@ class WorkerPool:
         if worker.is_ready:
             self._replace(worker, "CRASH", f"the worker died ({how})")
             return
-        self._failed_starts += 1
         self._replace(worker, "CRASH", f"the worker could not start ({how})")
-        if self._failed_starts >= 3:  # it never will: say so for everything that waits, instead of trying for ever
-            with self._lock:
-                waiting, self._orders = list(self._orders), deque()
-            for ticket, _ in waiting:
-                self._deliver(failure(ticket, "CRASH", f"the verifier's workers could not start ({how})", 0.0))
+        self._start_failed(how)
+
+    def _start_failed(self, how: str) -> None:
+        """After three in a row it never will: say so for everything that waits, instead of trying for ever."""
+        self._failed_starts += 1
+        if self._failed_starts >= _MAX_FAILED_STARTS:
+            self._fail_waiting(f"the verifier's workers could not start ({how})")
             self._failed_starts = 0
 
     def _replace(self, worker: WorkerProcess, verdict: str, message: str) -> None:
