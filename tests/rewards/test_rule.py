@@ -102,3 +102,29 @@ def test_a_refusal_says_why(response: str, answer: str, says: str):
 
 def test_another_value_needs_no_reason():
     assert rule.decide_fully("Answer: 41", "42").message == ""
+
+
+@pytest.mark.parametrize("reference", ["\\sqrt{2}", "42", "1, 2"])
+@pytest.mark.parametrize(
+    "unit", ["x answer: 1 ", "x answer: \\sqrt{3}+\\sqrt{5} ", "x answer: 1\n", "wrong answer: 1 "]
+)
+def test_repeated_answers_do_not_stall_the_caller(unit: str, reference: str):
+    """The exact rules run in the trainer's own process; 72 kB took a second and 2.4 MB over fifteen."""
+
+    def seconds(n_chars: int) -> float:
+        response = unit * (n_chars // len(unit))
+        start = time.perf_counter()
+        rule.decide(response, reference)
+        return time.perf_counter() - start
+
+    assert seconds(2_400_000) < 2.0
+    assert min(seconds(2_400_000) for _ in range(2)) < 0.1 + 10 * min(seconds(240_000) for _ in range(2))
+
+
+def test_a_line_too_long_to_read_is_wrong_and_quick():
+    for filler in ("}", "{", "1+", "* ", " "):
+        start = time.perf_counter()
+        finding = rule.decide("Answer: (C) 42" + filler * 1_000_000 + "x", "42")
+        assert finding is not None
+        assert finding.verdict is Verdict.WRONG
+        assert time.perf_counter() - start < 2.0

@@ -55,7 +55,8 @@ _ALTERNATIVE_LINE = re.compile(
     re.IGNORECASE,
 )
 _MAX_BOXES = 20
-_MAX_MARKERS = 20_000
+_MAX_MARKERS = 2_000
+_MAX_LINE_CHARS = 2 * MAX_STATEMENT_CHARS  # kept of a line that is too long to be read
 _WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
 
 
@@ -124,10 +125,10 @@ def _markers(text: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
 def _after(text: str, marker: re.Match[str]) -> Statement:
     """The value that follows a marker, with what else is offered as final on that line and in boxes after it."""
     line, stop = _line_from(text, marker.end())
-    line = _without_stray_braces(line)
+    line = _without_stray_braces(line[:_MAX_LINE_CHARS])
     rivals: list[str] = []
-    start = text.rfind("\n", 0, marker.start()) + 1
-    before = list(MARKER.finditer(text, start, marker.start()))
+    start = max(text.rfind("\n", 0, marker.start()) + 1, marker.start() - MAX_STATEMENT_CHARS)
+    before = list(MARKER.finditer(text, start, marker.start()))[-_MAX_BOXES:]
     for left, right in itertools.pairwise([*before, marker]):
         between = text[left.end() : right.start()].strip(' *_`.,;$\\[](){}"')
         if between and not re.fullmatch(r"(?:the|final|my|so|\s)*", between, re.IGNORECASE):

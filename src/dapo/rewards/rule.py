@@ -14,7 +14,7 @@ from functools import lru_cache
 from dapo.rewards import equivalence
 from dapo.rewards.equivalence import CompareScalars, TooLargeError, UndecidedError
 from dapo.rewards.extract import Statement, final_statement
-from dapo.rewards.limits import MAX_REFERENCE_CHARS
+from dapo.rewards.limits import MAX_REFERENCE_CHARS, MAX_STATEMENT_CHARS
 from dapo.rewards.notation import Node
 from dapo.rewards.statement import Reading, read
 from dapo.rewards.tokens import NotationError, UnknownNotationError
@@ -169,7 +169,7 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
             is_unknown = node.op not in ("num", "neg", "div", "text", "list")
         except NotationError:
             continue
-    if (label := _OPTION.match(text)) and not readings:
+    if len(text) <= MAX_STATEMENT_CHARS and (label := _OPTION.match(text)) and not readings:
         with contextlib.suppress(NotationError):
             readings.append(read(label[1] if node.op == "sym" else text[label.end() :], letters=letters))
     bare_text = text.strip(" *_\n")
