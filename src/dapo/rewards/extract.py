@@ -23,6 +23,7 @@ class Statement:
 
     text: str
     rivals: tuple[str, ...] = ()
+    below: str = ""  # what follows it, for verifiers whose answers are no values
 
 
 _COLON = "[:\uff1a\ufe55\ua789\u2236]"
@@ -56,6 +57,7 @@ _ALTERNATIVE_LINE = re.compile(
 )
 _MAX_BOXES = 20
 _MAX_MARKERS = 2_000
+_BELOW_CHARS = 400
 _MAX_LINE_CHARS = 2 * MAX_STATEMENT_CHARS  # kept of a line that is too long to be read
 _WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
 
@@ -139,7 +141,7 @@ def _after(text: str, marker: re.Match[str]) -> Statement:
         if not line.strip(" *_`$") or not re.search(r"[0-9\\]", line):
             return box  # "Answer:" was a heading, and its section ends in a box
         rivals += [box.text, *box.rivals]
-    return Statement(line, tuple(rivals))
+    return Statement(line, tuple(rivals), text[stop : stop + _BELOW_CHARS])
 
 
 def _values_below(text: str, stop: int) -> list[str]:
@@ -217,7 +219,8 @@ def _last_box(text: str) -> Statement | None:
         match = _BOX.match(text, start)
         content = _box_content(text, match.end()) if match else None
         if match is not None and content is not None:
-            return Statement(content, _box_rivals(text, start, match.end(), content))
+            stop = text.find(content, match.end()) + len(content)
+            return Statement(content, _box_rivals(text, start, match.end(), content), text[stop : stop + _BELOW_CHARS])
     return None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dapo.errors import ConfigError
 from dapo.rewards import published, rule
+from dapo.rewards.choice import letter_in, letters_below
 from dapo.rewards.extract import final_statement
 from dapo.rewards.rule import Finding
 from dapo.rewards.typography import plain, trimmed
@@ -133,18 +134,12 @@ def _exact(task: Task) -> Finding:
     return Finding(Verdict.CORRECT if said == task.answer.strip() else Verdict.WRONG, said[:200])
 
 
-_LETTER = re.compile(
-    r"(?:option|choice|answer)?\s*[(\[]?\s*([A-Ea-e])\s*[)\].:]?(?:\s+\S.*)?", re.IGNORECASE | re.DOTALL
-)
-_BARE_LETTER = re.compile(r"(?<![\w'])[(\[]?([A-E])[)\]]?(?![\w'])")
-
-
 def _choice(task: Task) -> Finding:
     """One letter A to E, perhaps with the option's text after it; two letters are two answers."""
     statement = final_statement(task.response)
     if statement is None:
         return Finding(Verdict.UNPARSEABLE, None, 'no "Answer:" line and no \\boxed{} in the response')
-    letters = {letter_in(text) for text in (statement.text, *statement.rivals)}
+    letters = {letter_in(text) for text in (statement.text, *statement.rivals)} | set(letters_below(statement.below))
     reference = letter_in(task.answer)
     extracted = statement.text.strip()[:200]
     if len(letters) == 1 and reference in letters and reference is not None:
@@ -152,21 +147,6 @@ def _choice(task: Task) -> Finding:
     if not trimmed(plain(statement.text[:4_000])):
         return Finding(Verdict.UNPARSEABLE, None, "the final answer is empty")
     return Finding(Verdict.WRONG, extracted)
-
-
-def letter_in(text: str) -> str | None:
-    """The one option a text names: `B`, `(B)`, `\\text{B}`, `B) 42`, `option B`; None for none or several."""
-    bare = trimmed(re.sub(r"\\(?:boxed|textbf|text|mathrm|mathbf)\s*", "", plain(text[:2_000])).replace("\x1f", " "))
-    bare = bare.strip("{} .")
-    match = _LETTER.fullmatch(bare.replace("{", "").replace("}", ""))
-    if match is None or len(set(_BARE_LETTER.findall(bare))) > 1:
-        return None
-    followed = bare[match.end(1) - match.start() :]
-    if match[1].islower() and len(bare) > 3:
-        return None
-    if re.match(r"\s*(?:or|and|/|,)\b", followed, re.IGNORECASE):
-        return None
-    return match[1].upper()
 
 
 def reference_error(answer: str, *, verifier: str = "math") -> str | None:
