@@ -470,7 +470,7 @@ VALUES = [
     ("Answer: \\emptyset", "\\emptyset", C),
     ("Answer: 1.05", "1.05", C),
     ("Answer: 14\\frac{6}{7}", "\\frac{104}{7}", C),
-    ("Answer: |x|", "x", C),
+    ("Answer: |x|", "x", W),
     ("Answer: 24 square feet", "24", C),
     ("Answer: 1+\\sqrt{2}, 1-\\sqrt{2}", "1 - \\sqrt{2}, 1 + \\sqrt{2}", C),
     ("Answer: 1 \\pm \\sqrt{2}", "1 - \\sqrt{2}, 1 + \\sqrt{2}", C),
@@ -1726,5 +1726,75 @@ SIGNS_HOSTILE = [
     ("Answer: \\{42, 43\\}", "42"),
 ]
 
-CASES = [*FORMATTING, *VALUES, *NOTHING, *SECOND, *THIRD, *SIDES, *PHRASES, *SIGNS]
-ALL_HOSTILE = [*HOSTILE, *SECOND_HOSTILE, *THIRD_HOSTILE, *SIDES_HOSTILE, *PHRASES_HOSTILE, *SIGNS_HOSTILE]
+# Formulas: of either sign, small and large, wherever both are defined; sets, points and intervals are told apart.
+FORMULAS = [
+    *[
+        (f"Answer: ${said}$", reference, C)
+        for said, reference in [
+            ("\\sqrt{x^2}", "|x|"),
+            ("\\sqrt{x}\\sqrt{x}", "x"),
+            ("\\sqrt{x}\\sqrt{y}", "\\sqrt{xy}"),
+            ("\\sqrt{x^3}", "x\\sqrt{x}"),
+            ("\\ln x^2", "2\\ln x"),
+            ("\\ln x+\\ln y", "\\ln(xy)"),
+            ("x^{1/3}", "\\sqrt[3]{x}"),
+            ("\\sqrt[3]{x^3}", "x"),
+            ("|x-5|", "|5-x|"),
+            ("|x|^2", "x^2"),
+            ("\\frac{x^2-1}{x-1}", "x+1"),
+            ("(x-5)^{-1}", "\\frac{1}{x-5}"),
+            ("2\\cdot 2^n", "2^{n+1}"),
+            ("(-1)^{n+2}", "(-1)^n"),
+            ("\\frac{n(n-1)}{2}", "\\binom{n}{2}"),
+            ("\\frac{\\sin x}{\\cos x}", "\\tan x"),
+            ("\\cos x+i\\sin x", "e^{ix}"),
+            ("4-y^2=x^2", "x^2+y^2=4"),
+            ("y-1=\\sqrt x", "y=\\sqrt{x}+1"),
+            ("\\sin\\pi", "0"),
+            ("\\sqrt2+\\sqrt3-\\sqrt{5+2\\sqrt6}", "0"),
+            ("\\sqrt2+\\sqrt3", "\\sqrt{5+2\\sqrt6}"),
+            ("(x+1)^2-x^2-2x-1", "0"),
+            ("0, 1", "(0,1)"),
+            ("\\{(0,1)\\}", "(0,1)"),
+            ("\\{1, 0\\}", "0,1"),
+            ("0, 1", "\\{0,1\\}"),
+            ("-\\infty<x<\\infty", "(-\\infty,\\infty)"),
+        ]
+    ],
+]
+
+FORMULAS_HOSTILE = [
+    (f"Answer: ${said}$", reference)
+    for said, reference in [
+        ("|x|", "x"),
+        ("|x-5|", "5-x"),
+        ("|x-5|", "x-5"),
+        ("x\\cdot|x|", "x^2"),
+        ("|a|+|b|", "a+b"),
+        ("\\sqrt{x^2}", "x"),
+        ("\\sqrt{(x-50)^2}", "50-x"),
+        ("y=|x|", "y=x"),
+        ("\\arctan x+\\arctan\\frac1x", "\\frac{\\pi}{2}"),
+        ("\\pi\\cdot10^{-101}", "0"),
+        ("3^{-999}\\pi", "0"),
+        ("\\sqrt{2}+\\pi\\cdot10^{-101}", "\\sqrt{2}"),
+        ("\\pi\\cdot10^{-101}", "\\pi\\cdot10^{-102}"),
+        ("\\{0,1\\}", "(0,1)"),
+        ("\\{1,2\\}", "(1,2)"),
+        ("\\{1,2,3\\}", "(1,2,3)"),
+        ("\\{-\\infty,\\infty\\}", "(-\\infty,\\infty)"),
+        ("\\{0,1\\}", "[0,1]"),
+        ("\\{3,\\infty\\}", "x>3"),
+    ]
+]
+
+CASES = [*FORMATTING, *VALUES, *NOTHING, *SECOND, *THIRD, *SIDES, *PHRASES, *SIGNS, *FORMULAS]
+ALL_HOSTILE = [
+    *HOSTILE,
+    *SECOND_HOSTILE,
+    *THIRD_HOSTILE,
+    *SIDES_HOSTILE,
+    *PHRASES_HOSTILE,
+    *SIGNS_HOSTILE,
+    *FORMULAS_HOSTILE,
+]

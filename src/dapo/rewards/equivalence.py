@@ -331,7 +331,10 @@ def same(reference: Node, said: Node, compare_scalars: CompareScalars | None = N
         return True
     if said.op == "list" and reference.op not in ("list", "set", "bracket", "pm"):  # 42, 42: one value said twice
         return all(same(reference, item, compare) for item in said.args[:_MAX_LIST]) and len(said.args) <= _MAX_LIST
-    return _same_shape(_expanded(reference, compare), _expanded(said, compare), compare)
+    expanded = _expanded(reference, compare)
+    if expanded.op == "bracket" and said.op == "set" and len(said.args) > 1:
+        return False  # {0, 1} has two elements and no order: neither the interval nor the point (0, 1)
+    return _same_shape(expanded, _expanded(said, compare), compare)
 
 
 def _expanded(node: Node, compare: CompareScalars) -> Node:

@@ -1,13 +1,16 @@
 """Values that are not rational, compared to 100 digits; runs in a worker only, where it can be killed.
 
-Expressions with free symbols are compared at several points: two formulas that agree to 100 digits at five unrelated
-points are the same function. What our notation cannot read is given to math-verify.
+Expressions with free symbols are compared at several points: two formulas that agree at unrelated points, small and
+large, of either sign, are the same function. A difference that more digits do not make smaller is a difference. What
+our notation cannot read is given to math-verify.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import mpmath
@@ -18,12 +21,14 @@ from dapo.rewards.vocabulary import word_set
 
 _DIGITS = 140
 _TOLERANCE = mpmath.mpf(10) ** -100
+_NOISE = mpmath.mpf(10) ** -130  # what rounding alone leaves between equal numbers of _DIGITS digits
 _POINTS = 5
+_WIDE_POINTS = 8
 _MAX_EXPONENT = 10**5
 
 
 def compare(left: Node, right: Node) -> bool:
-    """Equal in value, with free symbols as positive reals. UndecidedError where a sign has no numeric meaning."""
+    """Equal in value, with free symbols as reals. UndecidedError where a sign has no numeric meaning."""
     if left.op == right.op == "equation":
         return _same_curve(left.args[0], right.args[0])
     try:
@@ -32,38 +37,73 @@ def compare(left: Node, right: Node) -> bool:
             return values[0] == values[1]
     except TooLargeError:
         pass
-    names = sorted(free_symbols(left) | free_symbols(right))
     n_agreeing = 0
+    for a, b, again in _values(left, right):
+        if not _close(a, b, again):
+            return False
+        n_agreeing += 1
+    if n_agreeing == 0:
+        raise UndecidedError
+    return True
+
+
+Pair = tuple[Any, Any]
+
+
+def _values(left: Node, right: Node) -> Iterator[tuple[Any, Any, Callable[[], Pair]]]:
+    """Both values wherever both are defined, and how to have them with twice the digits."""
+    names = sorted(free_symbols(left) | free_symbols(right))
     with mpmath.workdps(_DIGITS):
         for point in _points(names):
             try:
                 a, b = evaluate(left, point), evaluate(right, point)
             except (ZeroDivisionError, ValueError, OverflowError):
                 continue
-            if not _close(a, b):
-                return False
-            n_agreeing += 1
-    if n_agreeing == 0:
-        raise UndecidedError
-    return True
+            yield a, b, partial(_precisely, left, right, point)
+        if not names or _has_imaginary_unit(left) or _has_imaginary_unit(right):
+            return
+        for point in _wide_points(names):
+            try:
+                a, b = evaluate(left, point, is_real=True), evaluate(right, point, is_real=True)
+            except (ZeroDivisionError, ValueError, OverflowError, TooLargeError):
+                continue
+            yield a, b, partial(_precisely, left, right, point)
+
+
+def _precisely(left: Node, right: Node, point: dict[str, Any]) -> Pair:
+    with mpmath.workdps(2 * _DIGITS):
+        return evaluate(left, point), evaluate(right, point)
+
+
+def _has_imaginary_unit(node: Node) -> bool:
+    return (node.op, node.name) == ("sym", "i") or any(_has_imaginary_unit(arg) for arg in node.args)
 
 
 def _same_curve(left: Node, right: Node) -> bool:
     """Two equations f = 0 and g = 0 with f = c g for one constant c."""
-    names = sorted(free_symbols(left) | free_symbols(right))
     if free_symbols(left) != free_symbols(right):
         return False
     with mpmath.workdps(_DIGITS):
-        ratios = [evaluate(left, point) / evaluate(right, point) for point in _points(names)]
+        ratios = [a / b for a, b, _ in _values(left, right)]
+        if len(ratios) < 2:
+            raise UndecidedError
         return all(_close(ratio, ratios[0]) for ratio in ratios) and abs(ratios[0]) > _TOLERANCE
 
 
-def _close(a: Any, b: Any) -> bool:
+def _close(a: Any, b: Any, again: Callable[[], Pair] | None = None) -> bool:
+    """Equal to 100 digits of the larger one; where that is more than rounding, equal only if more digits say so."""
     if mpmath.isnan(a) or mpmath.isnan(b):
         return False
-    if mpmath.isinf(a) or mpmath.isinf(b):
+    if mpmath.isinf(a) or mpmath.isinf(b) or a == b:
         return bool(a == b)
-    return bool(abs(a - b) <= _TOLERANCE * max(1, abs(a), abs(b)))
+    difference, size = abs(a - b), max(abs(a), abs(b))
+    if again is None or difference <= _NOISE * size:
+        return bool(difference <= _TOLERANCE * size)
+    if difference > _TOLERANCE * max(1, size):
+        return False
+    a, b = again()  # sin π is 0 to any number of digits, π·10⁻¹⁰¹ is not
+    with mpmath.workdps(2 * _DIGITS):
+        return bool(abs(a - b) <= _TOLERANCE * difference)
 
 
 def _points(names: list[str]) -> list[dict[str, Any]]:
@@ -73,9 +113,28 @@ def _points(names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def evaluate(node: Node, point: dict[str, Any]) -> Any:
-    """The complex or real value of a tree at a point."""
-    args = node.args
+def _wide_points(names: list[str]) -> list[dict[str, Any]]:
+    """Of either sign, from 0.1 to 100: where |x| is not x, and |x − 5| not 5 − x."""
+    noise = random.Random(20250318)
+
+    def coordinate(sign: int) -> Any:
+        return sign * mpmath.mpf(noise.randrange(10**11, 10**12)) / 10 ** noise.randrange(10, 13)
+
+    all_negative = {name: coordinate(-1) for name in names}
+    all_large = {name: 10 + abs(coordinate(1)) for name in names}
+    drawn = [{name: coordinate(noise.choice((-1, 1))) for name in names} for _ in range(_WIDE_POINTS - 2)]
+    return [all_negative, all_large, *drawn]
+
+
+def evaluate(node: Node, point: dict[str, Any], *, is_real: bool = False) -> Any:
+    """The complex or real value of a tree at a point. `is_real`: ValueError where any part has no real value."""
+    value = _applied(node, [evaluate(arg, point, is_real=is_real) for arg in node.args], point)
+    if is_real and mpmath.im(value) != 0:  # √x·√x is not defined at −2, although the product is real again
+        raise ValueError("no real value there")
+    return value
+
+
+def _applied(node: Node, args: list[Any], point: dict[str, Any]) -> Any:
     match node.op:
         case "num":
             assert node.value is not None, "numbers carry their value"
@@ -83,27 +142,27 @@ def evaluate(node: Node, point: dict[str, Any]) -> Any:
         case "sym":
             return _symbol(node.name, point)
         case "neg":
-            return -evaluate(args[0], point)
+            return -args[0]
         case "add":
-            return evaluate(args[0], point) + evaluate(args[1], point)
+            return args[0] + args[1]
         case "mul":
-            return evaluate(args[0], point) * evaluate(args[1], point)
+            return args[0] * args[1]
         case "div":
-            return evaluate(args[0], point) / evaluate(args[1], point)
+            return args[0] / args[1]
         case "percent":
-            return evaluate(args[0], point) / 100
+            return args[0] / 100
         case "degree":
-            return evaluate(args[0], point) * mpmath.pi / 180
+            return args[0] * mpmath.pi / 180
         case "pow":
-            return _power(evaluate(args[0], point), evaluate(args[1], point))
+            return _power(args[0], args[1])
         case "root":
-            return _root(evaluate(args[0], point), evaluate(args[1], point))
+            return _root(args[0], args[1])
         case "factorial":
-            return mpmath.factorial(_bounded(evaluate(args[0], point)))
+            return mpmath.factorial(_bounded(args[0]))
         case "binomial":
-            return mpmath.binomial(_bounded(evaluate(args[0], point)), _bounded(evaluate(args[1], point)))
+            return mpmath.binomial(_bounded(args[0]), _bounded(args[1]))
         case "func":
-            return _function(node.name, [evaluate(arg, point) for arg in args])
+            return _function(node.name, args)
     raise UndecidedError
 
 
