@@ -1788,7 +1788,86 @@ FORMULAS_HOSTILE = [
     ]
 ]
 
-CASES = [*FORMATTING, *VALUES, *NOTHING, *SECOND, *THIRD, *SIDES, *PHRASES, *SIGNS, *FORMULAS]
+# Signs of money and powers of units: another one is another answer, none at all is not.
+MONEY = [
+    *[
+        (f"Answer: {said}", reference, C)
+        for reference, answers in {
+            "\\$12": [
+                "12",
+                "\\$12",
+                "$12",
+                "$\\$12$",
+                "\\$12.00",
+                "12 dollars",
+                "\\$ 12",
+                "12 USD",
+                "\\boxed{\\$12}",
+                "$12.00",
+                "\\$12 per hour",
+                "12 dollars in total",
+                "12 \\text{ dollars}",
+                "The cost is \\$12.",
+                "\\textdollar 12",
+                "**$12**",
+            ],
+            "12 cents": [
+                "12",
+                "12 cents",
+                "12\u00a2",
+                "12\\text{ cents}",
+                "12 pennies",
+                "$12$ cents",
+                "$12$",
+                "12\\cent",
+            ],
+            "12 \\text{ dollars}": ["12", "\\$12", "$12", "12 dollars", "$12$ dollars"],
+            "\u00a312": ["12", "\u00a312", "12 pounds", "\\pounds 12", "12 GBP"],
+            "\u20ac12": ["12", "12 euros", "\u20ac12", "12 EUR"],
+            "12 pounds": ["12", "12 lbs", "\u00a312", "12 pounds"],
+            "12": ["\\$12", "12 cents", "12\u00a2", "\u00a312", "12 m^3", "12 cubic meters", "12 square meters"],
+            "12\\text{ m}^2": [
+                "12",
+                "12 m^2",
+                "12 m\u00b2",
+                "12 square meters",
+                "12 sq m",
+                "12 square units",
+                "12\\text{ m}^2",
+            ],
+            "12\\text{ cm}^3": ["12", "12 cm^3", "12 cubic centimeters", "12\\text{ cm}^{3}", "12 cubic units"],
+            "12 square meters": ["12", "12 m^2", "12 square meters", "12 \\text{ m}^2", "12 square units"],
+        }.items()
+        for said in answers
+    ],
+]
+
+MONEY_HOSTILE = [
+    (f"Answer: {said}", reference)
+    for reference, answers in {
+        "\\$12": [
+            "12 cents",
+            "12\u00a2",
+            "\u00a312",
+            "\u20ac12",
+            "$12$ cents",
+            "12 euros",
+            "12 pounds",
+            "12 \\text{ cents}",
+            "12\\cent",
+        ],
+        "12 cents": ["\\$12", "12 dollars", "\u20ac12", "\\boxed{\\$12}", "12 USD"],
+        "12 dollars": ["12\u00a2", "\u20ac12", "12 cents", "\u00a312", "12 rupees"],
+        "12\u00a2": ["\\$12", "\u00a312", "12 dollars"],
+        "12\\text{ m}^2": ["12 m^3", "12 m\u00b3", "12 cubic meters", "12\\text{ m}^3", "12 cubic units"],
+        "12\\text{ cm}^3": ["12 cm^2", "12 square centimeters", "12\\text{ cm}^{2}"],
+        "12 square meters": ["12 cubic meters", "12 m^3", "12 cu m"],
+        "12 cubic units": ["12 square units"],
+    }.items()
+    for said in answers
+]
+
+CASES = [*FORMATTING, *VALUES, *NOTHING, *SECOND, *THIRD, *SIDES, *PHRASES, *SIGNS, *FORMULAS, *MONEY]
 ALL_HOSTILE = [
     *HOSTILE,
     *SECOND_HOSTILE,

@@ -495,6 +495,15 @@ def unit_letters(node: Node) -> frozenset[str]:
     return _free(node) if _without_unit_letters(node) != node else frozenset()
 
 
+def unit_powers(node: Node) -> frozenset[int]:
+    """The exponents of letters that stand as units: 3 in `10 m^3`."""
+    if node.op in ("neg", "mul", "div") and _without_unit_letters(node) != node:
+        unit = node.args[-1]
+        own = {int(unit.args[1].value)} if unit.op == "pow" and unit.args[1].value is not None else set()
+        return frozenset(own) | unit_powers(node.args[0])
+    return frozenset()
+
+
 def bare(node: Node) -> Node:
     """The tree without how its numbers were spelled."""
     if node.op == "num":

@@ -131,12 +131,11 @@ def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None
         return True if _spelled(answer) == _spelled(text) else None
     readings, undecided = _readings(text, reference)
     for reading in readings:
+        if _differ_in_unit(reference, reading):
+            continue
         if reading.spelled and reading.spelled == reference.spelled:
             return True
         if reading.is_hedged and not reference.is_hedged:
-            continue
-        units = reading.units | equivalence.unit_letters(reading.node)
-        if reference.units and units and not reference.units & units:
             continue
         if reference.node.op == "text" and " ".join(reading.spelled).casefold() == reference.node.name:
             return True
@@ -151,6 +150,16 @@ def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None
     if undecided:
         return None
     return False
+
+
+def _differ_in_unit(reference: Reading, reading: Reading) -> bool:
+    """Cents for dollars, cubic metres for square metres. A unit that only one of the two names is no difference."""
+    units = reading.units | equivalence.unit_letters(reading.node)
+    powers = reading.powers | equivalence.unit_powers(reading.node)
+    return any(
+        wanted and said and wanted.isdisjoint(said)
+        for wanted, said in ((reference.units, units), (reference.powers, powers))
+    )
 
 
 def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:

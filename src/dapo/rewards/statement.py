@@ -18,6 +18,7 @@ from dapo.rewards.tokens import NotationError, Token, closing_brace, tokens
 from dapo.rewards.typography import BIDIRECTIONAL, plain, trimmed
 from dapo.rewards.vocabulary import (
     COPULAS,
+    CURRENCY,
     HEDGES,
     LEADING,
     LEADING_CHINESE,
@@ -25,6 +26,7 @@ from dapo.rewards.vocabulary import (
     ORDINALS,
     SCALES,
     TRAILING,
+    UNIT_POWERS,
     UNITS,
     UNSAFE,
     UNSAFE_CHINESE,
@@ -38,6 +40,7 @@ class Reading:
 
     node: Node
     units: frozenset[str] = frozenset()
+    powers: frozenset[int] = frozenset()  # of units: 2 for square metres
     spelled: tuple[str, ...] = ()
     is_hedged: bool = False  # "about", "≈": not a claim of equality
     is_titled: bool = False  # a word stands before the value
@@ -47,6 +50,7 @@ _DECORATION = re.compile("[\u2234\U0001f449\u27a1\u2713\u2714\u2705\U0001f389\u2
 _ELLIPSIS = re.compile(r"[\d,;]\s*(?:\.\.|\u2026|\\l?dots)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+(?=[^\s{])")
+_CURRENCY = re.compile(r"\\\$|\\(?:text)?[a-z]+|[\u00a2\u00a3\u20ac\u00a5\u20b9]")
 _CODE = re.compile(r"__|(?<![\\A-Za-z])[A-Za-z]{3,}\(['\"]|[A-Za-z]\.[A-Za-z]+\(|\{\s*\"")
 MAX_PROSE_WORDS = 30
 
@@ -64,9 +68,10 @@ def read(statement: str, *, commas: str = "thousands", letters: str = "symbols")
     text = trimmed(plain(_DECORATION.sub(" ", statement)))
     if text[:1] == text[-1:] == "'":
         text = text[1:-1]
-    if _BOX.search(text) or _BARE_BOX.search(text):
-        return _boxed(text, commas=commas, letters=letters)
-    return _read_plain(text, commas=commas, letters=letters)
+    is_boxed = _BOX.search(text) or _BARE_BOX.search(text)
+    reading = (_boxed if is_boxed else _read_plain)(text, commas=commas, letters=letters)
+    money = {unit for sign in _CURRENCY.findall(statement) for unit in CURRENCY.get(sign, ())}
+    return replace(reading, units=reading.units | money) if money else reading
 
 
 def _read_plain(text: str, *, commas: str, letters: str) -> Reading:
@@ -184,7 +189,7 @@ def _sentence(stream: list[Token]) -> Reading:
     hedged = _check_words([token.text for token in stream if token.kind == "WORD"])
     stream, asides = _without_asides(stream)
     _check_neighbours(stream)
-    values, units = [], set()
+    values, units, powers = [], set(), _unit_powers(stream)
     for run, run_words in _runs(stream):
         units |= {UNITS[word.lower()] for word in run_words if word.lower() in UNITS}
         if any(token.kind in ("NUM", "FUNC", "CMD") or token.text in ("pi", "infty") for token in run):
@@ -196,7 +201,7 @@ def _sentence(stream: list[Token]) -> Reading:
         values[0], hedged = values[0].args[0], True
     if any(not equivalence.agree(values[0], other) for other in values[1:]):
         raise NotationError("two different values")
-    return Reading(values[0], units=frozenset(units), is_hedged=hedged)
+    return Reading(values[0], units=frozenset(units), powers=powers, is_hedged=hedged)
 
 
 def _text(stream: list[Token], words: list[str]) -> Reading:
@@ -345,6 +350,17 @@ def _after_unit(stream: list[Token], index: int) -> int:
     if ahead[:1] == [":"]:
         return index + 1
     return start
+
+
+def _unit_powers(stream: list[Token]) -> frozenset[int]:
+    """The 2 of `cm^2` and of `square feet`."""
+    powers = set()
+    for index, token in enumerate(stream):
+        if token.kind == "WORD":
+            powers |= {UNIT_POWERS[word] for word in (token.text.lower(),) if word in UNIT_POWERS}
+            belongs = stream[index + 1 : _after_unit(stream, index + 1)]
+            powers |= {int(sign.text) for sign in belongs if sign.text in ("2", "3")}
+    return frozenset(powers)
 
 
 def _trimmed_run(run: list[Token]) -> list[Token]:

@@ -67,7 +67,7 @@ _EMPHASIS = re.compile(
 )
 _HTML = re.compile(r"</?(?:b|i|u|em|strong|p|br|code|span|center|answer)\s*/?>", re.IGNORECASE)
 _DELIMITERS = re.compile(r"\$+|\\\(|\\\)|\\\[|\\\]|[€£¥₹¢]")
-_CURRENCY = re.compile(r"\\\$|\\(?:pounds|euro|texteuro|textdollar)(?![A-Za-z])")
+_CURRENCY = re.compile(r"\\\$|\\(?:pounds|textsterling|euro|texteuro|textdollar|cent|textcent|yen)(?![A-Za-z])")
 _SPACING = re.compile(
     r"\\(?:quad|qquad|displaystyle|textstyle|limits|nolimits|hfill|normalsize|large|Large|noindent)(?![A-Za-z])"
 )

@@ -103,8 +103,12 @@ UNITS = {
         "week": "week weeks",
         "month": "month months",
         "year": "year years",
-        "cent": "cent cents",
+        "cent": "cent cents penny pennies",
         "dollar": "dollar dollars usd",
+        "euro": "euro euros eur",
+        "gbp": "gbp",
+        "yen": "yen jpy",
+        "rupee": "rupee rupees inr",
         "g": "g gram grams",
         "kg": "kg kilogram kilograms",
         "lb": "lb lbs pound pounds",
@@ -114,6 +118,20 @@ UNITS = {
     }.items()
     for name in names.split()
 }
+# Signs vanish before a value is read; what they say of it does not. A pound is money or a weight.
+CURRENCY = {
+    sign: units
+    for signs, units in {
+        "\\$ \\textdollar": {"dollar"},
+        "\u00a2 \\cent \\textcent": {"cent"},
+        "\u00a3 \\pounds \\textsterling": {"gbp", "lb"},
+        "\u20ac \\euro \\texteuro": {"euro"},
+        "\u00a5 \\yen": {"yen"},
+        "\u20b9": {"rupee"},
+    }.items()
+    for sign in signs.split()
+}
+UNIT_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "cc": 3}
 UNIT_LETTERS = frozenset("mgshLl")  # metres, grams, seconds, hours, litres
 SCALES = {
     "hundred": 100,
