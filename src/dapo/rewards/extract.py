@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dapo.rewards.boxes import in_context
 from dapo.rewards.limits import MAX_RESPONSE_CHARS, MAX_STATEMENT_CHARS
 from dapo.rewards.tokens import NotationError, closing_brace
 from dapo.rewards.typography import BREAK, without_end_tokens
@@ -217,14 +218,15 @@ def _last_box(text: str) -> Statement | None:
         if start < 0:
             return None
         match = _BOX.match(text, start)
-        content = _box_content(text, match.end()) if match else None
-        if match is not None and content is not None:
-            stop = text.find(content, match.end()) + len(content)
-            return Statement(content, _box_rivals(text, start, match.end(), content), text[stop : stop + _BELOW_CHARS])
+        found = _box_content(text, match.end()) if match else None
+        if found is not None:
+            content, stop = found
+            rivals = _box_rivals(text, start, stop)
+            return Statement(in_context(text, start, stop, content), rivals, text[stop : stop + _BELOW_CHARS])
     return None
 
 
-def _box_rivals(text: str, start: int, end: int, content: str) -> tuple[str, ...]:
+def _box_rivals(text: str, start: int, stop: int) -> tuple[str, ...]:
     """Other values in the sentence of a box: `\\boxed{41} or \\boxed{42}`, `\\boxed{42} or 43`."""
     rivals = []
     before = text[max(0, start - 400) : start]
@@ -232,28 +234,29 @@ def _box_rivals(text: str, start: int, end: int, content: str) -> tuple[str, ...
     others = list(_BOX.finditer(sentence))[-_MAX_BOXES:]
     for index, other in enumerate(others):
         following = others[index + 1].start() if index + 1 < len(others) else len(sentence)
-        rival = _box_content(sentence, other.end())
-        if rival is None:
+        found = _box_content(sentence, other.end())
+        if found is None:
             continue
-        words = re.findall(r"[A-Za-z]+", sentence[other.end() + len(rival) + 1 : following].lower())
+        rival, end = found
+        words = re.findall(r"[A-Za-z]+", sentence[end:following].lower())
         if len(words) < 3 or _ALTERNATIVES & set(words):
             rivals.append(rival)
     if alternative := _OR_BEFORE.search(sentence):
         rivals.append(alternative[1])
-    stop = text.find(content, end) + len(content)
     if alternative := _OR_AFTER.match(text[stop : stop + MAX_STATEMENT_CHARS]):
         rivals.append(alternative[1])
     return tuple(rivals)
 
 
-def _box_content(text: str, start: int) -> str | None:
+def _box_content(text: str, start: int) -> tuple[str, int] | None:
+    """What a box holds, and where it ends."""
     while start < len(text) and text[start] in " \t":
         start += 1
     if text[start : start + 1] != "{":
         bare = re.compile(r"-?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z])").match(text, start)
-        return bare[0] if bare else None
+        return (bare[0], bare.end()) if bare else None
     try:
         stop = closing_brace(text[start : start + MAX_STATEMENT_CHARS + 2], 0)
     except NotationError:
         return None
-    return text[start + 1 : start + stop]
+    return text[start + 1 : start + stop], start + stop + 1

@@ -6,17 +6,21 @@ hedge, compare, count or calculate are not harmless, and two different values ar
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from dapo.rewards import equivalence
+from dapo.rewards.boxes import in_context
 from dapo.rewards.limits import MAX_STATEMENT_CHARS
 from dapo.rewards.notation import Node, parse
 from dapo.rewards.tokens import NotationError, Token, closing_brace, tokens
 from dapo.rewards.typography import BIDIRECTIONAL, plain, trimmed
 from dapo.rewards.vocabulary import (
+    BASES,
+    BESIDE_A_BOX,
     COPULAS,
     CURRENCY,
     HEDGES,
@@ -26,6 +30,7 @@ from dapo.rewards.vocabulary import (
     ORDINALS,
     SCALES,
     TRAILING,
+    TRAILING_ALONE,
     UNIT_POWERS,
     UNITS,
     UNSAFE,
@@ -90,13 +95,14 @@ def _read_plain(text: str, *, commas: str, letters: str) -> Reading:
 def _boxed(text: str, *, commas: str, letters: str) -> Reading:
     """A line with boxes: all of it where it reads as one (`6 \\cdot 7 = \\boxed{42}`), else what the boxes agree on."""
     text = _BARE_BOX.sub("", text)
-    contents, outside, position = [], [], 0
+    contents, in_place, outside, position = [], [], [], 0
     for match in _BOX.finditer(text):
         if match.start() < position:
             continue  # a box in a box: read with its outer one
         stop = closing_brace(text, match.end())
         outside.append(text[position : match.start()])
         contents.append(text[match.end() + 1 : stop])
+        in_place.append(in_context(text, match.start(), stop + 1, contents[-1]))
         position = stop + 1
     outside.append(text[position:])
     try:
@@ -108,7 +114,7 @@ def _boxed(text: str, *, commas: str, letters: str) -> Reading:
             _check_lead([token.text.lower() for token in tokens(lead, letters="words") if token.kind != "BREAK"])
     if not contents:
         raise NotationError("a box that holds nothing")
-    readings = [_read_plain(_unboxed(content), commas=commas, letters=letters) for content in contents]
+    readings = [_read_plain(_unboxed(content), commas=commas, letters=letters) for content in in_place]
     if any(not equivalence.agree(readings[0].node, other.node) for other in readings[1:]):
         raise NotationError("boxes with different values")
     return readings[0]
@@ -125,7 +131,7 @@ def _check_surroundings(outside: str) -> None:
     """Prose around a box must not take its value back or offer another."""
     words = [token.text.lower() for token in tokens(outside, letters="words") if token.kind == "WORD"]
     for word in words:
-        if word in ("or", "not", "either", "maybe", "perhaps", "between", "isn't") or word in HEDGES:
+        if word in BESIDE_A_BOX:
             raise NotationError(f"{word!r} beside the box")
     if any(char.isdigit() for char in outside) and len(words) < 3:
         raise NotationError("another number beside the box")
@@ -150,7 +156,7 @@ def _arithmetic_words(stream: list[Token]) -> list[Token]:
                 changed.append(Token("SEP", ","))
         elif word in ("percent", "percentage") and before is not None and before.kind == "NUM":
             changed.append(Token("OP", "%"))
-        elif word in ("negative", "minus", "负") and after is not None and after.kind == "NUM":
+        elif word in ("negative", "minus", "负") and after is not None and after.kind in ("NUM", "OPEN"):
             changed.append(Token("OP", "-"))
         elif word in SCALES and before is not None and before.kind == "NUM":
             changed += [Token("OP", "*"), Token("NUM", word, value=Fraction(SCALES[word]))]
@@ -185,6 +191,7 @@ def _sentence(stream: list[Token]) -> Reading:
             pass
     if any(token.text == ";" for token in stream):
         raise NotationError("several statements")
+    _check_calls(stream)
     stream, spelled = _without_spelled_numbers(stream)
     hedged = _check_words([token.text for token in stream if token.kind == "WORD"])
     stream, asides = _without_asides(stream)
@@ -254,7 +261,10 @@ def _without_asides(stream: list[Token]) -> tuple[list[Token], list[Reading]]:
             stop = _closing(stream, index)
             inner = stream[index + 1 : stop]
             if any(word.kind == "WORD" for word in inner):
-                _check_words([word.text for word in inner if word.kind == "WORD"])
+                words = [word.text for word in inner if word.kind == "WORD"]
+                _check_words(words)
+                if " ".join(words).lower().removeprefix("in ") in BASES:
+                    raise NotationError("a number to another base")
                 if any(word.kind == "NUM" for word in inner):
                     asides.append(_sentence(inner))
                 kept.append(Token("BREAK", "("))
@@ -303,10 +313,31 @@ def _check_neighbours(stream: list[Token]) -> None:
             after = _neighbour(stream, index, +1)
             if token.kind == "NUM" and after is not None and after.kind == "WORD":
                 word = after.text.lower()
-                if word in TRAILING or word.startswith("的") or word in ORDINALS:
+                is_changed = word in TRAILING or word.startswith("的") or word in ORDINALS
+                if is_changed or _is_said_of_the_number(stream, index):
                     raise NotationError(f"{word!r} after a number changes it")
         if token.kind not in ("BREAK", "OPEN") and token.text not in ("+", "-"):
             before = []
+
+
+def _is_said_of_the_number(stream: list[Token], index: int) -> bool:
+    """`42 in hex`, `42 negative`, with no noun after it."""
+    after = itertools.takewhile(lambda token: token.kind in ("WORD", "BREAK"), stream[index + 1 :])
+    words = [token.text.lower() for token in after if token.kind == "WORD"]
+    return " ".join(words).removeprefix("in ") in TRAILING_ALONE
+
+
+def _check_calls(stream: list[Token]) -> None:
+    """Refuse a word called on a number, `square(42)`. After a number it is a unit or a noun: `42 cows(6 \\cdot 7)`."""
+    solid = [token for token in stream if token.kind != "BREAK"]
+    for index, token in enumerate(solid[:-1]):
+        bracket = solid[index + 1]
+        if token.kind != "WORD" or not token.text.isascii() or (bracket.kind, bracket.text) != ("OPEN", "("):
+            continue
+        inner = solid[index + 2 : _closing(solid, index + 1)]
+        is_called = not bracket.spaced and not (index and solid[index - 1].kind == "NUM")
+        if is_called and any(sign.kind == "NUM" for sign in inner):
+            raise NotationError(f"{token.text!r} of a number is another")
 
 
 def _check_lead(before: list[str]) -> None:

@@ -46,6 +46,7 @@ HEDGES = word_set("approximately about around roughly nearly almost approx circa
 # A line with one of these and a number may mean another number, several, or none.
 UNSAFE = HEDGES | word_set("""
     not no never neither nor none isn't aren't wasn't doesn't don't cannot can't won't without except excluding
+    ain't aint isnt arent wasnt weren't werent doesnt dont cant wont hardly barely scarcely neg
     unless either between than less more fewer greater least most above below under over up beyond within exceeds
     exceed bigger smaller larger upto until to through thru from versus vs plus minus times divided
     multiplied multiply divide add subtract half halves twice double thrice triple
@@ -70,7 +71,8 @@ LEADING = {
     **dict.fromkeys(
         word_set("""
             before after like preceding succeeding following divides dividing divide past per near nearing approaching
-            exceeding containing
+            exceeding containing opposite complement negation conjugate successor predecessor next previous
+            hex hexadecimal octal binary
             """),
         frozenset[str](),
     ),
@@ -79,6 +81,14 @@ LEADING_CHINESE = re.compile("[第前后]$")
 # Right after a number these multiply it, or make it a position.
 TRAILING = word_set("""
     lakh lakhs crore crores bn mn mil mio gross score tens hundreds thousands millions billions trillions dozens
+    """)
+# `42 in hex`, `42 octal`, `42 negative`; before a noun, `42 binary strings`, they say something of that.
+BASES = word_set("hex hexadecimal octal binary")
+TRAILING_ALONE = BASES | {"negative"}
+# Beside a box, where more prose is usual, only these take its value back or offer another.
+BESIDE_A_BOX = HEDGES | word_set("""
+    or not either maybe perhaps between isn't isnt ain't aint wasn't wasnt aren't arent never neither nor hardly barely
+    scarcely neg
     """)
 ORDINALS = word_set("st nd rd th")
 MIXED_SCRIPT = re.compile(
