@@ -56,6 +56,7 @@ _ALTERNATIVE_LINE = re.compile(
     r"|\u6216\u8005?|\u548c)(?![A-Za-z])[\s,:*]{0,8}){1,4}([$\\(\[*\s]{0,8}[-+\u2212]?[\d\\][^\n]{0,200})",
     re.IGNORECASE,
 )
+_BLANK = re.compile(r"(?:[\s*_`]|\$\$?(?=\s*\n)|\\\[(?=\s*\n)|\\\((?=\s*\n))*")
 _MAX_BOXES = 20
 _MAX_MARKERS = 2_000
 _BELOW_CHARS = 400
@@ -158,7 +159,7 @@ def _values_below(text: str, stop: int) -> list[str]:
 
 def _line_from(text: str, start: int) -> tuple[str, int]:
     """The rest of the line, or the next line that has something; longer where it opens a display, a box or a matrix."""
-    blank = re.compile(r"(?:[\s*_`]|\$\$?(?=\s*\n)|\\\[(?=\s*\n)|\\\((?=\s*\n))*").match(text, start)
+    blank = _BLANK.match(text, start, start + _WINDOWS[1])
     assert blank is not None, "the pattern matches nothing as well"
     begin = blank.end()
     stop = text.find("\n", begin)
