@@ -66,6 +66,7 @@ BAD = {
         lambda p: p.write_text(json.dumps([{"question": "x" * 2_000_000, "answer": "1"}])),
         "row 1: the question has 2,000,000 characters",
     ),
+    "UTF-16 in lines": ("a.jsonl", lambda p: p.write_bytes(GOOD.encode("utf-16")), "iconv -f utf-16"),
     "not UTF-8": ("a.jsonl", lambda p: p.write_bytes(GOOD.encode() + b'{"question": "caf\xe9"}'), "row 2: byte"),
     "half a character": ("a.jsonl", lambda p: p.write_text(GOOD + GOOD.replace("3", "\\ud800")), "row 2: holds half"),
     "a name too long": ("x" * 300 + ".jsonl", lambda _: None, "no such file"),

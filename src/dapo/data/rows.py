@@ -89,9 +89,10 @@ def decode(path: Path, number: int, line: bytes) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
+        encoding = "utf-16" if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
         raise DataError(
             f"{path}: row {number}: byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8.",
-            remedy=f"Convert the file first, e.g. iconv -f latin1 -t utf-8 {path.name}.",
+            remedy=f"Convert the file first, e.g. iconv -f {encoding} -t utf-8 {path.name}.",
         ) from None
 
 
