@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -233,6 +234,18 @@ def test_a_run_that_keeps_its_model_alone_writes_no_state_and_says_so_on_resume(
     assert str(only / "model") in refused.value.remedy
     export_run(alone.folder, tmp_path / "exported", is_bundle=True)
     assert f"{alone.learner.updates} updates" in (tmp_path / "exported" / "README.md").read_text()
+
+
+def test_a_run_whose_checkpoints_are_gone_keeps_its_record_aside(tmp_path: Path):
+    run = run_toy(tmp_path, "run", "train.steps=3", "checkpoint.every_steps=1")
+    record = (run.folder / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run.folder / "checkpoints")
+    resumed = resume_run(run.folder)
+    resumed.close()
+    assert resumed.step == 0
+    assert (run.folder / "metrics.lost.jsonl").read_bytes() == record
+    said = [line["message"] for line in read_lines(run.folder / "events.jsonl")]
+    assert any("3 steps it had recorded are in metrics.lost.jsonl" in message for message in said)
 
 
 def test_what_memory_taught_a_run_outlives_it_until_the_key_is_changed(tmp_path: Path):

@@ -62,6 +62,7 @@ def resume_run(
     run = assemble(config, folder, path, observers, critic_path=critic, is_start=checkpoint is None, world=world)
     if checkpoint is not None:
         restore_run(run, checkpoint)
+    kept = keep_lost_record(folder) if world.is_first and checkpoint is None else None
     if world.is_first:
         cut_files_back(run, has_checkpoint=checkpoint is not None)
         if overrides:
@@ -70,6 +71,8 @@ def resume_run(
     run.budget.spend(*read_lines(folder / "value.jsonl"), *read_lines(folder / "metrics.jsonl"))
     for message in skipped:
         run.event("checkpoint", message)
+    if kept is not None:
+        run.event("resume", kept)
     where = f" of value pretraining {run.value_steps}" if run.is_pretraining and run.value_steps else f" {run.step}"
     run.event("resume", f"resumed after step{where}")
     return run
@@ -79,6 +82,17 @@ def newest_intact_of(folder: Path) -> tuple[str | None, list[str]]:
     """Where it is, and what was skipped. One rank reads all files to check them; the others take its word."""
     newest, skipped = newest_intact(folder / "checkpoints")
     return (None if newest is None else str(newest)), skipped
+
+
+def keep_lost_record(folder: Path) -> str | None:
+    """A run without an intact checkpoint starts over. What it had recorded is set aside, and said."""
+    metrics = folder / "metrics.jsonl"
+    n_steps = sum(1 for _ in read_lines(metrics))
+    if not n_steps:
+        return None
+    aside = folder / "metrics.lost.jsonl"
+    replace_file(aside, metrics.read_text(encoding="utf-8", errors="replace"))
+    return f"no intact checkpoint: the run starts over; the {n_steps} steps it had recorded are in {aside.name}"
 
 
 def cut_files_back(run: Run, *, has_checkpoint: bool) -> None:
