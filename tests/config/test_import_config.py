@@ -213,6 +213,13 @@ def test_the_shape_of_a_schedule_after_warmup(tmp_path: Path, theirs: str | None
     assert any("lr_scheduler_type" in r.setting for r in remarks) == (theirs in ("cosine_with_restarts", "polynomial"))
 
 
+@pytest.mark.parametrize(("reward", "is_said"), [("reward_len", True), ("accuracy_reward", False)])
+def test_a_reward_function_that_is_not_carried_over_is_named(tmp_path: Path, reward: str, is_said: bool):
+    path = write(tmp_path, "t.yaml", f"model_name_or_path: org/m\nreward_funcs: {reward}\nmax_steps: 10\n")
+    out = translate(path, peer="trl")
+    assert any(f"{reward} is not carried over" in remark.why for remark in out.missing) is is_said
+
+
 def test_arithmetic_with_names_in_python(tmp_path: Path):
     code = """
     def train(model):

@@ -303,6 +303,9 @@ def in_steps(s: Settings, out: Translation, found: Value, theirs: str, ours: str
     return n
 
 
+KNOWN_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward")  # TRL's own, which compare with a reference answer
+
+
 def rewards(s: Settings, out: Translation) -> None:
     functions = s.find("trainer.reward_funcs", "reward_funcs")
     out.put("rewards.verifier", "math", "our default")
@@ -312,3 +315,8 @@ def rewards(s: Settings, out: Translation) -> None:
         "function(response, answer, meta)."
     )
     out.means_other(functions or f"reward_funcs ({named})", why)
+    if named.strip("[]()'\" ") not in KNOWN_REWARDS:
+        out.has_none(
+            functions or "reward_funcs",
+            f"{named} is not carried over: answers are judged by the verifier math instead.",
+        )
