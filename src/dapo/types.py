@@ -75,6 +75,11 @@ class Judgement:
         return int(self.verdict is Verdict.CORRECT)
 
 
+def engine_fault(problem: Problem) -> Judgement:
+    """What a response counts as that the engine itself gave up: a reported fault, never correct."""
+    return Judgement(Verdict.CRASH, -1.0, reference=problem.answer, message="the engine gave it up: non-finite logits")
+
+
 class Judge(Protocol):
     """What sampling and evaluation need of a verifier: hand in responses, wait for their judgements."""
 

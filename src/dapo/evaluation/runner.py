@@ -10,7 +10,7 @@ import numpy as np
 
 from dapo.evaluation.avg_at_k import Estimate, avg_at_k, bootstrap, maj_at_k, pass_at_k
 from dapo.rollout.engine import Engine, NoiseKey, Request
-from dapo.types import Completion, Judge, Judgement, Problem, StopReason, Verdict
+from dapo.types import Completion, Judge, Judgement, Problem, StopReason, Verdict, engine_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,6 @@ def evaluate(
             answers[answer.problem_id, answer.response_index] = answer
             on_answer(answer, len(answers), len(problems) * k)
     return answers
-
-
-def engine_fault(problem: Problem) -> Judgement:
-    """What a response counts as that the engine gave up: as in training, never correct, and without a vote."""
-    return Judgement(Verdict.CRASH, -1.0, reference=problem.answer, message="the engine gave it up: non-finite logits")
 
 
 def answered(problem: Problem, request: Request, completion: Completion, judgement: Judgement) -> Answered:

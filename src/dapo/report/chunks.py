@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dapo.report.answer_values import Value, value_of
 from dapo.report.behaviour import KINDS, Phrases, is_answer_only, load_phrases
 from dapo.report.pieces import TokenPieces
+from dapo.rewards.answer_values import Value, value_of
 from dapo.tracking.files import sync_folder
 
 FORMAT = 1

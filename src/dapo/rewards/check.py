@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import sys
 
 from dapo.errors import ConfigError
 from dapo.rewards.verifiers import COMMAND_PREFIX, named
+from dapo.rewards.workers import worker_environment
 
 SECONDS = 120.0  # a module may import torch
 
@@ -55,8 +55,3 @@ def refusal(name: str, why: str) -> ConfigError:
         f"rewards.verifier = {name!r}: {why}",
         remedy="Start where its module can be imported; it is called as function(response, answer, meta).",
     )
-
-
-def worker_environment() -> dict[str, str]:
-    """That a worker searches where this process does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

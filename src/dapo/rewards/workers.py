@@ -32,18 +32,23 @@ Order = dict[str, Any]
 Reply = dict[str, Any]
 
 
+def worker_environment() -> dict[str, str]:
+    """Ours, but that a worker searches for modules where this process does, and ends when its work is done."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment.pop("PYTHONINSPECT", None)
+    return environment
+
+
 class WorkerProcess:
     """One child with its pipes. `ticket` is the task it holds."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        environment.pop("PYTHONINSPECT", None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "dapo.rewards.worker", json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if ":" in settings["verifier"] else subprocess.DEVNULL,
-            env=environment,
+            env=worker_environment(),
             start_new_session=True,  # its own process group: killing the group takes its children along
         )
         assert self.process.stdin is not None, "a pipe was asked for"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dapo.errors import VerifierError
 from dapo.rollout.engine import Engine, NoiseKey, Request
-from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict
+from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict, engine_fault
 
 JournalWriter = Callable[[str, Judgement], None]
 MOST_FAILURES = 64
@@ -212,8 +212,3 @@ class Collector:
                 f"the last: {judgement.message or 'no message'}",
                 remedy="Try it with `dapo verify`. Mended, the run goes on from its newest checkpoint: dapo resume RUN",
             )
-
-
-def engine_fault(problem: Problem) -> Judgement:
-    """What a response counts as that the engine itself gave up: a reported fault, never correct."""
-    return Judgement(Verdict.CRASH, -1.0, reference=problem.answer, message="the engine gave it up: non-finite logits")

@@ -31,15 +31,11 @@ def scheduled_lr(train: TrainConfig, step: int) -> float:
     """
     if step < train.warmup_steps:
         return train.lr * step / train.warmup_steps
+    if train.lr_decay == "none":
+        return train.lr
     full = max(train.warmup_steps, 1)
     done = (step - full) / (train.steps + 1 - full)
-    match train.lr_decay:
-        case "none":
-            return train.lr
-        case "linear":
-            return train.lr * (1 - done)
-        case "cosine":
-            return train.lr * (1 + math.cos(math.pi * done)) / 2
+    return train.lr * ((1 - done) if train.lr_decay == "linear" else (1 + math.cos(math.pi * done)) / 2)
 
 
 class Optimizer:
