@@ -182,14 +182,16 @@ def test_the_intervals_of_gsm8k_are_those_of_its_problems():
         assert [round(100 * value, 1) for value in (gain.value, gain.low, gain.high)] == figures
 
 
-def test_the_differences_of_the_two_arms_on_gsm8k_are_those_of_their_problems():
+@pytest.mark.parametrize("figures", ["gsm8k-decay", "gsm8k-seed1"])
+def test_the_differences_of_the_two_arms_on_gsm8k_are_those_of_their_problems(figures):
     problems = read("gsm8k-coder-1.5b/decay/problems.json")
 
-    def scores(name: str) -> np.ndarray:
-        n_responses = {"sampled": 4, "aime": 32}.get(name.split(", ")[1], 1)
-        return np.array([[int(right) / n_responses for right in problems[name]]])
+    def scores(names: str) -> np.ndarray:
+        """[seeds, problems]: `A, step 40 + B, step 40` are two seeds."""
+        of = [(name, {"sampled": 4, "aime": 32}.get(name.split(", ")[1], 1)) for name in names.split(" + ")]
+        return np.array([[int(right) / k for right in problems[name]] for name, k in of])
 
-    for pair, (value, low, high, p) in read("figures/gsm8k-decay.json")["runs"][2]["values"].items():
+    for pair, (value, low, high, p) in read(f"figures/{figures}.json")["runs"][2]["values"].items():
         found = paired_difference(*map(scores, pair.split(" / ")))
         assert [round(100 * x, 1) for x in (found.value, found.low, found.high)] == [value, low, high]
         assert is_shown(str(p), found.p)
