@@ -192,3 +192,77 @@ def test_without_a_network_a_known_name_says_what_to_do(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("DataError: HuggingFaceH4/MATH-500: split test could not be loaded from the hub")
     assert "DAPO_DATA" in done.stderr
+
+
+# ------------------------------------------------------------------ problems held out
+
+
+@pytest.fixture
+def forty(write_jsonl) -> Path:
+    """Forty problems that have nothing in common but two of them, which differ in one number."""
+    towns = ["Ayr", "Bude", "Corby", "Deal"]
+    rows = [{"question": f"Reckon {n} times {n * n + 7} and give the result.", "answer": str(n)} for n in range(38)]
+    return write_jsonl(
+        rows + [{"question": LONG.format(a=towns[0], n=n), "answer": str(n)} for n in (30, 50)], "f.jsonl"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_held_out_problems_are_in_a_file_of_their_own_and_nowhere_else(suffix, forty, tmp_path, capsys):
+    out, held_out = tmp_path / f"train{suffix}", tmp_path / f"train.held-out{suffix}"
+    assert run("prepare", str(forty), "--hold-out", "12", "--out", str(out)) == 0
+    everything, train, held = (load_problems(str(path)) for path in (forty, out, held_out))
+    assert len(held) == 12
+    assert not {p.id for p in train} & {p.id for p in held}
+    assert {p.id for p in train} | {p.id for p in held} <= {p.id for p in everything}
+    assert not find_contamination([p.question for p in train], EvaluationTexts("", [p.question for p in held])).found
+    manifest = json.loads((tmp_path / f"train{suffix}.manifest.json").read_text())
+    assert manifest["held_out"]["problems"] == 12
+    assert manifest["problems"] == len(train)
+    printed = capsys.readouterr().out
+    assert f"data.train={out}" in printed
+    assert f'data.eval=["{held_out}"]' in printed
+
+
+def test_a_twin_of_a_held_out_problem_is_not_trained_on(forty, tmp_path):
+    """However many are held out: never one of the two trains in each file."""
+    lonely = 0
+    for n in range(5, 38, 4):
+        out = tmp_path / f"{n}.jsonl"
+        prepared = preparing.prepare(str(forty), out, n_held=n)
+        trains = [
+            sum("train leaves" in p.question for p in load_problems(str(path))) for path in (out, prepared.held_out)
+        ]
+        assert 0 in trains
+        lonely += trains == [0, 1]
+        assert prepared.problems.dropped.get("contaminated", 0) == (trains == [0, 1])
+    assert lonely  # or nothing was tested
+
+
+def test_the_same_problems_are_held_out_again(forty, tmp_path):
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    held = [preparing.prepare(str(forty), out, n_held=9).held_out.read_bytes() for out in files]
+    assert held[0] == held[1]
+
+
+def test_holding_out_everything_is_refused_and_leaves_nothing(forty, tmp_path, capsys):
+    assert run("prepare", str(forty), "--hold-out", "40", "--out", str(tmp_path / "none" / "x.jsonl")) == 2
+    out = tmp_path / "x.jsonl"
+    assert run("prepare", str(forty), "--hold-out", "40", "--out", str(out)) == 2
+    assert "cannot hold out 40 of 40" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [forty.name]
+
+
+def test_a_failure_after_the_first_file_takes_it_back(forty, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparing, "describe", None)
+    with pytest.raises(TypeError, match="not callable"):
+        preparing.prepare(str(forty), tmp_path / "x.jsonl", n_held=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [forty.name]
+
+
+def test_an_existing_held_out_file_is_not_overwritten(forty, tmp_path):
+    mine = tmp_path / "x.held-out.jsonl"
+    mine.write_text("mine")
+    with pytest.raises(DataError, match="exists already"):
+        preparing.prepare(str(forty), tmp_path / "x.jsonl", n_held=3)
+    assert mine.read_text() == "mine"

@@ -73,6 +73,9 @@ def prepare_command(
     against: Against = None,
     share: Share = SHARE,
     verifier: Verifier = "math",
+    n_held: Annotated[
+        int, typer.Option("--hold-out", min=0, help="Set so many problems aside for evaluation: OUT.held-out.jsonl.")
+    ] = 0,
     integer_answers: Annotated[
         bool, typer.Option("--integer-answers", help="Restate problems to ask for one integer; drop what cannot be.")
     ] = False,
@@ -88,12 +91,14 @@ def prepare_command(
     """The cleaned set, with OUT.manifest.json saying what was dropped and why.
 
     Example: dapo data prepare dapo-math-17k --against aime24 --out train.jsonl
+
+    Your own file, with problems to measure on: dapo data prepare my.jsonl --hold-out 200 --out train.jsonl
     """
     if llm is not None and not integer_answers:
         raise DataError(f"--llm {llm}: has no effect without --integer-answers.", remedy="Add --integer-answers.")
     server = ChatServer(llm, model, timeout_s=llm_timeout_s, tries=llm_tries) if llm is not None else None
     prepared = prepare(
-        file, out, fields=parse_fields(field), verifier=verifier, against=against or (), share=share,
+        file, out, fields=parse_fields(field), verifier=verifier, against=against or (), share=share, n_held=n_held,
         integer_answers=integer_answers, server=server, n_workers=llm_workers,
     )  # fmt: skip
     typer.echo(json.dumps(summary(prepared), ensure_ascii=False)) if as_json else show_prepared(prepared)
@@ -209,6 +214,7 @@ def summary(prepared: Prepared) -> dict[str, Any]:
         "sha256": problems.sha256,
         "dropped": problems.dropped,
         "restated": prepared.n_restated,
+        "held_out": str(prepared.held_out) if prepared.held_out else None,
     }
 
 
@@ -222,3 +228,6 @@ def show_prepared(prepared: Prepared) -> None:
         typer.echo(f"  dropped {n:,}: {why}")
     if prepared.n_restated:
         typer.echo(f"  restated {prepared.n_restated:,} to ask for an integer")
+    if prepared.held_out:
+        typer.echo(f"{prepared.held_out}: {prepared.n_held:,} problems held out; none of the others resembles them.")
+        typer.echo(f"Train: --set data.train={prepared.out} --set 'data.eval=[\"{prepared.held_out}\"]'")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dapo.data.chat_server import ChatServer, NoReply
 from dapo.data.contamination import SHARE, EvaluationTexts, find_contamination
 from dapo.data.integer_answers import Restated, integer_answer, with_answer
 from dapo.data.journal import Journal
-from dapo.data.problems import Drop, ProblemSet, Why, load_problems
+from dapo.data.problems import Drop, ProblemSet, Why, hold_out, load_problems
 from dapo.data.restate import PROMPT_VERSION, NotVerified, ask_for_restatement, cannot_verify
 from dapo.data.rows import sha256_of
 from dapo.data.whole_file import refuse_existing, write_whole
@@ -23,6 +24,7 @@ from dapo.types import Problem
 
 OUT_SUFFIXES = (".jsonl", ".parquet")
 GIVE_UP_AFTER = 32  # questions without a reply, each tried several times: the server is gone
+HOLD_OUT_SEED = 0  # the same problems are held out whenever the same set is prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Prepared:
     manifest: Path
     problems: ProblemSet
     n_restated: int
+    held_out: Path | None = None
+    n_held: int = 0
 
 
 def prepare(
@@ -43,48 +47,80 @@ def prepare(
     verifier: str = "math",
     against: Sequence[str] = (),
     share: float = SHARE,
+    n_held: int = 0,
     integer_answers: bool = False,
     server: ChatServer | None = None,
     n_workers: int = 8,
     root: str | Path | None = None,
 ) -> Prepared:
-    """Load, clean, take out evaluation problems, make answers integers where asked; write set and manifest whole."""
+    """Load, clean, take out evaluation problems, make answers integers and hold some out where asked.
+
+    Sets and manifest are written whole, or nothing is.
+    """
     manifest_path, journal_path = out.with_name(f"{out.name}.manifest.json"), out.with_name(f"{out.name}.journal.jsonl")
+    held_path = out.with_name(f"{out.stem}.held-out{out.suffix}")
     if out.suffix.lower() not in OUT_SUFFIXES:
         raise DataError(f"--out {out}: suffix {out.suffix!r}.", remedy=f"Write {' or '.join(OUT_SUFFIXES)}.")
-    refuse_existing(out, manifest_path)
+    refuse_existing(out, manifest_path, *([held_path] if n_held else []))
     problems = load_problems(source, fields=fields, verifier=verifier, root=root)
     problems = without_contaminated(problems, against, share=share, root=root)
     restated: list[Restated] = []
     if integer_answers:
         problems, restated = with_integer_answers(problems, server, journal_path, n_workers=n_workers)
-    write_whole(out, lambda path: write_problems(path, problems.problems, out.suffix.lower()))
+    sets = {out: problems}
+    if n_held:
+        problems, held = without_resemblance(*hold_out(problems, n_held, seed=HOLD_OUT_SEED), share=share)
+        sets = {held_path: held, out: problems}
     try:
+        for path, one in sets.items():
+            write_whole(path, partial(write_problems, problems=one.problems, suffix=out.suffix.lower()))
         manifest = describe(problems, restated, out, against=against, server=server)
+        if n_held:
+            manifest["held_out"] = {"out": held_path.name, "out_sha256": sha256_of(held_path), "problems": n_held}
         write_whole(manifest_path, lambda path: write_json(path, manifest))
     except BaseException:
-        out.unlink(missing_ok=True)  # a set without its manifest is half a result
+        for path in sets:
+            path.unlink(missing_ok=True)  # a set without its manifest is half a result
         raise
-    return Prepared(out, manifest_path, problems, len(restated))
+    return Prepared(out, manifest_path, problems, len(restated), held_path if n_held else None, n_held)
 
 
 def without_contaminated(
     problems: ProblemSet, against: Sequence[str], *, share: float, root: str | Path | None
 ) -> ProblemSet:
     """The set without problems that resemble one of the evaluation sets named."""
-    kept, drops = list(problems.problems), list(problems.drops)
     for name in against:
-        texts = EvaluationTexts(name, [p.question for p in load_problems(name, use="eval", root=root)])
-        found = {o.index: o for o in find_contamination((p.question for p in kept), texts, share=share).found}
-        for index, overlap in found.items():
-            detail = f"{overlap.how} match with {name}, share {overlap.share:.2f}"
-            drops.append(Drop(Why.CONTAMINATED, problems.rows[kept[index].id], kept[index].question, detail))
-        kept = [problem for index, problem in enumerate(kept) if index not in found]
-    if not kept:
+        evaluation = load_problems(name, use="eval", root=root)
+        problems = without_those_like(problems, evaluation, name, share=share)
+    if not problems.problems:
         raise DataError(
             f"{problems.name}: every problem resembles one of {', '.join(against)}.", remedy="Check --against."
         )
-    return replace(problems, problems=tuple(kept), drops=tuple(drops))
+    return problems
+
+
+def without_resemblance(problems: ProblemSet, held: ProblemSet, *, share: float) -> tuple[ProblemSet, ProblemSet]:
+    """What was held out is no test where a twin of it, with another number or name, is trained on."""
+    rest = without_those_like(problems, held, "a problem held out", share=share)
+    if not rest.problems:
+        raise DataError(
+            f"{problems.name}: every problem resembles one of the {len(held):,} held out.", remedy="Hold out fewer."
+        )
+    return rest, held
+
+
+def without_those_like(problems: ProblemSet, evaluation: ProblemSet, name: str, *, share: float) -> ProblemSet:
+    texts = EvaluationTexts(name, [problem.question for problem in evaluation])
+    found = {o.index: o for o in find_contamination((p.question for p in problems), texts, share=share).found}
+    drops = [
+        Drop(
+            Why.CONTAMINATED, problems.rows[problems[index].id], problems[index].question,
+            f"{overlap.how} match with {name}, share {overlap.share:.2f}",
+        )
+        for index, overlap in found.items()
+    ]  # fmt: skip
+    kept = tuple(problem for index, problem in enumerate(problems) if index not in found)
+    return replace(problems, problems=kept, drops=(*problems.drops, *drops))
 
 
 def with_integer_answers(
