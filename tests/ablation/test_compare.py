@@ -7,10 +7,11 @@ import pytest
 from fake_ladder import job, write_done
 
 from dapo.ablation.arms import ARMS
-from dapo.ablation.compare import compare_runs, estimate, mean_curve, paired_difference, reaching, resampled_means
+from dapo.ablation.compare import compare_runs, estimate, mean_curve, reaching
 from dapo.ablation.measure import measure
 from dapo.ablation.summary import FEWER_SEEDS, ONE_SEED, summarise
 from dapo.ablation.write import markdown
+from dapo.report.paired import paired_difference, resampled_means
 
 
 def test_resampling_draws_seeds_and_problems_both():

@@ -290,6 +290,38 @@ def test_two_runs_are_compared(watch: Watch, run: Path, tmp_path: Path):
     watch.check()
 
 
+def test_which_run_is_better_is_said_with_its_interval(watch: Watch, tmp_path: Path):
+    """150 and 190 of 300 problems, the same 150 among them: 0.133 above, and a mark on the good side of zero."""
+    runs = []
+    for name, n in (("first", 150), ("second <b>", 190)):
+        runs.append(write_run(tmp_path / name, metrics(20), evaluations=[evaluation(0, 0.3), evaluation(20, n / 300)]))
+        line = {
+            "step": 20,
+            "set": "held-out",
+            "k": 1,
+            "ids": [f"{at:03}" for at in range(300)],
+            "questions": ["?"] * 300,
+        }
+        (runs[-1] / "eval_problems.jsonl").write_text(
+            json.dumps(line | {"correct": [int(at < n) for at in range(300)]}) + "\n"
+        )
+    page = watch.open(write_page(*runs, out=tmp_path / "both"))
+    card = page.locator(".difference")
+    assert card.locator(".short.good").text_content() == "0.133 above first"
+    assert card.locator("tbody tr").count() == 1
+    assert "second <b>" in card.locator(".question").text_content()
+    assert card.locator(".whisker.good circle").count() == 1
+    watch.check()
+
+
+def test_all_charts_are_drawn_without_scrolling(watch: Watch, run: Path):
+    """As a printed page needs them."""
+    page = watch.open(run / "report.html")
+    until(page, "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))", seconds=30)
+    assert page.evaluate("document.querySelectorAll('.plot').length") > 10
+    watch.check()
+
+
 @pytest.mark.parametrize("what", ["no steps", "torn", "no rollouts"])
 def test_what_is_missing_is_said(watch: Watch, tmp_path: Path, what: str):
     folder = write_run(

@@ -30,8 +30,8 @@ from figures import (
 )
 from safetensors import safe_open
 
-from dapo.ablation.compare import paired_difference
 from dapo.evaluation.avg_at_k import bootstrap
+from dapo.report.paired import paired_difference
 
 LEFT_OUT = ("log.md", "keys.md")
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in LEFT_OUT}

@@ -7,55 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dapo.ablation.measure import Evaluated, Measured
 from dapo.evaluation.avg_at_k import Estimate
-
-RESAMPLES = 4000
-Matrix = NDArray[np.float64]  # [S, P]: seeds x problems
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A paired difference with its 95 % interval and the two-sided bootstrap p."""
-
-    value: float
-    low: float
-    high: float
-    p: float
-    seeds: int
-
-
-def resampled_means(scores: Matrix, *, seed: int = 0, resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """Means of `scores` with seeds and problems both drawn with replacement. [resamples]
-
-    Weights instead of index lists: a resample is Σ_sp w_s·v_p·x_sp with multinomial counts w and v.
-    """
-    generator = np.random.Generator(np.random.PCG64(seed))
-    S, P = scores.shape
-    of_seeds = generator.multinomial(S, np.full(S, 1 / S), size=resamples) / S  # [R, S]
-    of_problems = generator.multinomial(P, np.full(P, 1 / P), size=resamples) / P  # [R, P]
-    means: NDArray[np.float64] = np.einsum("rs,sp,rp->r", of_seeds, scores, of_problems, optimize=True)
-    return means
+from dapo.report.paired import Difference, Matrix, paired_difference, resampled_means
 
 
 def estimate(scores: Matrix) -> Estimate:
     """Mean over seeds and problems with its 95 % interval."""
     low, high = np.quantile(resampled_means(scores), [0.025, 0.975])
     return Estimate(float(scores.mean()), float(low), float(high))
-
-
-def paired_difference(scores: Matrix, other: Matrix) -> Difference:
-    """scores − other, the same seeds and problems in the same places."""
-    assert scores.shape == other.shape, "pairs need the same seeds and problems"
-    difference = scores - other
-    means = resampled_means(difference)
-    low, high = np.quantile(means, [0.025, 0.975])
-    # One more in numerator and denominator: with R resamples p is never below 1/(R + 1).
-    below, above = (1 + np.sum(means <= 0)) / (len(means) + 1), (1 + np.sum(means >= 0)) / (len(means) + 1)
-    p = min(1.0, 2 * float(min(below, above)))
-    return Difference(float(difference.mean()), float(low), float(high), p, len(scores))
 
 
 def end_scores(runs: Sequence[Measured]) -> Matrix:

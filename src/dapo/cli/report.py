@@ -62,7 +62,9 @@ def command(
             raise ConfigError(
                 f"{name} {path}: has no effect on the terminal.", remedy=f"Leave out {name} or --terminal."
             )
-    from dapo.report.terminal import print_run
+    from dapo.report.terminal import print_differences, print_run
 
     for folder in folders:
         print_run(folder, problem=problem, step=step, heat=heat)
+    if problem is None:
+        print_differences(folders)

@@ -16,6 +16,7 @@ from dapo.errors import DataError
 from dapo.report.chunks import records_of
 
 RUNNING_SECONDS = 60.0  # a run that wrote nothing for so long, and for five of its steps, is not running
+SHOWN_MISSING = 3  # files named one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,11 @@ def load_run(folder: Path) -> RunRecord:
     metrics = [m for m in read(folder / "metrics.jsonl", missing) if is_number(m.get("step"))]
     evaluations = [e for e in read(folder / "eval.jsonl", missing) if is_evaluation(e)]
     rollouts = list(records_of(folder / "rollouts"))
-    missing += [
-        f"rollouts/{p.name}: missing, and so are its scripts"
-        for p in expected_rollouts(folder, config, metrics)
-        if p not in rollouts
-    ]
+    gone = [p.name for p in expected_rollouts(folder, config, metrics) if p not in rollouts]
+    if len(gone) > SHOWN_MISSING:
+        missing.append(f"rollouts/{gone[0]} … {gone[-1]}: {len(gone)} files missing, and so are their scripts")
+    else:
+        missing += [f"rollouts/{name}: missing, and so are its scripts" for name in gone]
     written = [(folder / f"{name}.jsonl") for name in ("metrics", "eval", "events", "value")]
     newest = max((p.stat().st_mtime for p in [path, *written] if p.exists()), default=0.0)
     return RunRecord(

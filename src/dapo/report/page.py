@@ -22,6 +22,7 @@ from urllib.parse import quote
 from pyarrow import Table
 
 from dapo.errors import DataError
+from dapo.report import differences
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import MEANINGS, SHIPPED, Phrases, load_phrases
 from dapo.report.chunks import (
@@ -179,6 +180,7 @@ def page_data(runs: Sequence[Examined], places: Sequence[str], beside: list[dict
     used = {name for examined in runs for line in examined.run.metrics for name in line}
     return {
         "runs": [run_data(examined, place) for examined, place in zip(runs, places, strict=True)],
+        "differences": [differences.to_json(differences.compare(examined.run, runs[0].run)) for examined in runs[1:]],
         "glossary": [[name, unit, meaning] for name, (unit, meaning) in METRICS.items() if name in used],
         "behaviour": list(MEANINGS.items()),
         "beside": beside,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
 from dapo.report.chunks import groups_of, read_table, response_of
+from dapo.report.differences import compare
 from dapo.report.doctor import verdict
-from dapo.report.load import RunRecord
+from dapo.report.load import RunRecord, load_run
 from dapo.report.page import Examined, examine_run, phrases_of
 from dapo.report.pieces import TokenPieces, find_tokenizer
 
@@ -53,6 +54,16 @@ def print_run(
                 print_group(parquet, rows, pieces, phrases, heat, console)
     elif problem is not None or step is not None:
         raise DataError(f"{folder}: no step is recorded.", remedy="Set rollouts.every_steps = 10 in the recipe.")
+
+
+def print_differences(folders: Sequence[Path], console: Console | None = None) -> None:
+    """Every run but the first against the first."""
+    console = console or Console(markup=False, emoji=False, highlight=False)
+    first, *others = [load_run(folder) for folder in folders]
+    for run in others:
+        found = compare(run, first)
+        console.print(Text(f"{shown(str(run.folder))}: {shown(found.answer)}", style="bold"))
+        console.print(Text(shown(found.detail)))
 
 
 def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:

@@ -47,12 +47,15 @@ const CHARTS = [
     note: "Over the whole step." },
 ];
 
+const whenIdle = (work) => (window.requestIdleCallback || setTimeout)(work);
+
 const curves = {
   smoothing: 0,
   axis: "step",
   showPaper: false,
   cards: new Map(), // chart id -> {plot, readout, chart, lines}
   plotly: null,
+  isWaiting: false,
 
   draw() {
     const section = $("curves");
@@ -63,6 +66,7 @@ const curves = {
       dapo.data.runs.length > 1 ? curves.legend() : "",
       grid.children.length ? grid : el("p", { class: "sub" }, "No step has ended yet."));
     behaviour.draw();
+    whenIdle(() => curves.loadPlotly().then(curves.drawRest));
   },
 
   listen() { theme.listeners.push(() => curves.redraw()); },
@@ -102,6 +106,19 @@ const curves = {
       curves.loadPlotly().then(() => curves.plot(curves.cards.get(entry.target.dataset.chart)));
     }
   }, { rootMargin: "200px" }),
+
+  // The others follow one by one while the reader does nothing, so that a printed page has them all.
+  drawRest() {
+    const next = [...curves.cards.values()].find((card) => !card.isDrawn && card.plot.isConnected);
+    if (!next || curves.isWaiting) return;
+    curves.isWaiting = true;
+    whenIdle(() => {
+      curves.isWaiting = false;
+      curves.seen.unobserve(next.plot);
+      if (!next.isDrawn) curves.plot(next);
+      curves.drawRest();
+    });
+  },
 
   loadPlotly() {
     curves.plotly ||= new Promise((resolve) => {

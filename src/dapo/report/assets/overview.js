@@ -4,7 +4,9 @@
 const overview = {
   draw() {
     const section = $("overview");
-    section.replaceChildren(...dapo.data.runs.map((run, at) => overview.run(run, at, dapo.data.runs.length)));
+    section.replaceChildren(
+      ...dapo.data.runs.map((run, at) => overview.run(run, at, dapo.data.runs.length)),
+      ...(dapo.data.differences || []).map((difference, at) => overview.difference(difference, at + 1)));
     overview.flips();
     overview.record();
   },
@@ -64,6 +66,36 @@ const overview = {
         best === last ? "; the best so far" : `; best ${best.avg.toFixed(3)} after step ${best.step}, ${interval(best)}`,
         el("br"), `${best.problems} problems of ${set}`),
       verdict);
+  },
+
+  // A run against the first one, paired problem by problem.
+  difference(difference, at) {
+    const [first, run] = [dapo.data.runs[0], dapo.data.runs[at]];
+    const signed = (v) => `${v < 0 ? "−" : "+"}${Math.abs(v).toFixed(3)}`;
+    const row = ([step, otherStep, avg, otherAvg, value, low, high, p], place, all) => el("tr", { class: place === all.length - 1 ? "end" : "" },
+      el("td", {}, step === otherStep ? `${step}` : `${step}, ${otherStep}`),
+      el("td", {}, avg.toFixed(3)), el("td", {}, otherAvg.toFixed(3)),
+      el("td", {}, overview.whisker(value, low, high, difference.rows)),
+      el("td", {}, signed(value)), el("td", {}, `${signed(low)} to ${signed(high)}`), el("td", {}, p < 0.001 ? "< 0.001" : p.toPrecision(2)));
+    return el("article", { class: "difference" },
+      el("p", { class: "question" }, "Is ", el("i", { class: "key", style: { background: `var(--run-${at})` } }), el("b", {}, run.name),
+        " better than ", el("i", { class: "key", style: { background: "var(--run-0)" } }), el("b", {}, first.name), "?"),
+      el("p", { class: `short ${difference.tone}` }, difference.answer),
+      el("p", { class: "sub" }, difference.detail),
+      difference.rows.length ? el("div", { class: "scroll" }, el("table", {},
+        el("thead", {}, el("tr", {}, ...["after step", run.name, first.name, "", "difference", "95 % interval", "p"].map((text) => el("th", {}, text)))),
+        el("tbody", {}, ...difference.rows.map(row)))) : null);
+  },
+
+  // A difference with its interval around zero, all rows on one scale.
+  whisker(value, low, high, rows) {
+    const reach = Math.max(0.01, ...rows.flatMap((row) => [Math.abs(row[5]), Math.abs(row[6])]));
+    const x = (v) => 60 + (56 * v) / reach;
+    const tone = low > 0 ? "good" : high < 0 ? "bad" : "";
+    return svg("svg", { class: `whisker ${tone}`, viewBox: "0 0 120 16", "aria-hidden": "true" },
+      svg("line", { class: "zero", x1: 60, x2: 60, y1: 0, y2: 16 }),
+      svg("line", { x1: x(low), x2: x(high), y1: 8, y2: 8 }),
+      svg("circle", { cx: x(value), cy: 8, r: 3.5 }));
   },
 
   tone(run) {

@@ -1,0 +1,115 @@
+"""Is one run better than another? Paired differences on the held-out problems that both answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dapo.report.load import RunRecord, is_number
+from dapo.report.paired import Difference, Matrix, paired_difference
+
+SHOWN_STEPS = 6
+SURE = 0.05  # p below which a difference is called one
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run after `step` against the other after `other_step`."""
+
+    step: int
+    other_step: int
+    avg: float
+    other_avg: float
+    difference: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run against the first of the page; without rows where `answer` says why."""
+
+    answer: str
+    detail: str
+    tone: str  # good: the run is better, bad: worse, "": not to be seen
+    rows: tuple[Row, ...] = ()
+
+
+Scores = dict[int, tuple[tuple[str, ...], Matrix]]  # by step: ids of the problems, share of right responses [1, P]
+
+
+def compare(run: RunRecord, other: RunRecord) -> Comparison:
+    """`run` − `other` at the steps both evaluated, and at the last evaluation of each."""
+    name, of = run.folder.resolve().name, other.folder.resolve().name
+    mine, theirs = scores_of(run), scores_of(other)
+    if not mine or not theirs:
+        which = name if not mine else of
+        return Comparison("Not compared", f"{which} has no evaluation, problem by problem.", "")
+    end = row_of(mine, theirs, max(mine), max(theirs))
+    if end is None:
+        return Comparison("Not compared", f"{name} and {of} were evaluated on different problems.", "")
+    shared = [step for step in sorted(mine.keys() & theirs.keys()) if step < min(max(mine), max(theirs))]
+    middle = [row for step in spread(shared) if (row := row_of(mine, theirs, step, step))]
+    found = end.difference
+    is_sure = found.p < SURE
+    word = "above" if found.value > 0 else "below"
+    answer = f"{abs(found.value):.3f} {word} {of}" if is_sure else f"No difference to {of} can be seen"
+    detail = (
+        f"At the end of each {signed(found.value)}, 95 % interval {signed(found.low)} to {signed(found.high)}, "
+        f"p = {found.p:.2g}, paired over {len(mine[max(mine)][0]):,} problems. "
+        "Another seed of either run may come out differently: that is not in the interval."
+    )
+    return Comparison(answer, detail, ("good" if found.value > 0 else "bad") if is_sure else "", (*middle, end))
+
+
+def scores_of(run: RunRecord) -> Scores:
+    """Of the first evaluation set, whose name may differ from run to run; problems in the order of their ids."""
+    lines = [line for line in run.eval_problems if line.get("set") == run.eval_problems[0].get("set")]
+    scores: Scores = {}
+    for line in filter(is_whole, lines):
+        pairs = sorted(zip(line["ids"], line["correct"], strict=True))
+        ids, correct = zip(*pairs, strict=True)
+        scores[int(line["step"])] = ids, np.array([correct], dtype=float) / line["k"]
+    return scores
+
+
+def is_whole(line: dict[str, Any]) -> bool:
+    """A line of a file that anybody may have edited: a name and a count for every problem, and how many responses."""
+    ids, correct, k = line.get("ids"), line.get("correct"), line.get("k")
+    if not (isinstance(ids, list) and isinstance(correct, list) and 0 < len(ids) == len(correct)):
+        return False
+    numbers = [line.get("step"), k, *correct]
+    return all(isinstance(name, str) for name in ids) and all(map(is_number, numbers)) and float(k or 0) > 0
+
+
+def row_of(mine: Scores, theirs: Scores, step: int, other_step: int) -> Row | None:
+    (ids, scores), (other_ids, other_scores) = mine[step], theirs[other_step]
+    if ids != other_ids:
+        return None
+    found = paired_difference(scores, other_scores)
+    return Row(step, other_step, float(scores.mean()), float(other_scores.mean()), found)
+
+
+def signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def spread(steps: Sequence[int]) -> list[int]:
+    """At most so many of them, evenly, the last one included."""
+    if len(steps) <= SHOWN_STEPS:
+        return list(steps)
+    return [steps[round(at)] for at in np.linspace(0, len(steps) - 1, SHOWN_STEPS)]
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "answer": comparison.answer,
+        "detail": comparison.detail,
+        "tone": comparison.tone,
+        "rows": [
+            [row.step, row.other_step, row.avg, row.other_avg, row.difference.value, row.difference.low,
+             row.difference.high, row.difference.p]
+            for row in comparison.rows
+        ],
+    }  # fmt: skip
