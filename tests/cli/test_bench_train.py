@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import dapo
 from dapo.cli.bench import command
-from dapo.cli.bench_train import parse_load
+from dapo.cli.bench_loads import parse_load
 from dapo.config.model_shapes import BENCH_SHAPES, ModelShape
 from dapo.errors import ConfigError
 from dapo.models.random_model import random_model, training_flops

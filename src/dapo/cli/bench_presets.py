@@ -12,7 +12,7 @@ from dapo.config.load import load_recipe
 from dapo.config.schema import Config
 
 if TYPE_CHECKING:
-    from dapo.cli.bench_train import Setting
+    from dapo.cli.bench_setting import Setting
     from dapo.trainer.learner import Learner
     from dapo.types import Group
 
@@ -34,7 +34,7 @@ def compare_presets(setting: Setting, presets: Sequence[str]) -> dict[str, Any]:
 def measure_preset(setting: Setting, preset: str) -> dict[str, Any] | None:
     import torch
 
-    from dapo.cli.bench_train import free_memory, timed
+    from dapo.cli.bench_timing import free_memory, timed
     from dapo.trainer.batch import make_batch
     from dapo.trainer.update import update_policy
 
@@ -100,7 +100,7 @@ def synthetic_groups(vocabulary: int, cap: int) -> list[Group]:
     """Random responses of log-normal lengths, right and wrong in turn."""
     import numpy as np
 
-    from dapo.cli.bench_train import LOG_NORMAL
+    from dapo.cli.bench_loads import LOG_NORMAL
     from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
     generator = np.random.default_rng(0)

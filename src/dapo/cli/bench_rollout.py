@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from rich.table import Table
 
-from dapo.cli.bench_train import Setting, choose_shape
+from dapo.cli.bench_setting import Setting, choose_shape
 from dapo.cli.console import Pipe
 from dapo.errors import ConfigError
 

@@ -23,7 +23,7 @@ import typer
 from rich.table import Table
 
 from dapo.cli import trl_peer
-from dapo.cli.bench_train import free_memory
+from dapo.cli.bench_timing import free_memory
 from dapo.cli.console import Pipe
 from dapo.errors import ConfigError
 from dapo.types import Judge, Judgement, StopReason, Verdict
