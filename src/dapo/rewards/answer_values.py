@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from dapo.rewards import equivalence
-from dapo.rewards.notation import Node
+from dapo.rewards.rationals import exact_or_none
 from dapo.rewards.statement import read
 from dapo.rewards.tokens import NotationError
+from dapo.rewards.tree import Node, bare
 from dapo.rewards.typography import plain, trimmed
 
 Value = Node | str
@@ -37,11 +38,11 @@ def value_of(answer: str) -> Value:
 
 def reduced(node: Node) -> Node:
     """Every part that is visibly rational as that number; a set or list in one order."""
-    number = equivalence.exact_or_none(node)
+    number = exact_or_none(node)
     if number is not None:
         return Node("num", value=number)
     if node.op == "num":
-        return equivalence.bare(node)
+        return bare(node)
     parts = [reduced(part) for part in node.args]
     if node.op in ("list", "set"):
         return Node("list", tuple(sorted(parts, key=sort_key)))

@@ -1,169 +1,19 @@
 """Whether two answers have the same mathematical value. Exact here; what needs real analysis is left to a worker.
 
 Rationals are compared as fractions, never as floats. Shapes (lists, tuples, intervals, sets, matrices, equations) are
-compared part by part. `Undecided` means: only numerics or algebra can tell, ask again with `compare_scalars`.
+compared part by part. UndecidedError means: only numerics or algebra can tell, ask again with `compare_scalars`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from fractions import Fraction
 
-from dapo.rewards.limits import MAX_BITS, MAX_FACTORIAL
-from dapo.rewards.notation import Node
-from dapo.rewards.vocabulary import UNIT_LETTERS
+from dapo.rewards.quantities import is_name, is_quantity
+from dapo.rewards.rationals import TooLargeError, exact_or_none
+from dapo.rewards.scalars import CompareScalars, UndecidedError, compare_exactly, same_scalar
+from dapo.rewards.tree import Node, bare, free_symbols
 
-
-class UndecidedError(Exception):
-    """The exact rules cannot tell whether the two are equal."""
-
-
-class TooLargeError(Exception):
-    """A number too large to be worth computing: a power tower, a huge factorial."""
-
-
-CompareScalars = Callable[[Node, Node], bool]
 _MAX_LIST = 40
-
-
-def exact(node: Node) -> Fraction | None:
-    """The rational value of an expression, None when it is not (visibly) rational. TooLargeError before it explodes."""
-    match node.op:
-        case "num":
-            return node.value
-        case "neg":
-            inner = exact(node.args[0])
-            return None if inner is None else -inner
-        case "percent":
-            inner = exact(node.args[0])
-            return None if inner is None else inner / 100
-        case "add" | "mul" | "div":
-            left, right = exact(node.args[0]), exact(node.args[1])
-            if left is None or right is None:
-                return None
-            if node.op == "add":
-                return left + right
-            if node.op == "mul":
-                return _checked(left * right)
-            return _checked(left / right) if right else None
-        case "pow":
-            return _power(exact(node.args[0]), exact(node.args[1]))
-        case "factorial":
-            inner = exact(node.args[0])
-            if inner is None or inner.denominator != 1 or inner < 0:
-                return None
-            if inner > MAX_FACTORIAL:
-                raise TooLargeError
-            return Fraction(math.factorial(int(inner)))
-        case "binomial":
-            top, bottom = exact(node.args[0]), exact(node.args[1])
-            if (
-                top is None
-                or bottom is None
-                or top.denominator != 1
-                or bottom.denominator != 1
-                or bottom < 0
-                or top < 0
-            ):
-                return None
-            if top > MAX_FACTORIAL:
-                raise TooLargeError
-            return Fraction(math.comb(int(top), int(bottom)))
-        case "func" | "root":
-            return _exact_function(node)
-    return None
-
-
-def _checked(value: Fraction) -> Fraction:
-    if value.numerator.bit_length() > MAX_BITS or value.denominator.bit_length() > MAX_BITS:
-        raise TooLargeError
-    return value
-
-
-def _power(base: Fraction | None, exponent: Fraction | None) -> Fraction | None:
-    if base is None or exponent is None:
-        return None
-    if exponent.denominator != 1:
-        root = _exact_root(base, exponent.denominator) if exponent.denominator <= 64 else None
-        return None if root is None else _power(root, Fraction(exponent.numerator))
-    if base == 0:
-        return Fraction(0) if exponent > 0 else (Fraction(1) if exponent == 0 else None)
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if abs(base) != 1 and abs(exponent) * bits > MAX_BITS:
-        raise TooLargeError
-    if abs(base) == 1:
-        return Fraction(1) if base == 1 or exponent % 2 == 0 else Fraction(-1)
-    return Fraction(base ** int(exponent))
-
-
-def _exact_root(value: Fraction, index: int) -> Fraction | None:
-    """The index-th root when it is rational; of a negative number only for odd index 3."""
-    if value < 0:
-        return None
-    parts = [_integer_root(part, index) for part in (value.numerator, value.denominator)]
-    if parts[0] is None or parts[1] is None:
-        return None
-    return Fraction(parts[0], parts[1])
-
-
-def _integer_root(value: int, index: int) -> int | None:
-    if index == 2:
-        root = math.isqrt(value)
-    else:
-        low, high = 0, 1 << (value.bit_length() // index + 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if middle**index <= value else (low, middle - 1)
-        root = low
-    return root if root**index == value else None
-
-
-def _exact_function(node: Node) -> Fraction | None:
-    if node.name in _OF_SEVERAL and node.args[0].op == "bracket":
-        several = [exact(arg) for arg in node.args[0].args]
-        known = [value for value in several if value is not None]
-        return _OF_SEVERAL[node.name](known) if len(known) == len(several) else None
-    values = [exact(arg) for arg in node.args]
-    if any(value is None for value in values):
-        return None
-    first = values[0]
-    assert first is not None, "checked above"
-    if node.op == "root":
-        index = values[1]
-        if index is None or index.denominator != 1 or not 1 < index <= 64:
-            return None
-        if first < 0 and int(index) % 2:
-            root = _exact_root(-first, int(index))
-            return None if root is None else -root
-        return _exact_root(first, int(index))
-    match node.name:
-        case "sqrt":
-            return _exact_root(first, 2)
-        case "abs":
-            return abs(first)
-        case "floor":
-            return Fraction(math.floor(first))
-        case "ceil":
-            return Fraction(math.ceil(first))
-    return None
-
-
-def _of_integers(function: Callable[..., int]) -> Callable[[list[Fraction]], Fraction | None]:
-    def call(values: list[Fraction]) -> Fraction | None:
-        if any(value.denominator != 1 for value in values):
-            return None
-        return Fraction(function(*map(int, values)))
-
-    return call
-
-
-_OF_SEVERAL: dict[str, Callable[[list[Fraction]], Fraction | None]] = {
-    "max": max,
-    "min": min,
-    "gcd": _of_integers(math.gcd),
-    "lcm": _of_integers(math.lcm),
-}
 
 
 def settled(node: Node, *, is_reference: bool = False, compare: CompareScalars | None = None) -> Node:
@@ -174,26 +24,26 @@ def settled(node: Node, *, is_reference: bool = False, compare: CompareScalars |
     """
     if node.op == "list":
         return Node("list", tuple(settled(arg, is_reference=is_reference, compare=compare) for arg in node.args))
-    if node.op == "rel" and node.name == "in" and _is_name(node.args[0]):
+    if node.op == "rel" and node.name == "in" and is_name(node.args[0]):
         return node.args[1]  # x ∈ [0, 1)
     if node.op != "eq":
         return node
-    if is_reference and node.args[0].op not in ("sym", "apply") and _free(node):
+    if is_reference and node.args[0].op not in ("sym", "apply") and free_symbols(node):
         return node
-    compare = trusting if is_reference else compare or _compare_exactly
-    unnamed = [side for side in node.args if not _is_name(side)]
-    closed = [side for side in unnamed if not _free(side)]
+    compare = trusting if is_reference else compare or compare_exactly
+    unnamed = [side for side in node.args if not is_name(side)]
+    closed = [side for side in unnamed if not free_symbols(side)]
     if any(not _sides_agree(closed[0], other, compare) for other in closed[1:]):
         return Node("contradiction", node.args)
     if not unnamed:
-        return node if len(node.args) > 1 and not _is_name(node.args[0]) else node.args[-1]
+        return node if len(node.args) > 1 and not is_name(node.args[0]) else node.args[-1]
     if closed:
         value = next((side for side in reversed(closed) if exact_or_none(side) is not None), closed[-1])
-        is_named = all(_is_quantity(side) for side in unnamed if _free(side))
+        is_named = all(is_quantity(side) for side in unnamed if free_symbols(side))
         if len(closed) == len(unnamed) or (is_named and exact_or_none(value) != 0):
             return value
         return node
-    if _is_name(node.args[0]) and len(unnamed) == 1 and not _defines_line(node):
+    if is_name(node.args[0]) and len(unnamed) == 1 and not _defines_line(node):
         return unnamed[0]
     return node
 
@@ -201,7 +51,7 @@ def settled(node: Node, *, is_reference: bool = False, compare: CompareScalars |
 def trusting(left: Node, right: Node) -> bool:
     """For sides of a reference: equal unless exact rules tell otherwise."""
     try:
-        return _compare_exactly(left, right)
+        return compare_exactly(left, right)
     except (UndecidedError, TooLargeError):
         return True
 
@@ -214,12 +64,12 @@ def _sides_agree(left: Node, right: Node, compare: CompareScalars) -> bool:
         return values[0] == values[1]
     try:
         if "degree" in (left.op, right.op):  # 60° is 60, and π/3
-            return _same_scalar(left, right, compare) or compare(left, right)
+            return same_scalar(left, right, compare) or compare(left, right)
         return same(left, right, compare) or (
             _with_decimal_logs(left) != left and same(_with_decimal_logs(left), right, compare)
         )
     except UndecidedError:
-        if compare is _compare_exactly:
+        if compare is compare_exactly:
             raise
         return False
     except TooLargeError:
@@ -249,67 +99,7 @@ def _with_decimal_logs(node: Node) -> Node:
 
 def _defines_line(node: Node) -> bool:
     """`y = 2x + 1` is a line, and stays an equation; `x = 3\\sqrt2` names a value."""
-    return node.args[0].op == "sym" and bool(_free(node.args[-1]))
-
-
-def exact_or_none(node: Node) -> Fraction | None:
-    try:
-        return exact(node)
-    except TooLargeError:
-        return None
-
-
-def _is_name(node: Node) -> bool:
-    """A quantity's name: x, f(2), m + n, AB, |AB|. Not `2x`: that would be an equation to solve."""
-    if node.op == "sym":
-        return node.name not in ("pi", "e", "i", "infty", "emptyset") and not node.name.startswith("mathbb ")
-    if node.op in ("sub", "prime"):
-        return _is_name(node.args[0])
-    if node.op in ("apply", "text"):
-        return True
-    if node.op in ("add", "mul") and len(_free(node)) > 1:
-        return all(_is_name(arg) for arg in node.args)
-    if node.op == "bracket":
-        return all(_is_name(arg) for arg in node.args)
-    return node.op == "func" and node.name in ("abs", "floor", "ceil") and _is_name(node.args[0])
-
-
-def _is_quantity(node: Node) -> bool:
-    """What a problem asks the value of: 100m + n, a² + b², πr². Of one variable it is an equation to solve."""
-    return _is_form(node) and (len(_free(node)) > 1 or _is_circle(node))
-
-
-def _is_circle(node: Node) -> bool:
-    """A measure of a circle or sphere: a product with π and the radius."""
-    return _free(node) in ({"r"}, {"R"}) and node.op == "mul" and Node("sym", name="pi") in _factors(node)
-
-
-def _factors(node: Node) -> tuple[Node, ...]:
-    return (*_factors(node.args[0]), *_factors(node.args[1])) if node.op == "mul" else (node,)
-
-
-def _is_form(node: Node) -> bool:
-    """A combination such as 100m + n that a problem asks for; with a constant it is an equation to solve."""
-    if node.op == "mul":
-        return bool(_free(node)) and all(_is_form(arg) or _is_coefficient(arg) for arg in node.args)
-    if node.op == "pow":
-        return node.args[0].op == "sym" and _is_form(node.args[0]) and node.args[1].value in (2, 3, 4)
-    if node.op == "add":
-        return all(_is_form(arg) for arg in node.args)
-    return node.op == "sym" and bool(_free(node))
-
-
-def _is_coefficient(node: Node) -> bool:
-    return node == Node("sym", name="pi") or bool(exact_or_none(node))
-
-
-def _free(node: Node) -> frozenset[str]:
-    if node.op in ("sym", "text"):
-        return frozenset() if node.name in ("pi", "e", "i", "infty") else frozenset({node.name})
-    return frozenset().union(*(_free(arg) for arg in node.args)) if node.args else frozenset()
-
-
-free_symbols = _free
+    return node.args[0].op == "sym" and bool(free_symbols(node.args[-1]))
 
 
 def agree(left: Node, right: Node) -> bool:
@@ -322,7 +112,7 @@ def agree(left: Node, right: Node) -> bool:
 
 def same(reference: Node, said: Node, compare_scalars: CompareScalars | None = None) -> bool:
     """Whether `said` has the reference's value."""
-    compare = compare_scalars or _compare_exactly
+    compare = compare_scalars or compare_exactly
     reference = settled(reference, is_reference=True)
     said = said if reference.op == "eq" and said.op == "eq" else settled(said, compare=compare)
     if "contradiction" in (reference.op, said.op):
@@ -381,7 +171,7 @@ def _interval(node: Node) -> Node | None:
 def _same_shape(reference: Node, said: Node, compare: CompareScalars) -> bool:
     shapes = ("list", "bracket", "union", "matrix", "row", "ratio", "eq", "rel", "text", "base")
     if reference.op not in shapes and said.op not in shapes:
-        return _same_scalar(reference, said, compare)
+        return same_scalar(reference, said, compare)
     if reference.op == "list" and said.op == "list":
         return _matched(reference.args, said.args, compare)
     if reference.op == "bracket" and said.op == "bracket":
@@ -406,9 +196,9 @@ def _same_shape(reference: Node, said: Node, compare: CompareScalars) -> bool:
     if reference.op == said.op == "eq":
         return _same_equation(reference, said, compare)
     if reference.op == "eq" and reference.args[0].op in ("sym", "apply") and len(reference.args) == 2:
-        return said.op not in shapes and _same_scalar(reference.args[1], said, compare)
-    if said.op == "eq" and _is_name(said.args[0]) and len(said.args) == 2:
-        return reference.op not in shapes and _same_scalar(reference, said.args[1], compare)
+        return said.op not in shapes and same_scalar(reference.args[1], said, compare)
+    if said.op == "eq" and is_name(said.args[0]) and len(said.args) == 2:
+        return reference.op not in shapes and same_scalar(reference, said.args[1], compare)
     if "rel" in (reference.op, said.op) and reference.op in ("rel", "bracket", "union"):
         raise UndecidedError
     return False
@@ -448,85 +238,7 @@ def _same_ratio(reference: Node, said: Node, compare: CompareScalars) -> bool:
 def _same_equation(reference: Node, said: Node, compare: CompareScalars) -> bool:
     if len(reference.args) != 2 or len(said.args) != 2:
         return False
-    if compare is _compare_exactly:
+    if compare is compare_exactly:
         raise UndecidedError
     differences = [Node("add", (side.args[0], Node("neg", (side.args[1],)))) for side in (reference, said)]
     return compare(Node("equation", (differences[0],)), Node("equation", (differences[1],)))
-
-
-def _same_scalar(reference: Node, said: Node, compare: CompareScalars) -> bool:
-    """Percent and degree signs are units where the reference has none."""
-    marked, plain_reference = _unmarked(reference)
-    said_mark, plain_said = _unmarked(said)
-    if not _free(plain_reference):
-        plain_said = _without_unit_letters(plain_said)
-    if "percent" in (marked, said_mark) and marked != said_mark:
-        percent, number = (plain_reference, plain_said) if marked == "percent" else (plain_said, plain_reference)
-        number_value = exact_or_none(number)
-        if number_value is not None and abs(number_value) > 1 and compare(percent, number):
-            return True
-        return compare(Node("percent", (percent,)), number)
-    return compare(plain_reference, plain_said)
-
-
-def _unmarked(node: Node) -> tuple[str, Node]:
-    if node.op in ("percent", "degree"):
-        return node.op, node.args[0]
-    if node.op == "neg" and node.args[0].op in ("percent", "degree"):
-        return node.args[0].op, Node("neg", node.args[0].args)
-    return "", node
-
-
-def _without_unit_letters(node: Node) -> Node:
-    """`42 m`, `42 m^2`, `42 m/s` as 42, where the reference has no symbols."""
-    if node.op == "neg":
-        return Node("neg", (_without_unit_letters(node.args[0]),))
-    if node.op in ("mul", "div"):
-        unit = node.args[1]
-        if unit.op == "pow" and unit.args[1].value in (2, 3):
-            unit = unit.args[0]
-        if unit.op == "sym" and unit.name in UNIT_LETTERS:
-            return _without_unit_letters(node.args[0])
-    return node
-
-
-def unit_letters(node: Node) -> frozenset[str]:
-    """The letters that stand as units: m in `10 m`."""
-    return _free(node) if _without_unit_letters(node) != node else frozenset()
-
-
-def unit_powers(node: Node) -> frozenset[int]:
-    """The exponents of letters that stand as units: 3 in `10 m^3`."""
-    if node.op in ("neg", "mul", "div") and _without_unit_letters(node) != node:
-        unit = node.args[-1]
-        own = {int(unit.args[1].value)} if unit.op == "pow" and unit.args[1].value is not None else set()
-        return frozenset(own) | unit_powers(node.args[0])
-    return frozenset()
-
-
-def bare(node: Node) -> Node:
-    """The tree without how its numbers were spelled."""
-    if node.op == "num":
-        return Node("num", value=node.value)
-    return Node(node.op, tuple(bare(arg) for arg in node.args), name=node.name)
-
-
-def _compare_exactly(left: Node, right: Node) -> bool:
-    if bare(left) == bare(right):
-        return True
-    values = []
-    for node in (left, right):
-        try:
-            values.append(exact(node))
-        except TooLargeError:
-            other = right if node is left else left
-            if exact_or_none(other) is not None:
-                return False
-            raise
-    if values[0] is not None and values[1] is not None:
-        return values[0] == values[1]
-    if left.op == right.op == "sym":
-        return left.name == right.name
-    if any(node.op == "sym" and node.name == "infty" for node in (left, right)):
-        return False
-    raise UndecidedError

@@ -6,22 +6,11 @@ between digits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.rewards.limits import MAX_DEPTH
 from dapo.rewards.tokens import NotationError, Token, UnknownNotationError
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One operation with its operands. `value` for numbers, `name` for symbols, functions, brackets and words."""
-
-    op: str
-    args: tuple[Node, ...] = ()
-    value: Fraction | None = None
-    name: str = ""
-
+from dapo.rewards.tree import Node
 
 CLOSERS = {
     "(": ")",

@@ -15,8 +15,9 @@ from typing import Any
 
 import mpmath
 
-from dapo.rewards.equivalence import TooLargeError, UndecidedError, exact, free_symbols
-from dapo.rewards.notation import Node
+from dapo.rewards.rationals import TooLargeError, exact
+from dapo.rewards.scalars import UndecidedError
+from dapo.rewards.tree import Node, free_symbols
 from dapo.rewards.vocabulary import word_set
 
 _DIGITS = 140

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dapo.rewards import equivalence
-from dapo.rewards.equivalence import CompareScalars, TooLargeError, UndecidedError
 from dapo.rewards.extract import Statement, final_statement
 from dapo.rewards.limits import MAX_REFERENCE_CHARS, MAX_STATEMENT_CHARS
-from dapo.rewards.notation import Node
+from dapo.rewards.rationals import TooLargeError, exact_or_none
+from dapo.rewards.scalars import CompareScalars, UndecidedError, unit_letters, unit_powers
 from dapo.rewards.statement import Reading, read
 from dapo.rewards.tokens import NotationError, UnknownNotationError
+from dapo.rewards.tree import Node, free_symbols
 from dapo.rewards.typography import plain, trimmed
 from dapo.types import Verdict
 
@@ -154,8 +155,8 @@ def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None
 
 def _differ_in_unit(reference: Reading, reading: Reading) -> bool:
     """Cents for dollars, cubic metres for square metres. A unit that only one of the two names is no difference."""
-    units = reading.units | equivalence.unit_letters(reading.node)
-    powers = reading.powers | equivalence.unit_powers(reading.node)
+    units = reading.units | unit_letters(reading.node)
+    powers = reading.powers | unit_powers(reading.node)
     return any(
         wanted and said and wanted.isdisjoint(said)
         for wanted, said in ((reference.units, units), (reference.powers, powers))
@@ -168,7 +169,7 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
     And whether math-verify should be asked: an unknown macro, beside a reference that is not a plain number.
     """
     node = equivalence.settled(reference.node, compare=equivalence.trusting)
-    letters = "words" if not equivalence.free_symbols(node) else "symbols"
+    letters = "words" if not free_symbols(node) else "symbols"
     readings: list[Reading] = []
     is_unknown = False
     for commas in ("thousands", "list") if node.op in ("list", "set", "bracket") else ("thousands",):
@@ -185,7 +186,7 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
     if bare_text.endswith("!") and bare_text[-2:-1] not in ("!", "$", ")", "}"):
         try:
             calm = read(bare_text[:-1], letters=letters)
-            value = equivalence.exact_or_none(equivalence.settled(calm.node, compare=equivalence.trusting))
+            value = exact_or_none(equivalence.settled(calm.node, compare=equivalence.trusting))
             if value is None or abs(value) > _SMALLEST_EXCLAIMED:
                 readings.append(calm)
         except NotationError:

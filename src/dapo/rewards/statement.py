@@ -15,8 +15,9 @@ from fractions import Fraction
 from dapo.rewards import equivalence
 from dapo.rewards.boxes import in_context
 from dapo.rewards.limits import MAX_STATEMENT_CHARS
-from dapo.rewards.notation import Node, parse
+from dapo.rewards.notation import parse
 from dapo.rewards.tokens import NotationError, Token, closing_brace, tokens
+from dapo.rewards.tree import Node
 from dapo.rewards.typography import BIDIRECTIONAL, plain, trimmed
 from dapo.rewards.vocabulary import (
     BASES,
