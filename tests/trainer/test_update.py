@@ -18,7 +18,7 @@ from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches, make_
 from dapo.trainer.learner import Learner
 from dapo.trainer.optimizer import Optimizer
 from dapo.trainer.scoring import score_old
-from dapo.trainer.sums import Sums, Totals
+from dapo.trainer.sums import Sums, Totals, summarise
 from dapo.trainer.update import mean, microbatch_loss, update_policy
 from dapo.trainer.value import ValueLearner
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
@@ -211,6 +211,46 @@ def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Conf
     for kind, value in expected.items():
         wanted = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"mean": kind})})
         assert float(mean(loss, batch, rows, totals, wanted)) == pytest.approx(float(value), rel=1e-12)
+
+
+@pytest.mark.parametrize("budget", [1, 64, 16_384])
+def test_metrics_are_the_formulas_over_all_tokens_however_they_are_dealt(config: Config, budget: int):
+    algorithm = config.algorithm.model_copy(update={"importance_cap": 2.0})
+    config = config.model_copy(update={"algorithm": algorithm})
+    learner, batch = learner_of(torch.float64), make_batch(groups(6), config, torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(batch.logp_engine.flat.shape, generator=generator, dtype=torch.float64)
+    score_old(learner, batch, config)
+    batch.logp_engine.flat = batch.logp_old.flat + noise / 2
+    old, engine = batch.logp_old.flat.clone(), batch.logp_engine.flat
+    with torch.no_grad():
+        for parameter in learner.policy.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    rows = list(range(len(batch.lengths)))
+    sums = Sums()
+    for micro in deal_microbatches(batch, rows, budget):
+        microbatch_loss(learner, batch, micro, Totals.of(batch, rows), config, sums, None)
+    metrics = summarise(batch, sums.read(), 0.0, learner, 0)
+
+    score_old(learner, batch, config)  # π_θ of every token, as the updates saw it
+    logp = batch.logp_old.flat
+    ratio, w = (logp - old).exp(), (old - engine).exp().clamp(max=2.0)
+    high = (batch.advantage.flat > 0) & (ratio > 1 + algorithm.clip.high)
+    d = old - engine
+    expected = {
+        "policy/kl_old": (old - logp).mean(),
+        "clip/high": high.double().mean(),
+        "clip/high_probability_mean": logp.exp()[high].mean(),
+        "clip/high_probability_max": logp.exp()[high].max(),
+        "engine/effective_sample_size": w.sum() ** 2 / (len(w) * (w**2).sum()),
+        "policy/probability": old.exp().mean(),
+        "engine/gap_mean": d.abs().mean(),
+        "engine/gap_max": d.abs().max(),
+        "engine/kl": (d.exp() - d - 1).mean(),
+    }
+    assert bool(high.any())
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(float(value), rel=1e-9), name
 
 
 @pytest.mark.parametrize("n_updates", [1, 3])

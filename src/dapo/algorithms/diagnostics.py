@@ -1,7 +1,7 @@
-"""What a step shows about itself. Per-token quantities are tensors [B, T]; `masked_mean` averages them.
+"""What a step shows about itself: formulas over the sampled tokens, which stand end to end and without padding.
 
-Ranks and micro-batches add sums and counts, then divide: pass the step's total to `masked_mean`, and add its results.
-No gradient flows through anything here.
+Ranks and micro-batches add sums and counts and divide once, at the end: what they add is a tensor per token, or sums go
+in. No gradient flows through anything here.
 """
 
 from dataclasses import dataclass
@@ -9,15 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapo.algorithms.aggregate import Count, token_mean
 from dapo.algorithms.losses import policy_ratio
 from dapo.algorithms.shapes import check_shapes
-
-
-def masked_mean(quantity: Tensor, mask: Tensor, *, total_tokens: Count | None = None) -> Tensor:
-    """Σ x·mask / total; `total_tokens` None takes the mask's own count. An empty mask gives 0."""
-    count = mask.sum() if total_tokens is None else total_tokens
-    return token_mean(quantity.detach(), mask, total_tokens=count)
 
 
 @torch.no_grad()
@@ -28,15 +21,9 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def mean_probability(logp: Tensor, mask: Tensor, *, total_tokens: Count | None = None) -> Tensor:
-    """Mean of π_θ(o_t) over the sampled tokens, the second curve of DAPO Fig. 7."""
-    return masked_mean(logp.exp(), mask, total_tokens=total_tokens)
-
-
-@torch.no_grad()
-def approximate_kl(logp: Tensor, logp_old: Tensor, mask: Tensor, *, total_tokens: Count | None = None) -> Tensor:
-    """Mean of log π_old − log π_θ over tokens drawn from π_old: how far the updates of this step have moved (k1)."""
-    return masked_mean(logp_old - logp, mask, total_tokens=total_tokens)
+def mean_probability(logp: Tensor) -> Tensor:
+    """Mean of π_θ(o_t), the second curve of DAPO Fig. 7."""
+    return logp.exp().mean()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +56,25 @@ def clipped_tokens(
 
 
 @torch.no_grad()
-def clipped_high_probability(logp: Tensor, clipped_high: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, max) of π_θ over the tokens clipped high; DAPO Fig. 3 finds the maximum below 0.2. (0, 0) if none was."""
-    chosen = clipped_high & mask.bool()
-    probability = torch.where(chosen, logp.exp(), 0.0)
-    largest = probability.max() if probability.numel() else probability.sum()
-    return masked_mean(probability, chosen), largest
+def clipped_high_probability(logp: Tensor, clipped: ClippedTokens) -> Tensor:
+    """π_θ of the tokens clipped high, 0 of all others; DAPO Fig. 3 has their mean, and finds the maximum below 0.2."""
+    return torch.where(clipped.high, logp.exp(), 0.0)
 
 
 @torch.no_grad()
-def explained_variance(value: Tensor, ret: Tensor, mask: Tensor) -> Tensor:
-    """1 − Var(R̂ − V)/Var(R̂) over the masked tokens: 1 is a perfect critic, 0 a constant one, negative worse than that.
+def explained_variance(value: Tensor, ret: Tensor) -> float:
+    """1 − Var(R̂ − V)/Var(R̂) over the tokens: 1 is a perfect critic, 0 a constant one, negative worse than that.
 
     Of returns that do not vary nothing can be explained: 0.
     """
-    check_shapes("B T", value, ret, mask)
-    chosen = mask.bool()
-    if int(chosen.sum()) < 2:
-        return value.new_zeros(())
-    spread = ret[chosen].var()
-    residual = (ret - value)[chosen].var()
-    return torch.where(spread > 0, 1 - residual / spread.clamp(min=torch.finfo(value.dtype).tiny), 0.0)
+    if ret.numel() < 2 or float(ret.var()) == 0:
+        return 0.0
+    return float(1 - (ret - value).var() / ret.var())
 
 
-@torch.no_grad()
-def effective_sample_size(weight: Tensor, mask: Tensor) -> Tensor:
-    """(Σ w)² / (N Σ w²) in (0, 1]: the share of tokens that importance weights leave in effect. 1 for equal weights."""
-    check_shapes("B T", weight, mask)
-    chosen = weight[mask.bool()]
-    if chosen.numel() == 0:
-        return weight.new_zeros(())
-    return chosen.sum() ** 2 / (chosen.numel() * (chosen**2).sum())
+def effective_sample_size(weight: float, weight_squared: float, *, n: float) -> float:
+    """(Σ w)² / (N Σ w²) in (0, 1] from its sums: the share of tokens that importance weights leave in effect."""
+    return weight**2 / (n * weight_squared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +87,10 @@ class TrainerEngineGap:
 
 
 @torch.no_grad()
-def trainer_engine_gap(logp_trainer: Tensor, logp_engine: Tensor, mask: Tensor) -> TrainerEngineGap:
-    """Mean and largest |log π_trainer − log π_engine|, and the KL between the two, over the sampled tokens."""
-    check_shapes("B T", logp_trainer, logp_engine, mask)
-    d = torch.where(mask.bool(), logp_trainer - logp_engine, 0.0)
-    return TrainerEngineGap(
-        mean=masked_mean(d.abs(), mask),
-        max=d.abs().max() if d.numel() else d.sum(),
-        kl=masked_mean(torch.expm1(d) - d, mask),
-    )
+def trainer_engine_gap(logp_trainer: Tensor, logp_engine: Tensor) -> TrainerEngineGap:
+    """Mean and largest |log π_trainer − log π_engine|, and the KL between the two, over the sampled tokens.
+
+    k3 as in `losses.kl_penalty`, but without its bounds: here a wide gap is what one wants to see.
+    """
+    d = logp_trainer - logp_engine
+    return TrainerEngineGap(mean=d.abs().mean(), max=d.abs().max(), kl=(torch.expm1(d) - d).mean())

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dapo.algorithms import diagnostics
 from dapo.models.triton_support import runs_triton
 
 # Elements of the largest block of logits. On a CPU 2^24 (64 MiB in float32, 110 tokens at a vocabulary of 152,000); on
@@ -39,9 +40,8 @@ def plain_logprobs(
     hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: float, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`linear_logprobs` as one reads it, with all logits at once. The reference."""
-    logp = torch.log_softmax(head_logits(hidden, weight, bias) / temperature, dim=-1)  # [N, V]
-    entropy = -torch.xlogy(logp.exp(), logp.exp()).sum(-1)
-    return logp.gather(-1, target[:, None])[:, 0], entropy.detach()
+    logits = head_logits(hidden, weight, bias) / temperature  # [N, V]
+    return torch.log_softmax(logits, dim=-1).gather(-1, target[:, None])[:, 0], diagnostics.entropy(logits)
 
 
 def linear_logprobs(

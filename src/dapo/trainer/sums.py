@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dapo.algorithms.diagnostics import ClippedTokens
+from dapo.algorithms.diagnostics import (
+    ClippedTokens,
+    clipped_high_probability,
+    effective_sample_size,
+    mean_probability,
+    trainer_engine_gap,
+)
+from dapo.algorithms.losses import kl_penalty
 from dapo.distributed.world import World
 from dapo.trainer.batch import Batch
 from dapo.trainer.learner import Learner
@@ -90,10 +97,11 @@ class Sums:
 
 
 def observe_tokens(sums: Sums, logp: Tensor, logp_old: Tensor, clipped: ClippedTokens) -> None:
-    probability = torch.where(clipped.high, logp.exp(), 0.0)
+    """[1, N] each: what the updates did to the tokens, as sums."""
+    probability = clipped_high_probability(logp, clipped)
     sums.add(
         tokens=logp.numel(),
-        kl_old=(logp_old - logp).sum(),
+        kl_old=kl_penalty(logp_old, logp, kind="k1").sum(),  # the tokens were drawn from π_old
         low=clipped.low.sum(),
         high=clipped.high.sum(),
         dual=clipped.dual.sum(),
@@ -126,8 +134,9 @@ def summarise(batch: Batch, sums: Sums, lr: float, learner: Learner, start: int)
     if "positive_nll" in sums.sums:
         metrics["policy/positive_nll"] = sums.ratio("positive_nll", "updates")
     if sums.total("weights"):
-        squared = sums.total("weights") * sums.total("weight_squared")
-        metrics["engine/effective_sample_size"] = sums.total("weight") ** 2 / squared
+        metrics["engine/effective_sample_size"] = effective_sample_size(
+            sums.total("weight"), sums.total("weight_squared"), n=sums.total("weights")
+        )
     if sums.total("critic_updates"):
         metrics["critic/loss"] = sums.ratio("critic_loss", "critic_updates")
         metrics["critic/gradient_norm"] = sums.ratio("critic_gradient_norm", "critic_updates")
@@ -138,11 +147,11 @@ def score_metrics(batch: Batch) -> dict[str, float]:
     """What the π_old pass says of all tokens: entropy, probability, and how far the engine's log-probs are off."""
     if not sum(batch.lengths):
         return {}
-    gap = batch.logp_trainer.flat - batch.logp_engine.flat
+    gap = trainer_engine_gap(batch.logp_trainer.flat, batch.logp_engine.flat)
     return {
         "policy/entropy": float(batch.entropy.flat.mean()),
-        "policy/probability": float(batch.logp_trainer.flat.exp().mean()),
-        "engine/gap_mean": float(gap.abs().mean()),
-        "engine/gap_max": float(gap.abs().max()),
-        "engine/kl": float((torch.expm1(gap) - gap).mean()),
+        "policy/probability": float(mean_probability(batch.logp_trainer.flat)),
+        "engine/gap_mean": float(gap.mean),
+        "engine/gap_max": float(gap.max),
+        "engine/kl": float(gap.kl),
     }

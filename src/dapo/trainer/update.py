@@ -22,7 +22,7 @@ from dapo.trainer.optimizer import UpdateOutcome, scheduled_lr
 from dapo.trainer.ragged import Ragged
 from dapo.trainer.scoring import estimate_values, keep_old, old_values, score, score_old, scores_itself
 from dapo.trainer.sums import Sums, Totals, observe_tokens, summarise
-from dapo.trainer.value import Values, explained_variance, value_share
+from dapo.trainer.value import Values, explained_variance_of, value_share
 
 Progress = Callable[[int, int], None]  # (updates done, updates of the step)
 
@@ -73,7 +73,8 @@ def update_policy(
         share_record(learner, batch, deals, record)
     metrics = summarise(batch, sums.across(learner.world), lr, learner, first)
     if values is not None:
-        metrics["critic/explained_variance"] = explained_variance(batch, values)
+        in_loss = [row for row in range(len(batch.lengths)) if batch.is_in_loss[row]]
+        metrics["critic/explained_variance"] = explained_variance_of(values, in_loss)
     batch.packs.clear()
     metrics["timing.old_logp_s"] = scored - start
     metrics["timing.update_s"] = time.perf_counter() - scored

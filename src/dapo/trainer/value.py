@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dapo.algorithms.advantages import gae, length_adaptive_lambda, whiten
+from dapo.algorithms.diagnostics import explained_variance
 from dapo.algorithms.losses import kl_penalty, value_loss
 from dapo.config.schema import Config
 from dapo.models.critic import Critic
@@ -108,17 +109,8 @@ def value_share(
     return value_loss(value[None], old[None], target[None], clip=clip)[0]
 
 
-def explained_variance(batch: Batch, values: Values) -> float:
-    """1 − Var(target − V_old)/Var(target) over the step's loss tokens."""
-    return explained_variance_of(values, [row for row in range(len(batch.lengths)) if batch.is_in_loss[row]])
-
-
 def explained_variance_of(values: Values, rows: Sequence[int]) -> float:
-    """The same over the tokens of some rows; 0 where nothing varies."""
+    """Of the critic's targets by its values at the start of the step, over the tokens of some rows."""
     if not rows:
         return 0.0
-    target = torch.cat([values.target.row(row) for row in rows]).double()
-    value = torch.cat([values.old.row(row) for row in rows]).double()
-    if target.numel() < 2 or float(target.var()) == 0:
-        return 0.0
-    return float(1 - (target - value).var() / target.var())
+    return explained_variance(values.old.joined(rows, "cpu").double(), values.target.joined(rows, "cpu").double())
