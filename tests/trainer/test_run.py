@@ -68,6 +68,8 @@ def test_a_run_leaves_behind_what_the_design_says(tmp_path: Path):
     assert next(iter(lines[0])) == "step"
     assert all(line["updates"] == 2 for line in lines)
     assert lines[-1]["updates_total"] == 6
+    for line in read_lines(folder / "metrics.jsonl"):
+        assert line["timing.tokens_per_s"] == pytest.approx(line["tokens/generated"] / line["timing.step_s"])
     assert [line["lr"] for line in lines] == pytest.approx([0.5e-2, 1e-2, 1e-2])  # k/W with W = 2
     assert all(0 <= line["engine/gap_max"] < 1e-9 for line in lines)  # float64: engine and trainer agree
     rows = pq.read_table(folder / "rollouts" / "step-000002.parquet").to_pylist()

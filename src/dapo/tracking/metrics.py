@@ -66,8 +66,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "timing.sampling_s": ("s", "time of the fill: generation and verdicts"),
     "timing.old_logp_s": ("s", "time of the π_old pass"),
     "timing.update_s": ("s", "time of the updates"),
-    "timing.evaluation_s": ("s", "time of evaluation"),
-    "timing.checkpoint_s": ("s", "time of writing the checkpoint"),
+    "timing.evaluation_s": ("s", "time of evaluation, in eval.jsonl"),
     "timing.step_s": ("s", "time of the whole step"),
     "timing.tokens_per_s": ("tokens/s", "generated tokens per second of the step"),
 }

@@ -59,7 +59,12 @@ def train_step(run: Run, step: int) -> None:
         if problem := write_rollouts(path, step, batch, record, run.token_pieces):
             run.event("rollouts", problem)
     learnt["engine/faults"] = faults
-    timing = {"timing.sampling_s": sampled - start, "timing.step_s": time.perf_counter() - start}
+    took = time.perf_counter() - start
+    timing = {
+        "timing.sampling_s": sampled - start,
+        "timing.step_s": took,
+        "timing.tokens_per_s": filled.accounting.generated_tokens / took,
+    }
     run.track(step_metrics(step, filled, batch, version) | learnt | timing)
     if run.evaluation_is_due():
         evaluate_run(run)

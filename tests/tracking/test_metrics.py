@@ -1,0 +1,14 @@
+"""The list of metrics: what is declared is also written."""
+
+from pathlib import Path
+
+import dapo
+from dapo.sampling.accounting import CAUSES
+from dapo.tracking.metrics import METRICS
+from dapo.types import Verdict
+
+
+def test_no_metric_is_declared_that_the_trainer_does_not_write():
+    trainer = "".join(path.read_text() for path in (Path(dapo.__file__).parent / "trainer").glob("*.py"))
+    composed = {f"verdict/{verdict.value.lower()}" for verdict in Verdict} | {f"tokens/wasted_{c}" for c in CAUSES}
+    assert [name for name in METRICS if f'"{name}"' not in trainer and name not in composed] == []
