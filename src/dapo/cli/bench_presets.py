@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from dapo.cli.console import Pipe
+from dapo.cli.console import table_of, wide_console
 from dapo.config.load import load_recipe
 from dapo.config.schema import Config
 
@@ -126,16 +124,13 @@ def synthetic_groups(vocabulary: int, cap: int) -> list[Group]:
 
 def show_presets(figures: dict[str, Any]) -> None:
     setting = figures["setting"]
-    console = Pipe(highlight=False, soft_wrap=True)
+    console = wide_console()
     console.print(
         f"{setting['parameters'] / 1e6:,.0f} M parameters, {setting['dtype']}, {setting['device']}; one update on "
         f"{figures['prompts']} x {figures['responses']} responses of log-normal length, one epoch"
     )
-    table = Table(
-        "preset", "ms", "scoring", "updating", "tokens/s", "GiB", "time", "memory", "beside the policy", box=None
-    )
-    for column in list(table.columns)[1:8]:
-        column.justify = "right"
+    names = ("preset", "ms", "scoring", "updating", "tokens/s", "GiB", "time", "memory", "beside the policy")
+    table = table_of(*names, figures=slice(1, 8))
     for name, row in figures["presets"].items():
         if row is None:
             table.add_row(name, "out of memory")

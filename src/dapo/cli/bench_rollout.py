@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import json
 import os
@@ -14,18 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.table import Table
 
-from dapo.cli.bench_setting import Setting, choose_shape
-from dapo.cli.console import Pipe
+from dapo.cli.bench_setting import LIMITS, Setting, choose_shape
+from dapo.cli.bench_timing import free_memory
+from dapo.cli.console import table_of, wide_console
 from dapo.errors import ConfigError
 
 if TYPE_CHECKING:
     from dapo.rollout.loads import RolloutLoad, RolloutResult
 
 ENGINES = ("local", "plain", "vllm", "transformers")
-# What one card sustains: bytes per second and dense bf16 operations per second, measured.
-LIMITS = {"NVIDIA H200": (4.3e12, 790e12)}
 
 
 def bench_rollout(
@@ -145,7 +142,7 @@ def ours(
         warm_up(engine, load, setting.shape.vocabulary)
         results.append((drive(engine, load, load.requests(setting.shape.vocabulary), synchronise), text))
         del engine
-        free()
+        free_memory()
     return results
 
 
@@ -219,29 +216,17 @@ def transformers(setting: Setting, loads: list[RolloutLoad]) -> list[tuple[Rollo
                 torch.cuda.synchronize()
         results.append((RolloutResult(time.perf_counter() - start, rows * new, new), text))
     del model
-    free()
+    free_memory()
     return results
-
-
-def free() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def show(figures: dict[str, Any]) -> None:
     setting = figures["setting"]
-    console = Pipe(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 160
+    console = wide_console()
     console.print(
         f"{setting['parameters'] / 1e6:,.0f} M parameters ({setting['model']}), {setting['dtype']}, {setting['device']}"
     )
-    table = Table("engine", "load", "slots", "tokens/s", "ms a step", "of limit", "settings", box=None)
-    for column in list(table.columns)[2:6]:
-        column.justify = "right"
+    table = table_of("engine", "load", "slots", "tokens/s", "ms a step", "of limit", "settings", figures=slice(2, 6))
     for line in figures["results"]:
         if "tokens_per_s" not in line:
             table.add_row(line["engine"], line["load"], str(line["slots"]), "", "", "", line["settings"])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from dataclasses import asdict, replace
-from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from dapo.cli.console import Pipe
+from dapo.cli.bench_setting import machine_name, versions_of
+from dapo.cli.console import table_of, wide_console
 from dapo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,16 +83,14 @@ def figures_of(engine: str, load: Load, outcomes: dict[str, Outcome]) -> dict[st
         "engine": engine,
         "load": asdict(load),
         "strategies": rows,
-        "versions": {name: metadata.version(name) for name in ("dapo", "torch", "transformers")},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "versions": versions_of("dapo", "torch", "transformers"),
+        "machine": machine_name(),
     }
 
 
 def show(figures: dict[str, Any]) -> None:
     load, is_local = figures["load"], figures["engine"] == "local"
-    console = Pipe(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 160  # a file has no edge: rows stay whole
+    console = wide_console()
     console.print(
         f"{load['prompts_per_step']} informative groups x {load['responses_per_prompt']} responses a step, "
         f"{load['max_concurrent']} at a time, half of the problems uninformative; "
@@ -104,9 +99,7 @@ def show(figures: dict[str, Any]) -> None:
     columns = ["strategy", "s to fill", "of x 1", "of x 3"]
     columns += ["CPU s", "of x 1", "of x 3"] if is_local else []
     columns += ["tokens", "all right", "all wrong", "surplus", "aborted", "stale", "prompts"]
-    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = table_of(*columns, figures=slice(1, None))
     for name, row in figures["strategies"].items():
         wasted = row["wasted_tokens"]
         cells = [name, f"{row['seconds']:.2f}", f"{row['ratio_to_rounds_x1']:.2f}", f"{row['ratio_to_rounds_x3']:.2f}"]

@@ -1,7 +1,8 @@
-"""What all sides of a benchmark have in common: the model's shape or folder, the device, the versions."""
+"""What all sides of a benchmark have in common: the model's shape or folder, the machine, the versions."""
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,7 +15,8 @@ from dapo.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-LIMIT_FLOPS = {"NVIDIA H200": 790e12}  # dense bf16 products that this card sustains
+# What a card sustains: bytes per second and dense bf16 operations per second, measured.
+LIMITS = {"NVIDIA H200": (4.3e12, 790e12)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,30 @@ class Setting:
     def describe(self) -> dict[str, Any]:
         import torch
 
-        name = torch.cuda.get_device_name() if self.device == "cuda" else f"{platform.machine()} CPU"
+        name = device_name(self.device)
         return {
             "model": self.folder or "random weights",
             "parameters": self.shape.parameters,
             "device": name,
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
-            "limit_flops": LIMIT_FLOPS.get(name),
-            "versions": {package: version_of(package) for package in ("dapo", "torch", "transformers")},
+            "limit_flops": LIMITS[name][1] if name in LIMITS else None,
+            "versions": versions_of("dapo", "torch", "transformers"),
         }
+
+
+def device_name(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
+
+
+def machine_name() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    return {package: version_of(package) for package in packages}
 
 
 def version_of(package: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import signal
 import statistics
@@ -20,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from dapo.cli import trl_peer
+from dapo.cli.bench_setting import device_name
 from dapo.cli.bench_timing import free_memory
-from dapo.cli.console import Pipe
+from dapo.cli.console import table_of, wide_console
 from dapo.errors import ConfigError
 from dapo.types import Judge, Judgement, StopReason, Verdict
 
@@ -103,8 +102,8 @@ def bench_step(
         if ours is not None and row is not ours and "seconds" in row:
             row["ours_is_faster"] = row["seconds"] / ours["seconds"]
             row["ours_is_faster_cpu"] = row["cpu_seconds"] / ours["cpu_seconds"]
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
-    figures = {"plan": asdict(plan), "parameters": n_parameters, "device": name, "rounds": rounds, "sides": rows}
+    figures = {"plan": asdict(plan), "parameters": n_parameters, "device": device_name(device), "rounds": rounds}
+    figures["sides"] = rows
     typer.echo(json.dumps(figures)) if as_json else show(figures)
 
 
@@ -316,18 +315,15 @@ def peer_steps(plan: Plan, folder: Path, python: str, minutes: float) -> Row:
 
 
 def show(figures: dict[str, Any]) -> None:
-    console = Pipe(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 180  # a file has no edge: rows stay whole
+    console = wide_console()
     plan = figures["plan"]
     console.print(
         f"{figures['parameters'] / 1e6:,.2f} M parameters, {plan['prompts']} prompts x {plan['responses']} responses "
         f"x {plan['tokens']} tokens, {figures['device']}, {plan['threads']} threads; "
         f"medians of {figures['rounds']} x {plan['steps'] - 1} steps"
     )
-    table = Table("side", "s a step", "CPU s a step", "ours is faster", "by CPU s", "settings", box=None)
-    for column in list(table.columns)[1:5]:
-        column.justify = "right"
+    names = ("side", "s a step", "CPU s a step", "ours is faster", "by CPU s", "settings")
+    table = table_of(*names, figures=slice(1, 5))
     for name, row in figures["sides"].items():
         if "seconds" not in row:
             table.add_row(name, "", "", "", "", row["settings"])

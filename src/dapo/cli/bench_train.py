@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from dapo.cli.bench_dapo_sides import dapo_side, fsdp2_side, plain_side
 from dapo.cli.bench_hf_sides import hf_bf16_side, hf_masters_side
 from dapo.cli.bench_loads import Load, parse_load
 from dapo.cli.bench_setting import Setting, choose_shape
 from dapo.cli.bench_timing import Result
-from dapo.cli.console import Pipe
+from dapo.cli.console import table_of, wide_console
 from dapo.errors import ConfigError
 
 CUDA_LOADS = "8x1024,2x4096c,1x16384c,lognormal:64:8192"
@@ -102,16 +101,13 @@ def measure(setting: Setting, load: Load, sides: Sequence[str]) -> dict[str, Any
 
 def show(figures: dict[str, Any]) -> None:
     setting = figures["setting"]
-    console = Pipe(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 180  # a file has no edge: rows stay whole
+    console = wide_console()
     versions = ", ".join(f"{name} {version}" for name, version in setting["versions"].items())
     console.print(
         f"{setting['parameters'] / 1e6:,.0f} M parameters ({setting['model']}), {setting['dtype']}, {setting['device']}"
     )
-    table = Table("load", "side", "ms", "tokens/s", "GiB", "of limit", "speed", "memory", "settings", box=None)
-    for column in list(table.columns)[2:8]:
-        column.justify = "right"
+    names = ("load", "side", "ms", "tokens/s", "GiB", "of limit", "speed", "memory", "settings")
+    table = table_of(*names, figures=slice(2, 8))
     for load in figures["loads"]:
         for name, row in load["sides"].items():
             if row is None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import platform
 import random
 import time
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
 
+from dapo.cli.bench_setting import machine_name, versions_of
 from dapo.rewards import Task, VerifierPool
 from dapo.types import Judgement, StopReason, Verdict
 
@@ -84,8 +82,8 @@ def bench_verify(
         "others_changed": sum(judgements[row].verdict is not spoiled_judgements[row].verdict for row in rows),
         "hostile_correct": sum(spoiled_judgements[row].verdict is Verdict.CORRECT for row in hostile_rows),
         "slowest_hostile_seconds": round(max(spoiled_judgements[row].seconds for row in hostile_rows), 3),
-        "versions": {name: metadata.version(name) for name in ("dapo", "math-verify", "sympy")},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "versions": versions_of("dapo", "math-verify", "sympy"),
+        "machine": machine_name(),
     }
     typer.echo(json.dumps(figures) if as_json else as_table(figures))
 
