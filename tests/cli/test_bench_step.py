@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dapo.cli.bench import command
-from dapo.cli.bench_step import CPU, DigitShare, Plan, peer_steps, seconds_of, together
+from dapo.cli.bench_step import together
+from dapo.cli.bench_step_plan import CPU, Plan
+from dapo.cli.bench_step_sides import DigitShare, peer_steps, seconds_of
 from dapo.cli.trl_peer import sum_of
 from dapo.errors import ConfigError
 
