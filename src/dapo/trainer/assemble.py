@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dapo.config.schema import Config
+from dapo.config.schema import Config, RewardsConfig
 from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.world import ALONE, World
@@ -48,37 +48,19 @@ def assemble(
     world: World = ALONE,
 ) -> Run:
     """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
-    if config.rollout.engine == "vllm":
-        require_vllm()
-    refuse_layout(config, world)
-    check_verifier(config.rewards.verifier)
-    if config.cluster.backend != "none" and world is ALONE:
-        raise ConfigError(
-            f"cluster.backend = {config.cluster.backend}: is for `dapo train` and `dapo resume`.",
-            remedy="Start them with torchrun, or set cluster.backend = none.",
-        )
+    refuse_what_cannot_run(config, world)
     is_tracked = bool(config.tracking.to) and world.is_first
     observers = [*observers, *([TrackerObserver(config.tracking.to)] if is_tracked else [])]
     device = choose_device(config.model.device)
     dtype = choose_dtype(config.model.dtype, device)
     torch.manual_seed(config.train.seed)
-    is_fused = config.model.kernels == "fused"
-    policy = load_policy(model_path, dtype=dtype, device=device, revision=config.model.revision, is_fused=is_fused)
-    refuse_short_context(config, policy)
-    if config.model.lora.rank:
-        policy = add_lora(policy, config.model.lora.rank, config.model.lora.alpha)
+    policy = make_policy(config, model_path, dtype, device)
     learner = make_learner(config, policy, model_path, critic_path, dtype, device, world)
     problems = load_encoded(config.data.train, config, policy.tokenizer, use="train")
     wanted = config.data.eval if config.eval.every_steps else ()
     eval_sets = [load_encoded(name, config, policy.tokenizer, use="eval") for name in wanted]
     engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
-    pool = VerifierPool(
-        config.rewards.verifier,
-        workers=config.rewards.workers,
-        seconds=config.rewards.seconds,
-        memory_mb=config.rewards.memory_mb,
-        truncated_may_be_correct=config.rewards.truncated_may_be_correct,
-    )
+    pool = make_pool(config.rewards)
     judge: Judge = pool if world.size == 1 else SharedJudge(pool, world)
     collector = Collector(
         engine,
@@ -91,10 +73,6 @@ def assemble(
     order = ProblemOrder(len(problems.problems), seed=config.train.seed)
     ordered = OrderedSource(problems.problems, problems.prompts, order)
     posteriors = first_posteriors(config, problems) if is_start else Posteriors()
-    source: Source = ordered
-    if config.sampling.predictive:
-        G = config.sampling.responses_per_prompt
-        source = PredictiveSource(ordered, posteriors, G=G, seed=config.train.seed)
     run = Run(
         config=config,
         folder=folder,
@@ -106,7 +84,7 @@ def assemble(
         problems=problems,
         eval_sets=eval_sets,
         ordered=ordered,
-        source=source,
+        source=make_source(config, ordered, posteriors),
         posteriors=posteriors,
         fill=CarryState(),
         observers=observers,
@@ -117,6 +95,44 @@ def assemble(
     for observer in observers:
         observer.on_start(run)
     return run
+
+
+def refuse_what_cannot_run(config: Config, world: World) -> None:
+    """Before anything is loaded."""
+    if config.rollout.engine == "vllm":
+        require_vllm()
+    refuse_layout(config, world)
+    check_verifier(config.rewards.verifier)
+    if config.cluster.backend != "none" and world is ALONE:
+        raise ConfigError(
+            f"cluster.backend = {config.cluster.backend}: is for `dapo train` and `dapo resume`.",
+            remedy="Start them with torchrun, or set cluster.backend = none.",
+        )
+
+
+def make_policy(config: Config, path: str, dtype: torch.dtype, device: str) -> Policy:
+    is_fused = config.model.kernels == "fused"
+    policy = load_policy(path, dtype=dtype, device=device, revision=config.model.revision, is_fused=is_fused)
+    refuse_short_context(config, policy)
+    lora = config.model.lora
+    return add_lora(policy, lora.rank, lora.alpha) if lora.rank else policy
+
+
+def make_pool(rewards: RewardsConfig) -> VerifierPool:
+    return VerifierPool(
+        rewards.verifier,
+        workers=rewards.workers,
+        seconds=rewards.seconds,
+        memory_mb=rewards.memory_mb,
+        truncated_may_be_correct=rewards.truncated_may_be_correct,
+    )
+
+
+def make_source(config: Config, ordered: OrderedSource, posteriors: Posteriors) -> Source:
+    """Where prompts come from: the order of the run, or predictive selection on top of it."""
+    if not config.sampling.predictive:
+        return ordered
+    return PredictiveSource(ordered, posteriors, G=config.sampling.responses_per_prompt, seed=config.train.seed)
 
 
 def refuse_short_context(config: Config, policy: Policy) -> None:
