@@ -114,7 +114,13 @@ def make_learner(
             sharding.in_place(learner.reference, layers_of(learner.reference))
     if config.has_critic:
         start = critic_path or config.algorithm.critic.path or model_path
-        critic = load_critic(start, dtype=dtype, device=device, is_fused=config.model.kernels == "fused")
+        critic = load_critic(
+            start,
+            dtype=dtype,
+            device=device,
+            revision=config.model.revision if start == model_path else None,  # a critic of its own has its own commits
+            is_fused=config.model.kernels == "fused",
+        )
         if sharding is not None:
             sharding.in_place(critic, layers_of(critic))
         if train.gradient_checkpointing is True:
