@@ -216,7 +216,7 @@ def test_state_saved_and_loaded_goes_on_bit_for_bit(dtype: torch.dtype, moments:
     resumed = Linear(4, 3).to(dtype)
     resumed.load_state_dict(straight.state_dict())
     other = optimizer_of(resumed, moments=moments)
-    other.load_tensors(saved)
+    other.load_parts({key: other.part_of_key(key, tensor) for key, tensor in saved.items()})
     three_steps(straight, optimizer, 10)
     three_steps(resumed, other, 10)
     assert torch.equal(straight.weight, resumed.weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,17 +31,13 @@ def best_scores(runs: Sequence[Measured]) -> Matrix:
     return np.stack([run.best.scores for run in runs])
 
 
-def compare_runs(
-    runs: Sequence[Measured],
-    others: Sequence[Measured],
-    scores: Callable[[Sequence[Measured]], Matrix] = late_scores,
-) -> Difference | None:
-    """By the seeds that both have; None where there is none, or the problems are not the same."""
+def compare_runs(runs: Sequence[Measured], others: Sequence[Measured]) -> Difference | None:
+    """Late scores, by the seeds that both have; None where there is none, or the problems are not the same."""
     mine, theirs = {run.seed: run for run in runs}, {run.seed: run for run in others}
     seeds = [seed for seed in mine if seed in theirs]
     if not seeds or any(mine[seed].problems != theirs[seed].problems for seed in seeds):
         return None
-    return paired_difference(scores([mine[seed] for seed in seeds]), scores([theirs[seed] for seed in seeds]))
+    return paired_difference(late_scores([mine[seed] for seed in seeds]), late_scores([theirs[seed] for seed in seeds]))
 
 
 # ------------------------------------------------------------------ curves

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from dapo.errors import ConfigError
 
-LOG_NORMAL = {"mu": 6.4, "sigma": 0.9}
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -30,8 +28,10 @@ def parse_load(text: str) -> Load:
     if uneven:
         import numpy as np
 
+        from dapo.rollout.loads import LOG_NORMAL_MU, LOG_NORMAL_SIGMA
+
         rows, cap = int(uneven[1]), int(uneven[2])
-        drawn = np.random.default_rng(0).lognormal(LOG_NORMAL["mu"], LOG_NORMAL["sigma"], rows)
+        drawn = np.random.default_rng(0).lognormal(LOG_NORMAL_MU, LOG_NORMAL_SIGMA, rows)
         return Load(text, tuple(int(n) for n in np.clip(drawn, 2, cap)), is_uneven=True)
     even = re.fullmatch(r"(\d+)x(\d+)(c?)", text)
     if even is None or int(even[2]) < 2 or int(even[1]) < 1:

@@ -98,13 +98,13 @@ def synthetic_groups(vocabulary: int, cap: int) -> list[Group]:
     """Random responses of log-normal lengths, right and wrong in turn."""
     import numpy as np
 
-    from dapo.cli.bench_loads import LOG_NORMAL
+    from dapo.rollout.loads import LOG_NORMAL_MU, LOG_NORMAL_SIGMA
     from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
     generator = np.random.default_rng(0)
     made = []
     for p in range(PROMPTS):
-        lengths = np.clip(generator.lognormal(LOG_NORMAL["mu"], LOG_NORMAL["sigma"], RESPONSES), 2, cap).astype(int)
+        lengths = np.clip(generator.lognormal(LOG_NORMAL_MU, LOG_NORMAL_SIGMA, RESPONSES), 2, cap).astype(int)
         completions = tuple(
             Completion(
                 generator.integers(3, vocabulary, n).astype(np.int32),

@@ -26,16 +26,15 @@ class Overlap:
 class EvaluationTexts:
     """Evaluation questions, indexed by key and by n-gram."""
 
-    def __init__(self, name: str, questions: Sequence[str], *, n: int = NGRAM) -> None:
+    def __init__(self, name: str, questions: Sequence[str]) -> None:
         self.name = name
         self.questions = questions
-        self.n = n
         self.folded = {folded(question): at for at, question in enumerate(questions)}
         self.loose = {loose(question): at for at, question in enumerate(questions)}
         self.n_grams: list[int] = []
         self.holders: dict[int, list[int]] = defaultdict(list)
         for at, question in enumerate(questions):
-            grams = ngrams(question, n)
+            grams = ngrams(question, NGRAM)
             self.n_grams.append(len(grams))
             for gram in grams:
                 self.holders[gram].append(at)
@@ -45,7 +44,7 @@ class EvaluationTexts:
         for how, at in (("exact", self.folded.get(folded(question))), ("loose", self.loose.get(loose(question)))):
             if at is not None:
                 return Overlap(index, how, 1.0, question, self.questions[at])
-        shared = Counter(at for gram in ngrams(question, self.n) for at in self.holders.get(gram, ()))
+        shared = Counter(at for gram in ngrams(question, NGRAM) for at in self.holders.get(gram, ()))
         if not shared:
             return None
         at = max(shared, key=lambda at: shared[at] / self.n_grams[at])

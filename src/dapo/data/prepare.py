@@ -51,7 +51,6 @@ def prepare(
     integer_answers: bool = False,
     server: ChatServer | None = None,
     n_workers: int = 8,
-    root: str | Path | None = None,
 ) -> Prepared:
     """Load, clean, take out evaluation problems, make answers integers and hold some out where asked.
 
@@ -62,8 +61,8 @@ def prepare(
     if out.suffix.lower() not in OUT_SUFFIXES:
         raise DataError(f"--out {out}: suffix {out.suffix!r}.", remedy=f"Write {' or '.join(OUT_SUFFIXES)}.")
     refuse_existing(out, manifest_path, *([held_path] if n_held else []))
-    problems = load_problems(source, fields=fields, verifier=verifier, root=root)
-    problems = without_contaminated(problems, against, share=share, root=root)
+    problems = load_problems(source, fields=fields, verifier=verifier)
+    problems = without_contaminated(problems, against, share=share)
     restated: list[Restated] = []
     if integer_answers:
         problems, restated = with_integer_answers(problems, server, journal_path, n_workers=n_workers)
@@ -85,12 +84,10 @@ def prepare(
     return Prepared(out, manifest_path, problems, len(restated), held_path if n_held else None, n_held)
 
 
-def without_contaminated(
-    problems: ProblemSet, against: Sequence[str], *, share: float, root: str | Path | None
-) -> ProblemSet:
+def without_contaminated(problems: ProblemSet, against: Sequence[str], *, share: float) -> ProblemSet:
     """The set without problems that resemble one of the evaluation sets named."""
     for name in against:
-        evaluation = load_problems(name, use="eval", root=root)
+        evaluation = load_problems(name, use="eval")
         problems = without_those_like(problems, evaluation, name, share=share)
     if not problems.problems:
         raise DataError(

@@ -147,19 +147,19 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def open_world(cluster: ClusterConfig, environment: Mapping[str, str] = os.environ) -> Iterator[World]:
+def open_world(cluster: ClusterConfig) -> Iterator[World]:
     """The world that `cluster.backend` names, as long as the run lasts.
 
     The rank that fails first says why; ranks that fail because it is gone are silent. All end with an error.
     """
-    check_launch(cluster, environment)
+    check_launch(cluster, os.environ)
     if cluster.backend == "none":
         yield ALONE
         return
     import torch.distributed as dist
 
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(environment["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     timeout = timedelta(seconds=cluster.timeout_s)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:

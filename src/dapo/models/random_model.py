@@ -9,18 +9,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from dapo.config.model_shapes import ModelShape
 
+MAX_TOKENS = 32768
 
-def random_model(
-    shape: ModelShape, *, dtype: torch.dtype, device: str, attention: str, max_tokens: int = 32768, seed: int = 0
-) -> Any:
-    """A causal LM of the shape. One seed, the same weights."""
-    torch.manual_seed(seed)
+
+def random_model(shape: ModelShape, *, dtype: torch.dtype, device: str, attention: str) -> Any:
+    """A causal LM of the shape, with the same weights every time."""
+    torch.manual_seed(0)
     with torch.device(device):
         auto: Any = AutoModelForCausalLM
-        return auto.from_config(random_config(shape, max_tokens), dtype=dtype, attn_implementation=attention)
+        return auto.from_config(random_config(shape), dtype=dtype, attn_implementation=attention)
 
 
-def random_config(shape: ModelShape, max_tokens: int = 32768) -> Any:
+def random_config(shape: ModelShape) -> Any:
     """Qwen2 where q, k and v have biases, else Llama."""
     family = Qwen2Config if shape.has_qkv_bias else LlamaConfig
     return family(
@@ -31,7 +31,7 @@ def random_config(shape: ModelShape, max_tokens: int = 32768) -> Any:
         num_key_value_heads=shape.kv_heads,
         vocab_size=shape.vocabulary,
         tie_word_embeddings=shape.is_tied,
-        max_position_embeddings=max_tokens,
+        max_position_embeddings=MAX_TOKENS,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=None,

@@ -37,10 +37,9 @@ def examine(
     summaries: Sequence[tuple[int, dict[str, Any]]] = (),
     *,
     disk: Disk | None = None,
-    thresholds: Thresholds | None = None,
 ) -> list[Finding]:
     """Everything the doctor sees, the worst first."""
-    visit = Visit(run, summaries, disk, thresholds or Thresholds())
+    visit = Visit(run, summaries, disk, Thresholds())
     found = [finding for check in CHECKS for finding in check(visit)]
     order = {SEVERE: 0, WARNING: 1, NOTE: 2}
     return sorted(found, key=lambda finding: order[finding.level])

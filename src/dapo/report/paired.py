@@ -23,12 +23,12 @@ class Difference:
     seeds: int
 
 
-def resampled_means(scores: Matrix, *, seed: int = 0, resamples: int = RESAMPLES) -> NDArray[np.float64]:
+def resampled_means(scores: Matrix, *, resamples: int = RESAMPLES) -> NDArray[np.float64]:
     """Means of `scores` with seeds and problems both drawn with replacement. [resamples]
 
     Weights instead of index lists: a resample is Σ_sp w_s·v_p·x_sp with multinomial counts w and v.
     """
-    generator = np.random.Generator(np.random.PCG64(seed))
+    generator = np.random.Generator(np.random.PCG64(0))
     S, P = scores.shape
     of_seeds = generator.multinomial(S, np.full(S, 1 / S), size=resamples) / S  # [R, S]
     of_problems = generator.multinomial(P, np.full(P, 1 / P), size=resamples) / P  # [R, P]

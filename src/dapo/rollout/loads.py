@@ -46,7 +46,7 @@ class RolloutLoad:
         return wanted
 
 
-def make_load(kind: Kind, *, slots: int = 1024, new_tokens: int = 512, longest: int = LONGEST) -> RolloutLoad:
+def make_load(kind: Kind, *, slots: int, new_tokens: int) -> RolloutLoad:
     per_prompt = min(16, slots)
     n_prompts = slots // per_prompt * (3 if kind == "open" else 1)
     n = n_prompts * per_prompt
@@ -54,7 +54,7 @@ def make_load(kind: Kind, *, slots: int = 1024, new_tokens: int = 512, longest: 
         lengths = (new_tokens,) * n
     else:
         drawn = np.random.default_rng(0).lognormal(LOG_NORMAL_MU, LOG_NORMAL_SIGMA, n)
-        lengths = tuple(int(length) for length in np.clip(drawn, 16, longest))
+        lengths = tuple(int(length) for length in np.clip(drawn, 16, LONGEST))
     return RolloutLoad(kind, n_prompts, per_prompt, 128, lengths, slots)
 
 

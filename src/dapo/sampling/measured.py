@@ -94,14 +94,14 @@ def compare_measured(load: Load) -> dict[str, Outcome]:
     return compare_on(paced, load)
 
 
-def tick_cost(load: Load, *, length: int = 32, ticks: int = 16) -> dict[int, float]:
+def tick_cost(load: Load, *, ticks: int = 16) -> dict[int, float]:
     """Responses in flight -> CPU seconds of a tick: a few, and as many as the engine takes."""
     policy, cost = random_policy(load.seed), {}
     for n in sorted({min(16, load.max_concurrent), load.max_concurrent}):
         engine = PacedEngine(policy, load=load, length_of=lambda _request: load.max_new_tokens)
         keys = [NoiseKey(load.seed, "train", "tick", 0, i) for i in range(n)]
         engine.submit([Request(i, (1,), key, load.max_new_tokens, group=0) for i, key in enumerate(keys)])
-        for _ in range(min(length, load.max_new_tokens // 2)):
+        for _ in range(min(32, load.max_new_tokens // 2)):
             engine.advance()
         before = time.process_time()
         for _ in range(ticks):

@@ -13,6 +13,7 @@ from dapo.tracking.files import read_lines
 from dapo.types import Group, Problem
 
 Submission = tuple[Problem, int, tuple[int, ...]]
+EXPLORATION_FLOOR = 0.1
 
 
 def chance_mixed(a: float, b: float, G: int) -> float:
@@ -93,12 +94,11 @@ class PredictiveSource:
     the step, so that a small set never runs dry. Posteriors change between steps only.
     """
 
-    def __init__(self, base: BaseSource, posteriors: Posteriors, *, G: int, seed: int, floor: float = 0.1) -> None:
+    def __init__(self, base: BaseSource, posteriors: Posteriors, *, G: int, seed: int) -> None:
         self.base = base
         self.posteriors = posteriors
         self.G = G
         self.seed = seed
-        self.floor = floor
         self._passed_over: list[Submission] = []
         self._drawn = 0  # from the base source, this step
         self._drawn_at: list[int] = []  # that count at each submission
@@ -111,7 +111,7 @@ class PredictiveSource:
         while (came := self.base.next()) is not None:
             self._drawn += 1
             problem, visit, _ = came
-            chance = max(self.floor, self.posteriors.chance(problem.id, self.G))
+            chance = max(EXPLORATION_FLOOR, self.posteriors.chance(problem.id, self.G))
             if uniform_of(f"{self.seed}/predictive/{problem.id}/{visit}") < chance:
                 return self._submitted(came)
             self._passed_over.append(came)

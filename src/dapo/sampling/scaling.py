@@ -32,7 +32,7 @@ class Filled:
 
 
 def simulate_fill(
-    config: Config, *, replicas: int, seats: int, cost: TickCost, mean_tokens: float, sigma: float, steps: int = 2
+    config: Config, *, replicas: int, seats: int, cost: TickCost, mean_tokens: float, sigma: float, steps: int
 ) -> Filled:
     """Steps of the config's own sampling on `replicas` engines of `seats` each; half of the problems are informative.
 
@@ -68,9 +68,9 @@ def simulate_fill(
 
 
 def step_time(
-    config: Config, layout: Layout, rates: Rates, *, gpus: int, mean_tokens: float, scale: int = 1, steps: int = 1
+    config: Config, layout: Layout, rates: Rates, *, gpus: int, mean_tokens: float, scale: int = 1
 ) -> StepTime:
-    """A step's phases. With `scale` > 1 the fill is simulated with so many times fewer prompts and engines."""
+    """A first step's phases. With `scale` > 1 the fill is simulated with so many times fewer prompts and engines."""
     replicas = gpus // layout.tensor_parallel
     sampling = config.sampling
     smaller = sampling.model_copy(
@@ -86,19 +86,19 @@ def step_time(
         cost=TickCost(rates.tick_base_s, rates.tick_per_response_s),
         mean_tokens=mean_tokens,
         sigma=LENGTH_SIGMA,
-        steps=steps,
+        steps=1,
     )
     training = training_seconds(config, rates, gpus=gpus, trained_tokens=scale * filled.trained_tokens)
     return StepTime(filled.seconds, training, filled.idle_share, filled.wasted_share)
 
 
-def largest_scale(config: Config, replicas: int, smallest: int = 64) -> int:
-    """The largest power of two by which prompts and engines can be divided and at least `smallest` prompts stay."""
+def largest_scale(config: Config, replicas: int) -> int:
+    """The largest power of two by which prompts and engines can be divided and at least 64 prompts stay."""
     scale = 1
     while (
         replicas % (2 * scale) == 0
         and config.sampling.prompts_per_step % (2 * scale) == 0
-        and config.sampling.prompts_per_step // (2 * scale) >= smallest
+        and config.sampling.prompts_per_step // (2 * scale) >= 64
     ):
         scale *= 2
     return scale

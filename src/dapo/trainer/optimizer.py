@@ -182,10 +182,6 @@ class Optimizer:
         """A parameter's new value, as much of it as this rank has."""
         local(self.parameters[name].detach()).copy_(value)
 
-    def load_tensors(self, saved: dict[str, Tensor]) -> None:
-        """What `tensors` gave."""
-        self.load_parts({key: self.part_of_key(key, tensor) for key, tensor in saved.items()})
-
     def part_of_key(self, key: str, tensor: Tensor) -> Tensor:
         """This rank's part of what `tensors` gave under that key."""
         return self.part_of(key.partition(".")[2], tensor) if tensor.dim() else tensor
@@ -196,7 +192,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load_parts(self, saved: dict[str, Tensor]) -> None:
-        """The same, of which this rank has its slices only."""
+        """This rank's parts of what `tensors` gave."""
         for name in self.saved:
             local(self.parameters[name].detach()).copy_(saved[f"master.{name}"])
         for name in self.rounded:

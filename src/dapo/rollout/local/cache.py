@@ -49,10 +49,6 @@ class PagedCache:
         self.keys = [layer[0] for layer in logical]  # [page, head, token, D]
         self.values = [layer[1] for layer in logical]
 
-    @property
-    def page_bytes(self) -> int:
-        return self.data[:, :, 0].numel() * self.data.element_size()
-
     def store(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Put keys and values [m, L, head, D] at slots [m, L] (page · page_tokens + token in page)."""
         page, token = slots // self.page_tokens, slots % self.page_tokens
