@@ -148,7 +148,7 @@ def refuse_short_context(config: Config, policy: Policy) -> None:
         )
 
 
-def open_journal(path: Path, *, is_writer: bool = True) -> VerdictJournal:
+def open_journal(path: Path, *, is_writer: bool) -> VerdictJournal:
     """Clock-dependent verdicts of this run so far; new ones are appended at once. Never cut back: they are replayed."""
     known = {line["key"]: judgement_from_state(line["judgement"]) for line in read_lines(path)}
     if not is_writer:

@@ -89,9 +89,7 @@ def estimate_values(learner: Learner, batch: Batch, config: Config, event: Event
     return estimate_advantages(batch, config, old_values_of_critic(learner, value, batch, config, event), logp_ref)
 
 
-def old_values_of_critic(
-    learner: Learner, value: ValueLearner, batch: Batch, config: Config, event: Event = lambda _kind, _message: None
-) -> Ragged:
+def old_values_of_critic(learner: Learner, value: ValueLearner, batch: Batch, config: Config, event: Event) -> Ragged:
     """V of every token, before any update of the step."""
     rows, old = list(range(len(batch.lengths))), Ragged(batch.lengths, batch.advantage.flat.dtype)
 

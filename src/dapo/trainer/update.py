@@ -100,8 +100,8 @@ def update_once(
     sums: Sums,
     record: StepRecord | None,
     *,
-    is_old: bool = False,
-    event: Event = lambda _kind, _message: None,
+    is_old: bool,
+    event: Event,
 ) -> None:
     """One optimizer update over `rows`, in as many micro-batches as the token budget asks for.
 
@@ -152,7 +152,7 @@ def update_critic(
     rows: Sequence[int],
     config: Config,
     sums: Sums,
-    event: Event = lambda _kind, _message: None,
+    event: Event,
 ) -> None:
     """One update of the critic over the same rows, by its own optimizer at its own learning rate."""
     assert learner.value is not None, "values come from a critic"
