@@ -6,9 +6,7 @@ hedge, compare, count or calculate are not harmless, and two different values ar
 
 from __future__ import annotations
 
-import itertools
 import re
-import unicodedata
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -16,28 +14,21 @@ from dapo.rewards import equivalence
 from dapo.rewards.boxes import in_context
 from dapo.rewards.limits import MAX_STATEMENT_CHARS
 from dapo.rewards.notation import parse
+from dapo.rewards.notation_runs import runs_of, unit_powers_of
+from dapo.rewards.prose import (
+    MAX_PROSE_WORDS,
+    check_calls,
+    check_lead,
+    check_neighbours,
+    check_words,
+    closing,
+    with_signs_for_words,
+    without_spelled_numbers,
+)
 from dapo.rewards.tokens import NotationError, Token, closing_brace, tokens
 from dapo.rewards.tree import Node
 from dapo.rewards.typography import BIDIRECTIONAL, plain, trimmed
-from dapo.rewards.vocabulary import (
-    BASES,
-    BESIDE_A_BOX,
-    COPULAS,
-    CURRENCY,
-    HEDGES,
-    LEADING,
-    LEADING_CHINESE,
-    MIXED_SCRIPT,
-    ORDINALS,
-    SCALES,
-    TRAILING,
-    TRAILING_ALONE,
-    UNIT_POWERS,
-    UNITS,
-    UNSAFE,
-    UNSAFE_CHINESE,
-    number_in_words,
-)
+from dapo.rewards.vocabulary import BASES, BESIDE_A_BOX, CURRENCY, UNITS, number_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +49,6 @@ _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+(?=[^\s{])")
 _CURRENCY = re.compile(r"\\\$|\\(?:text)?[a-z]+|[\u00a2\u00a3\u20ac\u00a5\u20b9]")
 _CODE = re.compile(r"__|(?<![\\A-Za-z])[A-Za-z]{3,}\(['\"]|[A-Za-z]\.[A-Za-z]+\(|\{\s*\"")
-MAX_PROSE_WORDS = 30
 
 
 def read(statement: str, *, commas: str = "thousands", letters: str = "symbols") -> Reading:
@@ -87,7 +77,7 @@ def _read_plain(text: str, *, commas: str, letters: str) -> Reading:
     if not any(token.kind in ("NUM", "SYM", "WORD", "FUNC", "CMD") for token in stream):
         raise NotationError("no value in it")
     spelled = tuple(token.text for token in stream if token.kind != "BREAK")
-    reading = _sentence(_arithmetic_words(stream))
+    reading = _sentence(with_signs_for_words(stream))
     kinds = [token.kind for token in stream]
     is_titled = "NUM" in kinds and "WORD" in kinds[: kinds.index("NUM")]
     return replace(reading, spelled=spelled, is_titled=is_titled)
@@ -112,7 +102,7 @@ def _boxed(text: str, *, commas: str, letters: str) -> Reading:
     except NotationError:
         _check_surroundings(" ".join(outside))
         for lead in outside[:-1]:
-            _check_lead([token.text.lower() for token in tokens(lead, letters="words") if token.kind != "BREAK"])
+            check_lead([token.text.lower() for token in tokens(lead, letters="words") if token.kind != "BREAK"])
     if not contents:
         raise NotationError("a box that holds nothing")
     readings = [_read_plain(_unboxed(content), commas=commas, letters=letters) for content in in_place]
@@ -138,45 +128,6 @@ def _check_surroundings(outside: str) -> None:
         raise NotationError("another number beside the box")
 
 
-def _arithmetic_words(stream: list[Token]) -> list[Token]:
-    """Words that stand for signs become signs: is, and, or, percent, million, negative."""
-    changed: list[Token] = []
-    for index, token in enumerate(stream):
-        if token.kind != "WORD":
-            changed.append(token)
-            continue
-        word = token.text.lower()
-        before = _neighbour(stream, index, -1)
-        after = _neighbour(stream, index, +1)
-        if word in COPULAS and after is not None and after.kind != "WORD":
-            if not (changed and changed[-1].kind == "REL"):
-                changed.append(Token("REL", "="))
-        elif word in ("and", "or", "和", "或") and _is_math(before) and _is_math(after):
-            last = _neighbour(changed, len(changed), -1)
-            if last is None or last.kind != "SEP":
-                changed.append(Token("SEP", ","))
-        elif word in ("percent", "percentage") and before is not None and before.kind == "NUM":
-            changed.append(Token("OP", "%"))
-        elif word in ("negative", "minus", "负") and after is not None and after.kind in ("NUM", "OPEN"):
-            changed.append(Token("OP", "-"))
-        elif word in SCALES and before is not None and before.kind == "NUM":
-            changed += [Token("OP", "*"), Token("NUM", word, value=Fraction(SCALES[word]))]
-        else:
-            changed.append(token)
-    return changed
-
-
-def _neighbour(stream: list[Token], index: int, step: int) -> Token | None:
-    index += step
-    while 0 <= index < len(stream) and stream[index].kind == "BREAK":
-        index += step
-    return stream[index] if 0 <= index < len(stream) else None
-
-
-def _is_math(token: Token | None) -> bool:
-    return token is not None and token.kind not in ("WORD",)
-
-
 def _sentence(stream: list[Token]) -> Reading:
     """Words and values. Without words it is notation; with words every value in it must be the same one."""
     words = [token.text for token in stream if token.kind == "WORD"]
@@ -192,13 +143,13 @@ def _sentence(stream: list[Token]) -> Reading:
             pass
     if any(token.text == ";" for token in stream):
         raise NotationError("several statements")
-    _check_calls(stream)
-    stream, spelled = _without_spelled_numbers(stream)
-    hedged = _check_words([token.text for token in stream if token.kind == "WORD"])
+    check_calls(stream)
+    stream, spelled = without_spelled_numbers(stream)
+    hedged = check_words([token.text for token in stream if token.kind == "WORD"])
     stream, asides = _without_asides(stream)
-    _check_neighbours(stream)
-    values, units, powers = [], set(), _unit_powers(stream)
-    for run, run_words in _runs(stream):
+    check_neighbours(stream)
+    values, units, powers = [], set(), unit_powers_of(stream)
+    for run, run_words in runs_of(stream):
         units |= {UNITS[word.lower()] for word in run_words if word.lower() in UNITS}
         if any(token.kind in ("NUM", "FUNC", "CMD") or token.text in ("pi", "infty") for token in run):
             values.append(parse(run))
@@ -233,24 +184,6 @@ def _text(stream: list[Token], words: list[str]) -> Reading:
     return Reading(Node("text", name=" ".join(significant)))
 
 
-def _without_spelled_numbers(stream: list[Token]) -> tuple[list[Token], list[Node]]:
-    """Take out brackets that repeat the value in words: `42 (forty-two)`."""
-    kept: list[Token] = []
-    numbers: list[Node] = []
-    index = 0
-    while index < len(stream):
-        token = stream[index]
-        stop = _closing(stream, index) if token.kind == "OPEN" and token.text == "(" else index
-        inner = stream[index + 1 : stop]
-        number = number_in_words([part for word in inner for part in word.text.lower().split("-")])
-        if number is not None and all(word.kind == "WORD" for word in inner):
-            numbers.append(Node("num", value=Fraction(number)))
-            token, index = Token("BREAK", "("), stop
-        kept.append(token)
-        index += 1
-    return kept, numbers
-
-
 def _without_asides(stream: list[Token]) -> tuple[list[Token], list[Reading]]:
     """Take out brackets that hold words, `42 (square units)`; one that holds a value must agree with the rest."""
     asides: list[Reading] = []
@@ -259,11 +192,11 @@ def _without_asides(stream: list[Token]) -> tuple[list[Token], list[Reading]]:
     while index < len(stream):
         token = stream[index]
         if token.kind == "OPEN" and token.text in ("(", "["):
-            stop = _closing(stream, index)
+            stop = closing(stream, index)
             inner = stream[index + 1 : stop]
             if any(word.kind == "WORD" for word in inner):
                 words = [word.text for word in inner if word.kind == "WORD"]
-                _check_words(words)
+                check_words(words)
                 if " ".join(words).lower().removeprefix("in ") in BASES:
                     raise NotationError("a number to another base")
                 if any(word.kind == "NUM" for word in inner):
@@ -274,130 +207,3 @@ def _without_asides(stream: list[Token]) -> tuple[list[Token], list[Reading]]:
         kept.append(token)
         index += 1
     return kept, asides
-
-
-def _closing(stream: list[Token], start: int) -> int:
-    level = 0
-    for index in range(start, len(stream)):
-        level += {"OPEN": 1, "CLOSE": -1}.get(stream[index].kind, 0)
-        if level == 0:
-            return index
-    raise NotationError("a bracket that is not closed")
-
-
-def _check_words(words: list[str]) -> bool:
-    """Refuse a word that could change the value; say whether one makes it an estimate."""
-    if len(words) > MAX_PROSE_WORDS:
-        raise NotationError("prose instead of a value")
-    lowered = [unicodedata.normalize("NFKC", word).lower() for word in words]
-    for word in lowered:
-        if word in HEDGES:
-            continue
-        if MIXED_SCRIPT.search(word):
-            raise NotationError(f"{word!r} mixes scripts")
-        if word in UNSAFE or any(part in UNSAFE for part in word.split("-")) or UNSAFE_CHINESE.search(word):
-            raise NotationError(f"{word!r} may change the value")
-        if number_in_words(word.split("-")) is not None or word in SCALES:
-            raise NotationError(f"{word!r} is a second value")
-    return any(word in HEDGES for word in lowered)
-
-
-def _check_neighbours(stream: list[Token]) -> None:
-    """Refuse a number that is part of a phrase with another value: `a factor of 42`, `the 42nd`, `42 lakh`."""
-    before: list[str] = []
-    for index, token in enumerate(stream):
-        if token.kind == "WORD":
-            before.append(token.text.lower())
-            continue
-        if token.kind in ("NUM", "FUNC", "CMD") or token.text == "pi":
-            _check_lead(before)
-            after = _neighbour(stream, index, +1)
-            if token.kind == "NUM" and after is not None and after.kind == "WORD":
-                word = after.text.lower()
-                is_changed = word in TRAILING or word.startswith("的") or word in ORDINALS
-                if is_changed or _is_said_of_the_number(stream, index):
-                    raise NotationError(f"{word!r} after a number changes it")
-        if token.kind not in ("BREAK", "OPEN") and token.text not in ("+", "-"):
-            before = []
-
-
-def _is_said_of_the_number(stream: list[Token], index: int) -> bool:
-    """`42 in hex`, `42 negative`, with no noun after it."""
-    after = itertools.takewhile(lambda token: token.kind in ("WORD", "BREAK"), stream[index + 1 :])
-    words = [token.text.lower() for token in after if token.kind == "WORD"]
-    return " ".join(words).removeprefix("in ") in TRAILING_ALONE
-
-
-def _check_calls(stream: list[Token]) -> None:
-    """Refuse a word called on a number, `square(42)`. After a number it is a unit or a noun: `42 cows(6 \\cdot 7)`."""
-    solid = [token for token in stream if token.kind != "BREAK"]
-    for index, token in enumerate(solid[:-1]):
-        bracket = solid[index + 1]
-        if token.kind != "WORD" or not token.text.isascii() or (bracket.kind, bracket.text) != ("OPEN", "("):
-            continue
-        inner = solid[index + 2 : _closing(solid, index + 1)]
-        is_called = not bracket.spaced and not (index and solid[index - 1].kind == "NUM")
-        if is_called and any(sign.kind == "NUM" for sign in inner):
-            raise NotationError(f"{token.text!r} of a number is another")
-
-
-def _check_lead(before: list[str]) -> None:
-    """The words right before a value."""
-    if not before:
-        return
-    word = before[-1]
-    if (word in LEADING and not (len(before) > 1 and before[-2] in LEADING[word])) or LEADING_CHINESE.search(word):
-        raise NotationError(f"{word!r} before a value makes it part of another")
-
-
-def _runs(stream: list[Token]) -> list[tuple[list[Token], list[str]]]:
-    """Maximal stretches without words, each with the words that follow it; a unit's exponent belongs to its word."""
-    runs: list[tuple[list[Token], list[str]]] = [([], [])]
-    index = 0
-    while index < len(stream):
-        token = stream[index]
-        if token.kind == "WORD":
-            runs[-1][1].append(token.text)
-            index = _after_unit(stream, index + 1)
-            continue
-        if runs[-1][1]:
-            runs.append(([], []))
-        runs[-1][0].append(token)
-        index += 1
-    return [(_trimmed_run(run), words) for run, words in runs]
-
-
-def _after_unit(stream: list[Token], index: int) -> int:
-    """Skip what belongs to a unit: `cm^2`, `\\text{cm}^3`, `km/h`, `word:`."""
-    start = index
-    while index < len(stream) and stream[index].kind == "BREAK":
-        index += 1
-    ahead = [token.text for token in stream[index : index + 4]]
-    if ahead[:1] == ["^"] and ahead[1:2] and ahead[1] in ("2", "3"):
-        return index + 2
-    if ahead[:2] == ["^", "{"] and len(ahead) == 4 and ahead[2] in ("2", "3") and ahead[3] == "}":
-        return index + 4
-    if ahead[:1] == ["/"] and len(ahead) > 1 and stream[index + 1].kind in ("WORD", "SYM"):
-        return index + 1 if stream[index + 1].kind == "WORD" else index + 2
-    if ahead[:1] == [":"]:
-        return index + 1
-    return start
-
-
-def _unit_powers(stream: list[Token]) -> frozenset[int]:
-    """The 2 of `cm^2` and of `square feet`."""
-    powers = set()
-    for index, token in enumerate(stream):
-        if token.kind == "WORD":
-            powers |= {UNIT_POWERS[word] for word in (token.text.lower(),) if word in UNIT_POWERS}
-            belongs = stream[index + 1 : _after_unit(stream, index + 1)]
-            powers |= {int(sign.text) for sign in belongs if sign.text in ("2", "3")}
-    return frozenset(powers)
-
-
-def _trimmed_run(run: list[Token]) -> list[Token]:
-    while run and (run[0].kind in ("BREAK", "SEP") or run[0].text == ":"):
-        run = run[1:]
-    while run and (run[-1].kind in ("BREAK", "SEP") or run[-1].text in (":", "-")):
-        run = run[:-1]
-    return run
