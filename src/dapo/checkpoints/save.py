@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from dapo.checkpoints.manifest import MANIFEST, manifest_of
 from dapo.errors import cannot_write, is_about_disk
+from dapo.tracking.files import sync
 
 STATE_TENSORS = "state.safetensors"
 STATE_JSON = "state.json"
@@ -81,11 +81,3 @@ def sync_tree(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         sync(path)
     sync(folder)
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -26,10 +26,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from dapo.checkpoints.manifest import MANIFEST, described, manifest_of
-from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, put_in_place, step_of, sync, sync_tree
+from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, put_in_place, step_of, sync_tree
 from dapo.distributed.shards import host_mesh, local
 from dapo.distributed.world import World
 from dapo.errors import DiskError, cannot_write, is_about_disk
+from dapo.tracking.files import sync
 
 SLICES = "slices"  # folder of what is sharded
 INDEX = "model.safetensors.index.json"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dapo.errors import DataError
+from dapo.tracking.files import sync
 
 
 def refuse_existing(*paths: Path) -> None:
@@ -33,8 +34,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     part = Path(name)
     try:
         write(part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(part)
         part.chmod(0o644)
         put_in_place(part, path)
     except FileExistsError:
@@ -58,12 +58,4 @@ def put_in_place(part: Path, path: Path) -> None:
     except OSError:  # a file system without hard links
         refuse_existing(path)
         part.rename(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path.parent)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dapo.report.behaviour import KINDS, Phrases, is_answer_only, load_phrases
 from dapo.report.pieces import TokenPieces
 from dapo.rewards.answer_values import Value, value_of
-from dapo.tracking.files import sync_folder
+from dapo.tracking.files import sync
 
 FORMAT = 1
 PIECE_CHARACTERS = 1_000_000  # about what one script holds: quick to load, and not one file per group
@@ -51,7 +51,7 @@ def write_chunks(table: pa.Table, folder: Path, pieces: TokenPieces | None, phra
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    sync_folder(folder.parent)
+    sync(folder.parent)
 
 
 def make_chunks(

@@ -61,14 +61,15 @@ def replace_file(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
 
 
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flush a file, or what a folder holds by name, to disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -11,11 +11,11 @@ from typing import Any
 
 from dapo import __version__
 from dapo.checkpoints.load import newest_intact, read_state
-from dapo.checkpoints.save import step_of, sync
+from dapo.checkpoints.save import step_of, sync_tree
 from dapo.config.load import flatten
 from dapo.config.schema import Config
 from dapo.errors import CheckpointError, ConfigError
-from dapo.tracking.files import read_lines
+from dapo.tracking.files import read_lines, sync
 from dapo.trainer.bundle import RECORD, write_record
 from dapo.trainer.resume import read_run_config
 
@@ -86,8 +86,7 @@ def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
         (aside / "README.md").write_text(card, encoding="utf-8")
         if is_bundle:
             write_record(run, aside, config, step=step_of(checkpoint), state=state, name=out.name)
-        for path in (*aside.rglob("*"), aside):
-            sync(path)
+        sync_tree(aside)
         aside.replace(out)
         sync(out.parent)
     except (OSError, shutil.Error) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from dapo.errors import cannot_write
 from dapo.report.chunks import chunk_folder, write_chunks
 from dapo.report.pieces import TokenPieces
+from dapo.tracking.files import sync
 from dapo.trainer.batch import Batch
 from dapo.trainer.ragged import Ragged
 from dapo.trainer.update import StepRecord
@@ -62,8 +62,7 @@ def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord, piec
     table = pa.table(columns)
     try:
         pq.write_table(table, aside, compression="zstd")
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(aside)
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
