@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from pathlib import Path
 from typing import Any
 
 from dapo.errors import DataError
+from dapo.tracking.files import append_line
 
 
 class Journal:
@@ -21,7 +21,7 @@ class Journal:
         if path.exists() and path.stat().st_size:
             self._read(header)
         else:
-            self._append(header)
+            append_line(self.path, header)
 
     def _read(self, header: dict[str, Any]) -> None:
         whole, _, torn = self.path.read_bytes().rpartition(b"\n")
@@ -42,16 +42,10 @@ class Journal:
             with self.path.open("r+b") as file:
                 file.truncate(len(whole) + 1 if whole else 0)
         if not whole:
-            self._append(header)
+            append_line(self.path, header)
         self.done = {line["id"]: line for line in lines[1:]}
 
     def add(self, line: dict[str, Any]) -> None:
         with self._lock:
-            self._append(line)
+            append_line(self.path, line)
             self.done[line["id"]] = line
-
-    def _append(self, line: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
