@@ -12,13 +12,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dapo.cli.explain_cluster import cluster_of, print_cluster, write_plot
+from dapo.cli.explain_difference import difference, print_difference
+from dapo.cli.explain_tables import in_words, print_table
 from dapo.config import Config, Resolved, load_recipe
-from dapo.config.cluster_plan import MEAN_SHARE, SHEET, Layout, choose, layouts_of, rates_of
-from dapo.config.load import flatten, known_keys, preset_names, read_preset, suggest
+from dapo.config.cluster_plan import SHEET
+from dapo.config.load import flatten, suggest
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
 from dapo.config.model_shapes import shape_of
 from dapo.config.plan import memory_of, parts_of, work_of
-from dapo.config.schema import PRESET_KEYS, TrainConfig
+from dapo.config.schema import TrainConfig
 from dapo.errors import ConfigError
 
 
@@ -72,16 +75,6 @@ def command(
         typer.echo(json.dumps(plan, ensure_ascii=False, indent=2))
     else:
         print_plan(resolved, plan)
-
-
-def write_plot(path: Path, recipe: str, cluster: dict[str, Any] | None) -> None:
-    from dapo.cli.scaling_plot import draw
-    from dapo.tracking.files import replace_file
-
-    rows = (cluster or {}).get("scaling")
-    if not cluster or not rows:
-        raise ConfigError(f"--plot {path}: no number of these cards holds the run.", remedy="Name a larger card.")
-    replace_file(path, draw(rows, f"One step of {recipe} on {cluster['gpu']}, by the cost model"))
 
 
 def plan_of(resolved: Resolved, gpu: str | None, gpus: int | None) -> dict[str, Any]:
@@ -161,7 +154,7 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
         "key", "value", "from", box=None, title="Resolved config", title_justify="left", padding=(0, 2, 0, 0)
     )
     for key, value in plan["config"].items():
-        settings.add_row(escape(key), escape(show(value)), plan["origin"].get(key, "default"))
+        settings.add_row(escape(key), escape(in_words(value)), plan["origin"].get(key, "default"))
     console.print(settings)
 
 
@@ -181,14 +174,6 @@ def print_memory(console: Console, config: Config, memory: dict[str, Any] | None
     print_table(console, title, rows, escaped=False)
 
 
-def print_table(console: Console, title: str | None, rows: list[tuple[str, str]], *, escaped: bool = True) -> None:
-    table = Table(box=None, show_header=False, title=title, title_justify="left", padding=(0, 2, 0, 0))
-    for name, value in rows:
-        table.add_row(name, escape(value) if escaped else value)
-    console.print(table)
-    console.print()
-
-
 def learning_rate_in_words(train: TrainConfig) -> str:
     after = "constant" if train.lr_decay == "none" else f"{train.lr_decay} decay towards 0 at step {train.steps:,}"
     return f"{train.lr:g} after {train.warmup_steps} steps of warm-up, then {after}"
@@ -199,178 +184,3 @@ def evaluation_in_words(config: Config) -> str:
         return "none"
     sets = ", ".join(config.data.eval)
     return f"{sets}: avg@{config.eval.k} before the first and every {config.eval.every_steps} steps"
-
-
-def show(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "none"
-    return ", ".join(str(inner) for inner in value) if isinstance(value, list | tuple) else str(value)
-
-
-# ------------------------------------------------------------------ a cluster
-
-CARDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-
-
-def cluster_of(config: Config, card: str, gpus: int, mean_tokens: int | None, scaling: bool) -> dict[str, Any] | None:
-    """Layouts that fit, the step by phase in the chosen one, and the run's GPU-hours; None for an unknown shape."""
-    from dapo.sampling.scaling import largest_scale, step_time
-
-    shape = shape_of(config.model.path)
-    if shape is None:
-        return None
-    mean = float(mean_tokens or MEAN_SHARE * config.limits.max_response_tokens)
-    layouts = layouts_of(config, shape, card=card, gpus=gpus, mean_tokens=mean)
-    plan: dict[str, Any] = {
-        "gpu": card,
-        "gpus": gpus,
-        "mean_response_tokens": mean,
-        "layouts": [layout_in_words(layout) for layout in layouts],
-        "chosen": None,
-    }
-    chosen = choose(layouts, config)
-    if chosen is None:
-        return plan
-    rates = rates_of(config, shape, chosen, card=card, gpus=gpus, mean_tokens=mean)
-    scale = largest_scale(config, gpus // chosen.tensor_parallel)
-    time = step_time(config, chosen, rates, gpus=gpus, mean_tokens=mean, scale=scale)
-    plan["chosen"] = {
-        **layout_in_words(chosen),
-        "rollout_s": round(time.rollout_s, 1),
-        "training_s": round(time.training_s, 1),
-        "step_s": round(time.step_s, 1),
-        "rollout_share": round(time.rollout_share, 3),
-        "idle_share_of_rollout": round(time.idle_share, 3),
-        "wasted_share_of_tokens": round(time.wasted_share, 3),
-        "gpu_hours": round(time.gpu_hours(gpus, config.train.steps)),
-        "simulated_at_one_of": scale,
-    }
-    if scaling:
-        plan["scaling"] = scaling_table(config, card, mean)
-    return plan
-
-
-def scaling_table(config: Config, card: str, mean: float) -> list[dict[str, Any]]:
-    """The same step on more and more cards, in the layout chosen for each number; the fill at its full size."""
-    from dapo.sampling.scaling import step_time
-
-    shape = shape_of(config.model.path)
-    assert shape is not None, "a plan was made for it"
-    rows = []
-    for gpus in CARDS:
-        chosen = choose(layouts_of(config, shape, card=card, gpus=gpus, mean_tokens=mean), config)
-        if chosen is None:
-            continue
-        rates = rates_of(config, shape, chosen, card=card, gpus=gpus, mean_tokens=mean)
-        time = step_time(config, chosen, rates, gpus=gpus, mean_tokens=mean)
-        rows.append(
-            {
-                "gpus": gpus,
-                "shard": chosen.shard,
-                "tensor_parallel": chosen.tensor_parallel,
-                "seats": chosen.seats,
-                "rollout_s": round(time.rollout_s, 1),
-                "idle_share_of_rollout": round(time.idle_share, 3),
-                "training_s": round(time.training_s, 1),
-                "gpu_seconds_per_step": round(gpus * time.step_s),
-            }
-        )
-    return rows
-
-
-def layout_in_words(layout: Layout) -> dict[str, Any]:
-    return {
-        "shard": layout.shard,
-        "tensor_parallel": layout.tensor_parallel,
-        "fixed_gib": round(sum(layout.parts_gib.values()), 1),
-        "parts_gib": {name: round(size, 2) for name, size in layout.parts_gib.items()},
-        "seats": layout.seats,
-    }
-
-
-def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
-    if plan is None:
-        return
-    title = (
-        f"{plan['gpus']} x {plan['gpu']}, by the cost model of docs/scaling.md (an estimate; responses of "
-        f"{plan['mean_response_tokens']:,.0f} tokens on the average, half of the problems informative)"
-    )
-    layouts = Table(
-        "cluster.shard", "tensor parallel", "GiB per GPU", "responses per replica",
-        box=None, title=title, title_justify="left", padding=(0, 2, 0, 0),
-    )  # fmt: skip
-    for layout in plan["layouts"]:
-        seats = f"{layout['seats']:,}" if layout["seats"] else "does not fit"
-        layouts.add_row(layout["shard"], str(layout["tensor_parallel"]), f"{layout['fixed_gib']:,}", seats)
-    console.print(layouts)
-    console.print()
-    chosen = plan["chosen"]
-    if chosen is None:
-        console.print("No layout fits. Use more or larger cards, LoRA (model.lora.rank), or train.moments = host.\n")
-        return
-    rows = [
-        ("layout", f"cluster.shard = {chosen['shard']}, tensor parallel {chosen['tensor_parallel']}"),
-        ("rollouts", f"{chosen['rollout_s']:,.0f} s, {100 * chosen['rollout_share']:.0f} % of the step"),
-        ("updates", f"{chosen['training_s']:,.0f} s"),
-        ("idle in rollouts", f"{100 * chosen['idle_share_of_rollout']:.0f} % (waiting for the longest responses)"),
-        ("wasted tokens", f"{100 * chosen['wasted_share_of_tokens']:.0f} % (not trained on)"),
-        ("the run", f"{chosen['gpu_hours']:,} GPU-hours"),
-    ]
-    print_table(console, "A step in it", rows)
-    if plan.get("scaling"):
-        names = list(plan["scaling"][0])
-        table = Table(*names, box=None, title="The same step on more cards", title_justify="left", padding=(0, 2, 0, 0))
-        for row in plan["scaling"]:
-            table.add_row(*(str(row[name]) for name in names))
-        console.print(table)
-
-
-# ------------------------------------------------------------------ the difference of two
-
-
-def difference(first: str, second: str, overrides: list[str]) -> list[tuple[str, str, str, str]]:
-    """(key, first, second, meaning) where they differ; next to a preset only algorithm keys are compared."""
-    sides = [preset_keys(name) if is_preset(name) else recipe_keys(name, overrides) for name in (first, second)]
-    keys = [key for key in known_keys() if key in sides[0] and key in sides[1]]
-    return [
-        (key, show(sides[0][key]), show(sides[1][key]), known_keys()[key].description or "")
-        for key in keys
-        if sides[0][key] != sides[1][key] and key != "preset"
-    ]
-
-
-def is_preset(name: str) -> bool:
-    return name in preset_names()
-
-
-def recipe_keys(name: str, overrides: list[str]) -> dict[str, Any]:
-    return flatten(load_recipe(name, overrides).config.model_dump(mode="json"))
-
-
-def preset_keys(name: str) -> dict[str, Any]:
-    """What a preset says of every algorithm key: its own value, or the default."""
-    own = flatten(read_preset(name))
-    fixed = {key: None if value == "none" else value for key, value in own.items()}
-    defaults = {
-        key: field.default
-        for key, field in known_keys().items()
-        if key.startswith(PRESET_KEYS) and not field.is_required()
-    }
-    return defaults | fixed
-
-
-def print_difference(rows: list[tuple[str, str, str, str]], first: str, second: str, as_json: bool) -> None:
-    if as_json:
-        found = [{"key": key, "first": a, "second": b, "meaning": meaning} for key, a, b, meaning in rows]
-        typer.echo(json.dumps({"first": first, "second": second, "differences": found}, ensure_ascii=False, indent=2))
-        return
-    console = Console(emoji=False, highlight=False)
-    if not rows:
-        console.print(f"{escape(first)} and {escape(second)} are the same.")
-        return
-    table = Table("key", escape(first), escape(second), "meaning", box=None, padding=(0, 2, 0, 0))
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    console.print(table)
