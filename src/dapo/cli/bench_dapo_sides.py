@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dapo.cli.bench_loads import Load, sequences
-from dapo.cli.bench_setting import Setting
+from dapo.cli.bench_setting import TrainSetting
 from dapo.cli.bench_timing import Result, free_memory, timed
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dapo.models.policy import Policy
 
 
-def dapo_side(setting: Setting, load: Load, *, is_fused: bool = True) -> Result | None:
+def dapo_side(setting: TrainSetting, load: Load, *, is_fused: bool = True) -> Result | None:
     """This project: packed, log-probs without the whole logits, float32 masters; budget and kernels as in a run."""
     from dapo.distributed.world import ALONE
 
@@ -22,7 +22,7 @@ def dapo_side(setting: Setting, load: Load, *, is_fused: bool = True) -> Result 
     return dapo_run(setting, load, make_policy(setting, is_fused=is_fused), ALONE, kernels)
 
 
-def make_policy(setting: Setting, *, is_fused: bool) -> Policy:
+def make_policy(setting: TrainSetting, *, is_fused: bool) -> Policy:
     from dapo.models.fused_layers import fuse_layers
     from dapo.models.packed_attention import PACKED_ATTENTION
     from dapo.models.policy import Policy
@@ -35,7 +35,7 @@ def make_policy(setting: Setting, *, is_fused: bool) -> Policy:
     return policy
 
 
-def dapo_run(setting: Setting, load: Load, policy: Policy, world: World, how: str) -> Result | None:
+def dapo_run(setting: TrainSetting, load: Load, policy: Policy, world: World, how: str) -> Result | None:
     """Updates of this policy, which is whole, or sharded over the ranks of this world."""
     import torch
 
@@ -84,12 +84,12 @@ def within_budget(rows: list[list[int]], budget: int) -> list[list[list[int]]]:
     return batches
 
 
-def plain_side(setting: Setting, load: Load) -> Result | None:
+def plain_side(setting: TrainSetting, load: Load) -> Result | None:
     """This project without its kernels."""
     return dapo_side(setting, load, is_fused=False)
 
 
-def fsdp2_side(setting: Setting, load: Load) -> Result | None:
+def fsdp2_side(setting: TrainSetting, load: Load) -> Result | None:
     """This project as a run with cluster.shard = full on one rank: FSDP2, and a whole copy for the engine.
 
     The copy is refreshed once a step, not once an update: its time is named apart.

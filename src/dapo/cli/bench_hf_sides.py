@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dapo.cli.bench_loads import Load, sequences
-from dapo.cli.bench_setting import Setting
+from dapo.cli.bench_setting import TrainSetting
 from dapo.cli.bench_timing import Result, free_memory, timed
 
 if TYPE_CHECKING:
     import torch
 
 
-def hf_side(setting: Setting, load: Load, *, has_masters: bool) -> Result | None:
+def hf_side(setting: TrainSetting, load: Load, *, has_masters: bool) -> Result | None:
     """Plain Hugging Face: SDPA, log-softmax of float32 logits, fused AdamW.
 
     Uneven rows are padded, in their order, with the rows per batch and the checkpointing that are fastest of what fits.
@@ -27,15 +27,15 @@ def hf_side(setting: Setting, load: Load, *, has_masters: bool) -> Result | None
     return min(fits, key=lambda result: result.seconds) if fits else None
 
 
-def hf_masters_side(setting: Setting, load: Load) -> Result | None:
+def hf_masters_side(setting: TrainSetting, load: Load) -> Result | None:
     return hf_side(setting, load, has_masters=True)
 
 
-def hf_bf16_side(setting: Setting, load: Load) -> Result | None:
+def hf_bf16_side(setting: TrainSetting, load: Load) -> Result | None:
     return hf_side(setting, load, has_masters=False)
 
 
-def hf_run(setting: Setting, load: Load, rows: int, is_checkpointed: bool, has_masters: bool) -> Result | None:
+def hf_run(setting: TrainSetting, load: Load, rows: int, is_checkpointed: bool, has_masters: bool) -> Result | None:
     import torch
 
     free_memory()

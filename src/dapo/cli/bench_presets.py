@@ -10,7 +10,7 @@ from dapo.config.load import load_recipe
 from dapo.config.schema import Config
 
 if TYPE_CHECKING:
-    from dapo.cli.bench_setting import Setting
+    from dapo.cli.bench_setting import TrainSetting
     from dapo.trainer.learner import Learner
     from dapo.types import Group
 
@@ -18,7 +18,7 @@ RECIPE = "gsm8k-1.5b-24gb"  # only its sizes matter here, and these are set belo
 PROMPTS, RESPONSES = 8, 8
 
 
-def compare_presets(setting: Setting, presets: Sequence[str]) -> dict[str, Any]:
+def compare_presets(setting: TrainSetting, presets: Sequence[str]) -> dict[str, Any]:
     """One update of each preset after another, each with models of its own; one epoch, one update, for all."""
     rows = {name: measure_preset(setting, name) for name in presets}
     first = rows[presets[0]]
@@ -29,7 +29,7 @@ def compare_presets(setting: Setting, presets: Sequence[str]) -> dict[str, Any]:
     return {"setting": setting.describe(), "prompts": PROMPTS, "responses": RESPONSES, "presets": rows}
 
 
-def measure_preset(setting: Setting, preset: str) -> dict[str, Any] | None:
+def measure_preset(setting: TrainSetting, preset: str) -> dict[str, Any] | None:
     import torch
 
     from dapo.cli.bench_timing import free_memory, timed
@@ -70,7 +70,7 @@ def measure_preset(setting: Setting, preset: str) -> dict[str, Any] | None:
     }
 
 
-def make_synthetic_learner(setting: Setting, config: Config) -> Learner:
+def make_synthetic_learner(setting: TrainSetting, config: Config) -> Learner:
     from dapo.models.critic import Critic
     from dapo.models.fused_layers import fuse_layers
     from dapo.models.packed_attention import PACKED_ATTENTION

@@ -59,9 +59,7 @@ def bench_rollout(
     kinds = load.split(",")
     if set(kinds) - set(get_args(Kind)):
         raise ConfigError(f"--load {load}: unknown.", remedy=f"Choose of {', '.join(get_args(Kind))}.")
-    setting = Setting(
-        choose_shape(shape or ("1.5b" if device == "cuda" else "135m"), model), model, device, 1, "float32"
-    )
+    setting = Setting(choose_shape(shape or ("1.5b" if device == "cuda" else "135m"), model), model, device)
     full = slots or (1024 if device == "cuda" else 16)
     loads = [make_load(k, slots=8 if k == "few" else full, new_tokens=new_tokens) for k in kinds]  # type: ignore[arg-type]
     rows = []

@@ -26,8 +26,6 @@ class Setting:
     shape: ModelShape
     folder: str
     device: str
-    repeats: int
-    moments: str
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,6 +73,14 @@ class Setting:
             "limit_flops": LIMITS[name][1] if name in LIMITS else None,
             "versions": versions_of("dapo", "torch", "transformers"),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSetting(Setting):
+    """What all training passes have in common besides."""
+
+    repeats: int  # updates that are timed
+    moments: str  # AdamW's, of this project
 
 
 def device_name(device: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dapo.cli.bench_setting import Setting
+    from dapo.cli.bench_setting import TrainSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Result:
     settings: str
 
 
-def timed(setting: Setting, update: Callable[[], None]) -> tuple[float, float]:
+def timed(setting: TrainSetting, update: Callable[[], None]) -> tuple[float, float]:
     """(seconds per update, peak GiB), after two updates that fill caches and compile kernels."""
     import torch
 

@@ -11,14 +11,14 @@ import typer
 from dapo.cli.bench_dapo_sides import dapo_side, fsdp2_side, plain_side
 from dapo.cli.bench_hf_sides import hf_bf16_side, hf_masters_side
 from dapo.cli.bench_loads import Load, parse_load
-from dapo.cli.bench_setting import Setting, choose_shape
+from dapo.cli.bench_setting import TrainSetting, choose_shape
 from dapo.cli.bench_timing import Result
 from dapo.cli.console import table_of, wide_console
 from dapo.errors import ConfigError
 
 CUDA_LOADS = "8x1024,2x4096c,1x16384c,lognormal:64:8192"
 CPU_LOADS = "4x128,2x256c,lognormal:16:512"
-SIDES: dict[str, Callable[[Setting, Load], Result | None]] = {
+SIDES: dict[str, Callable[[TrainSetting, Load], Result | None]] = {
     "dapo": dapo_side,
     "dapo-plain": plain_side,
     "dapo-fsdp2": fsdp2_side,
@@ -53,7 +53,7 @@ def bench_train(
         raise ConfigError(f"--sides {sides}: no side {unknown[0]}.", remedy=f"Choose of {', '.join(SIDES)}.")
     if moments not in ("float32", "int8", "host"):
         raise ConfigError(f"--moments {moments}: unknown.", remedy="Use float32, int8 or host.")
-    setting = Setting(chosen, model, device, repeats, moments)
+    setting = TrainSetting(chosen, model, device, repeats, moments)
     if preset:
         from dapo.cli.bench_presets import compare_presets, show_presets
 
@@ -68,7 +68,7 @@ def bench_train(
         show(figures)
 
 
-def measure(setting: Setting, load: Load, sides: Sequence[str]) -> dict[str, Any]:
+def measure(setting: TrainSetting, load: Load, sides: Sequence[str]) -> dict[str, Any]:
     """Every side on one load, one after the other, each on a model of its own."""
     from dapo.models.random_model import training_flops
 
