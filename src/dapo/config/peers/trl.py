@@ -82,11 +82,11 @@ def from_trl(s: Settings, *, gpus: int, rows: int | None) -> Translation:
     model = s.text("model_name_or_path", "trainer.model", "model")
     take_model(out, model if model.value and "(" not in str(model.value) else Value(None, model.origin, is_given=False))
     train_set = data(s, out)
-    completions, updates = batches(s, out, gpus)
+    prompts, updates = batches(s, out, gpus)
     algorithm(s, out)
     lengths(s, out)
     optimizer(s, out)
-    steps(s, out, gpus=gpus, rows=rows, updates=updates, train_set=train_set, prompts=completions)
+    steps(s, out, rows=rows, updates=updates, train_set=train_set, prompts=prompts)
     evaluation(s, out)
     if gpus > 1:
         out.put("cluster.backend", "torchrun", "--gpus")
@@ -242,9 +242,7 @@ def optimizer(s: Settings, out: Translation) -> None:
         out.put("model.dtype", "bfloat16", "bf16")
 
 
-def steps(
-    s: Settings, out: Translation, *, gpus: int, rows: int | None, updates: int, train_set: str, prompts: int
-) -> None:
+def steps(s: Settings, out: Translation, *, rows: int | None, updates: int, train_set: str, prompts: int) -> None:
     """TRL counts optimizer updates; a step of ours has several."""
     most, epochs = s.integer("max_steps", default=-1), s.real("num_train_epochs", default=3.0)
     per_step = updates * int(out.keys["train.epochs_per_step"])
@@ -262,7 +260,6 @@ def steps(
     share = 0 < warmup.value < 1
     n_warm = round(warmup.value * total) if share else -(-int(warmup.value) // per_step)
     out.take("train.warmup_steps", warmup, n_warm)
-    assert gpus >= 1, "checked by the command line"
 
 
 def evaluation(s: Settings, out: Translation) -> None:
