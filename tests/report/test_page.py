@@ -10,7 +10,8 @@ from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, writ
 
 from dapo.errors import DataError
 from dapo.report.chunks import parse_script
-from dapo.report.page import SCRIPTS, asset, read_beside, write_page
+from dapo.report.page import SCRIPTS, asset, write_page
+from dapo.report.page_data import read_beside
 from dapo.tracking.metrics import METRICS
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \u202e\u2028\x00<!--"

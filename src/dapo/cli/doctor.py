@@ -20,9 +20,9 @@ from dapo.config.load import RECIPE_CARD_GB, nearest_recipe
 from dapo.config.machine import GIB, gpu_memory_gib, system_memory_gib
 from dapo.models.kernels.build import library
 from dapo.report.doctor import to_json, verdict
+from dapo.report.examined import examine_run
 from dapo.report.findings import NOTE, SEVERE, Finding
 from dapo.report.load import RunRecord
-from dapo.report.page import examine_run
 from dapo.report.terminal import shown
 
 COLOURS = {SEVERE: "red", "warning": "yellow", NOTE: "dim"}

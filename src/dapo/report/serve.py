@@ -13,8 +13,10 @@ from urllib.parse import unquote, urlsplit
 
 from dapo.errors import ConfigError
 from dapo.report.chunks import make_chunks, read_table, script
+from dapo.report.examined import examine_run, phrases_of
 from dapo.report.load import load_run
-from dapo.report.page import ASSETS, asset, dumps, examine_run, history_of, html, page_data, phrases_of, plotly_path
+from dapo.report.page import ASSETS, asset, dumps, html, plotly_path
+from dapo.report.page_data import history_of, page_data
 from dapo.report.pieces import find_tokenizer
 
 HOST = "127.0.0.1"

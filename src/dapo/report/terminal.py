@@ -19,8 +19,8 @@ from dapo.report.behaviour import Phrases
 from dapo.report.chunks import groups_of, read_table, response_of
 from dapo.report.differences import compare
 from dapo.report.doctor import verdict
+from dapo.report.examined import Examined, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
-from dapo.report.page import Examined, examine_run, phrases_of
 from dapo.report.pieces import TokenPieces, find_tokenizer
 
 # Everything but line feed and tab that a terminal would act on or hide; bidirectional marks too.

@@ -1,0 +1,82 @@
+"""A run as its folder tells it: the record, the index of every recorded step, and what the doctor says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyarrow import Table
+
+from dapo.report.behaviour import SHIPPED, Phrases, load_phrases
+from dapo.report.chunks import FORMAT, chunk_folder, make_chunks, parse_script, read_script, read_table, write_chunks
+from dapo.report.doctor import examine
+from dapo.report.findings import Disk, Finding
+from dapo.report.load import RunRecord, load_run
+from dapo.report.pieces import TokenPieces, find_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A run with the indexes of its recorded steps and what the doctor says."""
+
+    run: RunRecord
+    indexes: dict[int, dict[str, Any]]
+    findings: list[Finding]
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def summaries(self) -> list[tuple[int, dict[str, Any]]]:
+        return summaries_of(self.indexes)
+
+
+def examine_run(folder: Path, *, phrases: Path | None = None, is_writing: bool = False) -> Examined:
+    """Read a run, index its rollouts, and let the doctor look at it."""
+    run = load_run(folder)
+    indexes, missing = read_indexes(run, phrases, is_writing=is_writing)
+    findings = examine(run, summaries_of(indexes), disk=Disk.of(folder))
+    return Examined(run, indexes, findings, missing)
+
+
+def summaries_of(indexes: dict[int, dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    return [
+        (step, index["summary"] | {"groups": len(index["groups"]["id"])}) for step, index in sorted(indexes.items())
+    ]
+
+
+def read_indexes(
+    run: RunRecord, phrases: Path | None, *, is_writing: bool
+) -> tuple[dict[int, dict[str, Any]], list[str]]:
+    """The index of every recorded step; where it is missing or of another phrase list, it is made if we may write."""
+    listed = phrases_of(run.folder, phrases)
+    pieces = None
+    indexes, missing = {}, []
+    for parquet in run.rollouts:
+        index = read_script(chunk_folder(parquet) / "index.js")
+        is_stale = index is None or index.get("format") != FORMAT or index.get("phrases") != listed.name
+        if (index is None or (is_stale and is_writing)) and (table := read_table(parquet)) is not None:
+            pieces = pieces or find_tokenizer(run.folder, run.config)
+            index = make_index(table, parquet, pieces, listed, is_writing=is_writing)
+        if index is None or index.get("format") != FORMAT:
+            missing.append(f"rollouts/{parquet.name}: cannot be read; its step is left out of the browser")
+        else:
+            indexes[int(index["step"])] = index
+    return indexes, missing
+
+
+def make_index(
+    table: Table, parquet: Path, pieces: TokenPieces | None, phrases: Phrases, *, is_writing: bool
+) -> dict[str, Any]:
+    """The index of a step that has only parquet; its scripts are written where we may write."""
+    if is_writing:
+        write_chunks(table, chunk_folder(parquet), pieces, phrases)
+        index: dict[str, Any] = read_script(chunk_folder(parquet) / "index.js")
+        return index
+    *_, (_, text) = make_chunks(table, parquet.stem, pieces, phrases)
+    made: dict[str, Any] = parse_script(text)
+    return made
+
+
+def phrases_of(folder: Path, given: Path | None) -> Phrases:
+    own = folder / "phrases.toml"
+    return load_phrases(given or (own if own.is_file() else SHIPPED))
