@@ -1,5 +1,7 @@
 """What can go wrong in a way the user can mend. Messages say: the key or file as typed, the value, why, what to do."""
 
+EXIT_INTERRUPTED = 130  # what a shell says of a command that Ctrl-C has ended
+
 
 class DapoError(Exception):
     """Base of all errors shown to the user as one message without a traceback; the command line exits 2."""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,32 @@ def test_a_misspelt_verb_is_bad_input():
     answer = dapo("explian", "quickstart")
     assert answer.returncode == 2
     assert "explain" in answer.stderr
+
+
+def test_ctrl_c_while_libraries_load_is_one_quiet_line(tmp_path: Path):
+    # A library that says when its import has begun, and that is not done with it before the signal comes.
+    (tmp_path / "pydantic").mkdir()
+    (tmp_path / "pydantic" / "__init__.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dapo", "explain", "quickstart"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (130, "Interrupted.\n")
+
+
+def test_the_console_script_answers_ctrl_c_as_early_as_the_module_does():
+    # An entry point imports its module first: that one must load nothing heavy before it listens.
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["dapo"].partition(":")
+    code = f"import sys\nfrom {module} import {function}\nassert not {{'typer', 'pydantic', 'rich'}} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_selfcheck_passes_here():

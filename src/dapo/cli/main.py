@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dapo import __version__
-from dapo.errors import DapoError
+from dapo.errors import EXIT_INTERRUPTED, DapoError
 
 EXIT_BAD_INPUT = 2
 
@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         build_app(verb_in(arguments))(args=arguments, prog_name="dapo")
     except SystemExit as end:
+        if end.code == EXIT_INTERRUPTED:
+            sys.stderr.write("Interrupted.\n")
         if not end.code and "RANK" in os.environ:
             leave()
         raise
