@@ -180,17 +180,26 @@ def test_a_reader_who_has_seen_enough_is_no_error(write_jsonl):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_without_a_network_a_known_name_says_what_to_do(tmp_path):
+@pytest.mark.parametrize(
+    ("hub", "why"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
+    ],
+)
+def test_without_a_network_a_known_name_says_what_to_do(hub, why, tmp_path):
     import os
     import subprocess
     import sys
 
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    environment = {**os.environ, **hub, "HF_HOME": str(tmp_path)}
     environment.pop("DAPO_DATA", None)
     command = [sys.executable, "-m", "dapo", "data", "check", "math500"]
     done = subprocess.run(command, capture_output=True, check=False, text=True, env=environment)
     assert done.returncode == 2
-    assert done.stderr.startswith("DataError: HuggingFaceH4/MATH-500: split test could not be loaded from the hub")
+    assert done.stderr.startswith(
+        f"DataError: HuggingFaceH4/MATH-500: split test could not be loaded from the hub: {why}"
+    )
     assert "DAPO_DATA" in done.stderr
 
 

@@ -1,5 +1,8 @@
 """Folders in and out: what is saved is what is loaded, and what cannot be used is refused by name."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +46,45 @@ def test_export_is_a_plain_hugging_face_folder(tmp_path: Path):
     assert AutoTokenizer.from_pretrained(tmp_path).eos_token_id == EOS
     for (name, a), b in zip(theirs.named_parameters(), policy.model.parameters(), strict=True):
         assert torch.equal(a, b), name
+
+
+def load_elsewhere(tmp_path: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    """Load policies by name where nothing answers at the hub's address: port 9 of this machine."""
+    code = (
+        "import sys, time, torch\nfrom dapo.errors import EngineError\nfrom dapo.models.load import load_policy\n"
+        "start = time.perf_counter()\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: print(name, load_policy(name, dtype=torch.float32, device='cpu').model.num_parameters())\n"
+        "    except EngineError as error: print(error)\n"
+        "print('seconds', time.perf_counter() - start)"
+    )
+    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *names], capture_output=True, text=True, check=True, env=os.environ | hub
+    )
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path):
+    # The libraries' own retries take 20 seconds for every file they ask for.
+    done = load_elsewhere(tmp_path, "owner/name", "runs/a/b", "./folder")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(
+        "model.path = 'owner/name': no such folder, no such model in the cache, and http://127.0.0.1:9 cannot be "
+    )
+    assert "hf download owner/name" in lines[1]
+    assert "model.path = 'runs/a/b': no such folder." in lines
+    assert "model.path = './folder': no such folder." in lines
+    assert float(lines[-1].split()[1]) < 8
+    assert "Retrying" not in done.stderr
+
+
+def test_a_model_of_the_cache_needs_no_hub(tmp_path: Path):
+    policy = tiny_policy("llama", torch.float32)
+    cached = tmp_path / "hf" / "hub" / "models--owner--name"
+    save_policy(policy, cached / "snapshots" / ("0" * 40))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    assert f"owner/name {policy.model.num_parameters()}" in load_elsewhere(tmp_path, "owner/name").stdout
 
 
 def test_critic_takes_a_policys_backbone_and_keeps_its_own_head(tmp_path: Path):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dapo.config.hub import why_offline
 from dapo.data.names import KNOWN, ROOT_VARIABLE, Use, local_file, local_root
 from dapo.data.rows import SUFFIXES, Rows, check_file, exists, first_line, read_rows, sha256_of
 from dapo.errors import DataError
@@ -76,13 +77,14 @@ def known_source(name: str, split: str, *, use: Use, root: Path | None) -> Sourc
 
 def hub_rows(path: str, *, config: str | None, split: str, revision: str | None, looked: str = "") -> Rows:
     """Rows of a hub data set, or of a local folder in the hub's layout. Only data files are read, never a script."""
+    offline = "" if Path(path).exists() else why_offline()
     import datasets
 
     try:
         table = datasets.load_dataset(path, config, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
-            f"{path}: split {split} could not be loaded from the hub: {first_line(error)}.",
+            f"{path}: split {split} could not be loaded from the hub: {offline or first_line(error)}.",
             remedy=f"{looked}Without a network, set {ROOT_VARIABLE} to a folder that holds the file, or name the file.",
         ) from None
     number = 0

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
+from dapo.config.hub import is_hub_name, why_offline
 from dapo.errors import EngineError
 from dapo.models.fused_layers import fuse_layers
 from dapo.models.packed_attention import PACKED_ATTENTION
@@ -93,6 +94,7 @@ def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, revision: str | None) -> Any:
     """`auto.from_pretrained` with our attention and our safety settings; its failures as one clear message."""
+    offline = why_offline() if is_hub_name(path) else ""
     try:
         model = auto.from_pretrained(
             path,
@@ -103,7 +105,7 @@ def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, re
             trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
-        raise EngineError(_why_not(path, error), remedy=_remedy(path)) from error
+        raise EngineError(_why_not(path, error, offline), remedy=_remedy(path, offline)) from error
     return model.to(device).eval()
 
 
@@ -144,8 +146,12 @@ def _merged_copy(model: Any) -> Any:
     return copy.deepcopy(model).merge_and_unload()
 
 
-def _why_not(path: str, error: Exception) -> str:
+def _why_not(path: str, error: Exception, offline: str) -> str:
     folder = Path(path)
+    if not folder.exists() and not is_hub_name(path):
+        return f"model.path = {path!r}: no such folder."
+    if offline:
+        return f"model.path = {path!r}: no such folder, no such model in the cache, and {offline}."
     if folder.is_dir():
         if not (folder / "config.json").exists():
             return f"model.path = {path!r}: the folder has no config.json, so it is no Hugging Face model."
@@ -154,9 +160,14 @@ def _why_not(path: str, error: Exception) -> str:
     return f"model.path = {path!r}: cannot be loaded. {_first_line(error)}"
 
 
-def _remedy(path: str) -> str:
+def _remedy(path: str, offline: str) -> str:
     if Path(path).is_dir():
         return "Convert it with transformers' save_pretrained, or name another folder."
+    if offline:
+        return (
+            f"Name a folder that holds the model; or fetch it where there is a network, `hf download {path}`, and set "
+            "HF_HOME to that cache."
+        )
     return "Name an existing folder, or a hub name (owner/name) while the hub can be reached."
 
 

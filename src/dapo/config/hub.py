@@ -1,0 +1,38 @@
+"""The hub behind names such as owner/name: asked once whether it answers, before libraries try for a minute."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+TIMEOUT_S = 5.0
+
+
+def is_hub_name(path: str) -> bool:
+    """Can `path` be a model on the hub? Not what exists here or is written as a path of this machine."""
+    return not Path(path).exists() and not path.startswith(("/", ".", "~")) and path.count("/") <= 1
+
+
+@cache
+def why_offline() -> str:
+    """Why the hub is not asked for anything; empty where it answers.
+
+    Where it does not, this process goes on as with HF_HUB_OFFLINE=1, from the cache: each of the libraries' many
+    requests would be tried five times.
+    """
+    import httpx
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, so the hub is not asked"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
+    except (httpx.HTTPError, OSError) as error:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for processes started from here
+        constants.HF_HUB_OFFLINE = True
+        if "datasets" in sys.modules:
+            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
+        return f"{constants.ENDPOINT} cannot be reached ({str(error) or type(error).__name__})"
+    return ""
