@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dapo import __version__
-from dapo.config.load import find_recipe
+from dapo.config.load import find_recipe, load_recipe, to_toml
 
 
 def dapo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -101,6 +101,20 @@ def test_selfcheck_fails_when_an_equation_is_broken(tmp_path: Path):
     )
     assert answer.returncode == 1
     assert "FAILED" in answer.stdout
+
+
+def test_explain_takes_a_run_folder_for_the_recipe_it_runs_by(tmp_path: Path):
+    run = tmp_path / "first"
+    run.mkdir()
+    (run / "config.toml").write_text(to_toml(load_recipe("quickstart", ["train.steps=7"]).config))
+    plan = json.loads(dapo("explain", str(run), "--json").stdout)
+    assert (plan["name"], plan["config"]["train.steps"]) == ("first", 7)
+    changed = json.loads(dapo("explain", str(run), "quickstart", "--json").stdout)["differences"]
+    assert [(row["key"], row["first"]) for row in changed] == [("train.steps", "7")]
+    refused = dapo("train", str(run))
+    assert refused.returncode == 2
+    assert f"{run}: is the folder of a run, not a recipe." in refused.stderr
+    assert f"dapo resume {run}" in refused.stderr
 
 
 def test_explain_says_what_a_run_will_do():

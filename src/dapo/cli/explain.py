@@ -15,9 +15,9 @@ from rich.table import Table
 from dapo.cli.explain_cluster import cluster_of, print_cluster, write_plot
 from dapo.cli.explain_difference import difference, print_difference
 from dapo.cli.explain_tables import in_words, print_table
-from dapo.config import Config, Resolved, load_recipe
+from dapo.config import Config, Resolved
 from dapo.config.cluster_plan import SHEET
-from dapo.config.load import flatten, suggest
+from dapo.config.load import flatten, load_recipe_or_run, suggest
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
 from dapo.config.model_shapes import shape_of
 from dapo.config.plan import memory_of, parts_of, work_of
@@ -26,9 +26,11 @@ from dapo.errors import ConfigError
 
 
 def command(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (quickstart, gsm8k-1.5b-24gb, …) or a TOML file.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A shipped recipe (quickstart, gsm8k-1.5b-24gb, …), a TOML file or a run's folder.")
+    ],
     other: Annotated[
-        str | None, typer.Argument(help="A second recipe, or a preset: prints the difference only.")
+        str | None, typer.Argument(help="A second recipe or run, or a preset: prints the difference only.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set train.lr=1e-5.")] = None,
     gpu: Annotated[str | None, typer.Option(help="Plan for this card, e.g. h100; default: this machine.")] = None,
@@ -46,6 +48,7 @@ def command(
 
     \b
     dapo explain quickstart
+    dapo explain runs/first quickstart        # what a run had changed
     dapo explain gsm8k-1.5b-24gb --set sampling.responses_per_prompt=16 --gpu rtx4090
     dapo explain dapo-qwen2.5-32b dapo        # where the released script and the paper part
     dapo explain dapo-qwen2.5-32b --gpus 128 --gpu h100
@@ -60,7 +63,7 @@ def command(
         return
     if plot is not None and not scaling:
         raise ConfigError("--plot: has no effect here; it draws what --scaling finds.", remedy="Add --scaling.")
-    resolved = load_recipe(recipe, set_ or [])
+    resolved = load_recipe_or_run(recipe, set_ or [])
     plan = plan_of(resolved, gpu, gpus)
     if gpu is not None and gpu.lower() in SHEET and gpus is not None:
         plan["cluster"] = cluster_of(resolved.config, gpu.lower(), gpus, mean_tokens, scaling)

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from dapo.cli.console import Pipe
 from dapo.cli.explain_tables import in_words
-from dapo.config import load_recipe
-from dapo.config.load import flatten, known_keys, preset_names, read_preset
+from dapo.config.load import flatten, known_keys, load_recipe_or_run, preset_names, read_preset
 from dapo.config.schema import PRESET_KEYS
 
 
@@ -31,7 +30,7 @@ def is_preset(name: str) -> bool:
 
 
 def recipe_keys(name: str, overrides: list[str]) -> dict[str, Any]:
-    return flatten(load_recipe(name, overrides).config.model_dump(mode="json"))
+    return flatten(load_recipe_or_run(name, overrides).config.model_dump(mode="json"))
 
 
 def preset_keys(name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -82,6 +82,11 @@ def read_preset(name: str) -> Tree:
 def find_recipe(recipe: str) -> Path:
     """The file of a recipe given by shipped name or by path."""
     path = Path(recipe)
+    if is_run(recipe):
+        raise ConfigError(
+            f"{recipe}: is the folder of a run, not a recipe.",
+            remedy=f"Go on with the run: dapo resume {recipe}\nIts recipe, for a new run: {path / 'config.toml'}",
+        )
     if path.suffix == ".toml" or "/" in recipe:
         if path.is_dir():
             raise ConfigError(f"{recipe}: is a folder, not a recipe.", remedy="Name a TOML file.")
@@ -97,6 +102,19 @@ def find_recipe(recipe: str) -> Path:
             remedy=f"For this machine: dapo explain {nearest_recipe()} --set preset={recipe}",
         )
     raise ConfigError(f"{recipe}: no such recipe.", remedy=suggest(recipe, recipe_names()))
+
+
+def is_run(name: str) -> bool:
+    """The folder of a run; a shipped recipe or preset of that name comes first."""
+    return (Path(name) / "config.toml").is_file() and name not in (*recipe_names(), *preset_names())
+
+
+def load_recipe_or_run(name: str, overrides: Iterable[str]) -> Resolved:
+    """A recipe; of a run's folder the config it runs by, under the folder's name."""
+    if not is_run(name):
+        return load_recipe(name, overrides)
+    folder = Path(name)
+    return replace(load_recipe(str(folder / "config.toml"), overrides), name=folder.resolve().name)
 
 
 def nearest_recipe() -> str:
