@@ -23,6 +23,7 @@ from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.vllm.core import require_vllm
 from dapo.rollout.vllm.engine import VllmEngine
+from dapo.trainer.context import refuse_short_context
 from dapo.trainer.device import choose_device, choose_dtype
 from dapo.types import Problem
 
@@ -94,6 +95,12 @@ def examine(
     file = AnswerJournal(journal, exam.settings(location, problems)) if journal is not None else None
     with VerifierPool(exam.verifier) as judge:
         policy = load_policy(location, dtype=choose_dtype("auto", device), device=device)
+        refuse_short_context(
+            policy,
+            max_prompt_tokens=exam.max_prompt_tokens,
+            max_response_tokens=exam.max_response_tokens,
+            names=("--max-prompt-tokens ", "--max-response-tokens "),
+        )
         encoded, drops = encode_problems(problems, prompt, policy.tokenizer, max_prompt_tokens=exam.max_prompt_tokens)
         engine: Engine = ENGINES[exam.engine](
             policy,

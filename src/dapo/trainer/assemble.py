@@ -25,6 +25,7 @@ from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
 from dapo.tracking.files import append_line, read_lines
 from dapo.trainer.budget import Budget
+from dapo.trainer.context import refuse_short_context
 from dapo.trainer.device import choose_device, choose_dtype
 from dapo.trainer.engines import make_engine, refuse_layout
 from dapo.trainer.learner import make_learner
@@ -113,7 +114,12 @@ def refuse_what_cannot_run(config: Config, world: World) -> None:
 def make_policy(config: Config, path: str, dtype: torch.dtype, device: str) -> Policy:
     is_fused = config.model.kernels == "fused"
     policy = load_policy(path, dtype=dtype, device=device, revision=config.model.revision, is_fused=is_fused)
-    refuse_short_context(config, policy)
+    refuse_short_context(
+        policy,
+        max_prompt_tokens=config.limits.max_prompt_tokens,
+        max_response_tokens=config.limits.max_response_tokens,
+        names=("limits.max_prompt_tokens = ", "limits.max_response_tokens = "),
+    )
     lora = config.model.lora
     return add_lora(policy, lora.rank, lora.alpha) if lora.rank else policy
 
@@ -133,19 +139,6 @@ def make_source(config: Config, ordered: OrderedSource, posteriors: Posteriors) 
     if not config.sampling.predictive:
         return ordered
     return PredictiveSource(ordered, posteriors, G=config.sampling.responses_per_prompt, seed=config.train.seed)
-
-
-def refuse_short_context(config: Config, policy: Policy) -> None:
-    """Prompt and response must fit the positions that the model was made for: beyond them it writes noise."""
-    limits = config.limits
-    wanted = limits.max_prompt_tokens + limits.max_response_tokens
-    positions = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and wanted > positions:
-        raise ConfigError(
-            f"limits.max_response_tokens = {limits.max_response_tokens:,} after a prompt of up to "
-            f"{limits.max_prompt_tokens:,}: the model has {positions:,} positions.",
-            remedy=f"Let both together be at most {positions:,}, or take a model with a longer context.",
-        )
 
 
 def open_journal(path: Path, *, is_writer: bool) -> VerdictJournal:
