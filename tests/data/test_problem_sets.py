@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import time
 from pathlib import Path
 
@@ -286,3 +287,36 @@ def test_held_out_problems_are_none_of_the_rest(write_jsonl):
     assert hold_out(problems, 7, seed=4)[1].problems != held.problems
     with pytest.raises(DataError, match="cannot hold out 30"):
         hold_out(problems, 30, seed=3)
+
+
+def nan_jsonl(path: Path) -> None:
+    answers = ("NaN", "Infinity", "null", '"nan"', "[NaN]", "6.0")
+    rows = [f'{{"question": "q{i}", "answer": {answer}}}\n' for i, answer in enumerate(answers, 1)]
+    path.write_text("".join(rows))
+
+
+def nan_parquet(path: Path) -> None:
+    answers = pa.array([float("nan"), float("inf"), None, -math.inf, None, 6.0], pa.float64())
+    pq.write_table(pa.table({"question": [f"q{i}" for i in range(1, 7)], "answer": answers}), path)
+
+
+def nan_csv(path: Path) -> None:
+    path.write_text("question,answer\nq1,nan\nq2,NaN\nq3,nan\nq4,nan\nq5,nan\nq6,6\n")
+
+
+@pytest.mark.parametrize(("name", "write"), [("a.jsonl", nan_jsonl), ("a.parquet", nan_parquet), ("a.csv", nan_csv)])
+@pytest.mark.parametrize("verifier", ["math", "exact"])
+def test_an_answer_that_is_not_there_is_not_the_word_nan(name, write, verifier, tmp_path):
+    write(tmp_path / name)
+    loaded = load_problems(str(tmp_path / name), verifier=verifier)
+    assert [(problem.question, problem.answer) for problem in loaded] == [("q6", "6")]
+    assert loaded.dropped == {"no reference": 5}
+
+
+@pytest.mark.parametrize("verifier", ["math", "exact", "choice", "dapo-published"])
+def test_an_empty_answer_is_dropped_with_its_reason(verifier, write_jsonl):
+    path = write_jsonl([{"question": "q1", "answer": ""}, {"question": "q2", "answer": "B"}])
+    loaded = load_problems(str(path), verifier=verifier)
+    assert [problem.answer for problem in loaded] == ["B"]
+    assert [(drop.why, drop.row) for drop in loaded.drops] == [(Why.UNPARSEABLE, 1)]
+    assert loaded.drops[0].detail

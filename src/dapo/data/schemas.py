@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ ID_COLUMNS = ("id", "unique_id", "problem_id")
 NOT_META = {"prompt", "reward_model", "extra_info", "data_source", "solution", "raw_problem", "index", "split"}
 THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+")
 MAX_QUESTION_CHARS = 2**20
+MISSING = ("nan", "NaN")
 SYSTEM_TEXT = "system text"
 META_COLUMN = "meta_json"
 
@@ -126,16 +128,20 @@ def question_text(value: object) -> str:
 
 
 def reference_text(value: object) -> str | None:
-    """A reference as text, None where there is none. Whole floats lose their ".0"; lists of one are opened."""
+    """A reference as text, None where there is none. Whole floats lose their ".0"; lists of one are opened.
+
+    NaN is how tables write a missing value, also in words where one was written out as text.
+    """
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if value is None:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, dict | list):
         value = json.dumps(value, ensure_ascii=False, default=str)
-    return str(value).strip()
+    text = str(value).strip()
+    return None if text in MISSING else text
 
 
 def read_verl(row: Row) -> Record:
