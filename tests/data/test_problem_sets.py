@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dapo.data import Why, hold_out, load_problems
 from dapo.data.keys import folded, loose, problem_id
+from dapo.data.prepare import prepare
 from dapo.data.sources import hub_rows
 from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX, OUTPUT_INSTRUCTION, WRAPPER, bare_question
 from dapo.errors import DataError
@@ -320,3 +321,34 @@ def test_an_empty_answer_is_dropped_with_its_reason(verifier, write_jsonl):
     assert [problem.answer for problem in loaded] == ["B"]
     assert [(drop.why, drop.row) for drop in loaded.drops] == [(Why.UNPARSEABLE, 1)]
     assert loaded.drops[0].detail
+
+
+ADD = [{"stdin": "2 3", "stdout": "5"}]
+
+
+@pytest.mark.parametrize("answer", [{}, {"answer": None}, {"answer": ""}, {"solution": "print(5)"}], ids=str)
+def test_code_problems_need_no_answer_beside_their_tests(answer, write_jsonl):
+    rows = [{"question": "Add two numbers.", "tests": ADD, **answer}, {"question": "No tests.", "tests": [], **answer}]
+    loaded = load_problems(str(write_jsonl(rows)), verifier="code")
+    assert [(p.question, p.answer, p.meta["tests"]) for p in loaded] == [("Add two numbers.", "", ADD)]
+    assert [(drop.why, drop.row) for drop in loaded.drops] == [(Why.UNPARSEABLE, 2)]
+    assert "tests must be a list" in loaded.drops[0].detail
+
+
+def test_code_problems_in_parquet_and_under_other_names(tmp_path):
+    path = tmp_path / "code.parquet"
+    pq.write_table(pa.Table.from_pylist([{"text": "Add two numbers.", "cases": ADD}]), path)
+    loaded = load_problems(str(path), fields={"question": "text", "tests": "cases"}, verifier="code")
+    assert [(p.answer, p.meta["tests"]) for p in loaded] == [("", ADD)]
+
+
+def test_tests_without_an_answer_name_the_verifier_that_runs_them(write_jsonl):
+    path = write_jsonl([{"question": "Add two numbers.", "tests": ADD}])
+    with pytest.raises(DataError, match="--verifier code"):
+        load_problems(str(path))
+
+
+def test_prepared_code_problems_keep_their_tests(write_jsonl, tmp_path):
+    path = write_jsonl([{"question": "Add two numbers.", "tests": ADD}])
+    prepare(str(path), tmp_path / "clean.parquet", verifier="code")
+    assert load_problems(str(tmp_path / "clean.parquet"), verifier="code")[0].meta["tests"] == ADD

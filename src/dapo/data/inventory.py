@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dapo.data.keys import folded, problem_id
@@ -14,7 +14,7 @@ from dapo.data.references import answer_key
 from dapo.data.schemas import MAX_QUESTION_CHARS, Record, recognise
 from dapo.data.sources import Source, find_source
 from dapo.errors import DataError
-from dapo.rewards import reference_error
+from dapo.rewards import needs_reference, reference_error
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ def take_inventory(
     if not sources:
         raise DataError("data.train = []: no problem set is named.", remedy="Name at least one file or known set.")
     found = [find_source(text, use=use, root=root) for text in sources]
-    counted = [Counting(source, fields) for source in found]
+    counted = [Counting(source, fields, verifier) for source in found]
     entries = merge(counted)
     judge(entries, verifier)
     removed: Counter[str] = sum((one.removed for one in counted), Counter())
@@ -104,8 +104,9 @@ def take_inventory(
 class Counting:
     """One source's rows, counted by exact question and answer, so that whole copies of the file can be told apart."""
 
-    def __init__(self, source: Source, fields: Mapping[str, str] | None) -> None:
+    def __init__(self, source: Source, fields: Mapping[str, str] | None, verifier: str) -> None:
         self.source = source
+        self.verifier = verifier
         self.schema = ""
         self.rows = 0
         self.removed: Counter[str] = Counter()
@@ -126,7 +127,7 @@ class Counting:
         for number, row in self.source.rows():
             where = f"{self.source.where}: row {number}"
             if schema is None:
-                schema = recognise(row, fields, where=where)
+                schema = recognise(row, fields, where=where, needs_answer=needs_reference(self.verifier))
                 self.schema = schema.name
             try:
                 record = schema.read(row)
@@ -136,6 +137,8 @@ class Counting:
                     f"{where}: does not fit the schema {schema.name} of the first row: {why}.",
                     remedy="Mend or remove this row, or map the columns with data.fields (--field question=COLUMN).",
                 ) from None
+            if record.answer is None and self.verifier == "code":
+                record = replace(record, answer="")  # its tests are in the other columns
             if not record.question:
                 raise DataError(f"{where}: the question is empty.", remedy="Fill it in or remove this row.")
             if not is_text(record):
@@ -211,10 +214,13 @@ def merge(counted: list[Counting]) -> list[Entry]:
 
 
 def judge(entries: list[Entry], verifier: str) -> None:
-    """Ask the verifier about every distinct reference, once."""
+    """Ask the verifier about every distinct reference, once; about a code problem together with its own tests."""
     known: dict[str, str | None] = {}
     for entry in entries:
         for reference in entry.references:
+            if verifier == "code":
+                reference.error = reference_error(reference.text, verifier=verifier, meta=entry.meta)
+                continue
             if reference.text not in known:
                 known[reference.text] = reference_error(reference.text, verifier=verifier)
             reference.error = known[reference.text]

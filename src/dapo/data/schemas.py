@@ -44,10 +44,13 @@ class Schema:
     read: Callable[[Row], Record]
 
 
-def recognise(row: Row, fields: Mapping[str, str] | None, *, where: str) -> Schema:
-    """The schema of a file from its first row. `fields` (config: data.fields) wins over recognition."""
+def recognise(row: Row, fields: Mapping[str, str] | None, *, where: str, needs_answer: bool = True) -> Schema:
+    """The schema of a file from its first row. `fields` (config: data.fields) wins over recognition.
+
+    Without `needs_answer` (a verifier that runs tests, or a user's own) tests will do instead.
+    """
     if fields:
-        return mapped(row, fields, where=where)
+        return mapped(row, fields, where=where, needs_answer=needs_answer)
     columns = {name.lower(): name for name in row}
     if isinstance(row.get("prompt"), list) and isinstance(row.get("reward_model"), dict):
         return Schema("verl", read_verl)
@@ -60,6 +63,13 @@ def recognise(row: Row, fields: Mapping[str, str] | None, *, where: str) -> Sche
         return Schema(name, lambda row: read_plain(row, question, answer, columns.get("solution")))
     if question and "solution" in columns:
         return Schema("math", lambda row: read_boxed(row, question, columns["solution"]))
+    if question and "tests" in columns:
+        if not needs_answer:
+            return Schema(f"{question.lower()}/tests", lambda row: read_tests(row, question))
+        raise DataError(
+            f"{where}: has tests, but no answer, and this verifier compares answers.",
+            remedy="Problems with tests are for the verifier code: rewards.verifier = code, or --verifier code.",
+        )
     raise DataError(
         f"{where}: no known schema has the columns {', '.join(row) or '(none)'}.",
         remedy='Map them: data.fields = {question = "COLUMN", answer = "COLUMN.SUB"}, or on the command line '
@@ -67,9 +77,9 @@ def recognise(row: Row, fields: Mapping[str, str] | None, *, where: str) -> Sche
     )
 
 
-def mapped(row: Row, fields: Mapping[str, str], *, where: str) -> Schema:
+def mapped(row: Row, fields: Mapping[str, str], *, where: str, needs_answer: bool = True) -> Schema:
     """A schema from the user's own names; columns may be nested: reward_model.ground_truth."""
-    for need in ("question", "answer"):
+    for need in ("question", "answer") if needs_answer else ("question",):
         if need not in fields:
             raise DataError(
                 f"data.fields = {dict(fields)}: no {need}.", remedy=f'Name its column: data.fields.{need} = "COLUMN".'
@@ -88,9 +98,10 @@ def mapped(row: Row, fields: Mapping[str, str], *, where: str) -> Schema:
             for name, path in fields.items()
             if name not in {"question", "answer", "id", "source"}
         }
+        answer = fields.get("answer")
         return Record(
             question,
-            reference_text(lookup(row, fields["answer"]) if has(row, fields["answer"]) else None),
+            "" if answer is None else reference_text(lookup(row, answer) if has(row, answer) else None),
             id=reference_text(lookup(row, fields["id"])) if "id" in fields else None,
             source=str(lookup(row, fields["source"])) if "source" in fields else "",
             meta=meta,
@@ -190,6 +201,13 @@ def read_boxed(row: Row, question: str, solution: str) -> Record:
     text, removed = bare_question(question_text(row[question]))
     reference = last_boxed(str(row.get(solution) or ""))
     return Record(text, reference, id=own_id(row), source="math", meta=rest(row, question), removed=removed)
+
+
+def read_tests(row: Row, question: str) -> Record:
+    """A question whose responses are judged by its tests, which are part of `meta`."""
+    text, removed = bare_question(question_text(row[question]))
+    source = str(row.get("data_source") or row.get("source") or "")
+    return Record(text, "", id=own_id(row), source=source, meta=rest(row, question), removed=removed)
 
 
 def own_id(row: Row) -> str | None:

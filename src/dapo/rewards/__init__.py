@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dapo.rewards.pool import VerifierPool, shared_pool
-from dapo.rewards.verifiers import Task, reference_error
+from dapo.rewards.verifiers import Task, needs_reference, reference_error
 from dapo.types import Judgement, StopReason, Verdict
 
 
@@ -38,4 +38,4 @@ def verify(response: str, answer: str, *, stop_reason: StopReason | None = None)
     return judge(response, answer, stop_reason=stop_reason).verdict
 
 
-__all__ = ["Task", "VerifierPool", "judge", "reference_error", "verify"]
+__all__ = ["Task", "VerifierPool", "judge", "needs_reference", "reference_error", "verify"]

@@ -90,6 +90,15 @@ def program_in(response: str) -> str | None:
     return chosen[-1] if chosen else None
 
 
+def tests_error(answer: str, meta: Mapping[str, object]) -> str | None:
+    """Why a problem's tests cannot be used, or None."""
+    try:
+        tests_in(answer, meta)
+    except TestsError as error:
+        return str(error)
+    return None
+
+
 def tests_in(answer: str, meta: Mapping[str, object]) -> tuple[str | None, list[Mapping[str, Any]]]:
     """The function's name, None for a program, and its tests. TestsError when there are none to fail."""
     source: Any = meta

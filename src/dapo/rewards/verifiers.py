@@ -149,12 +149,24 @@ def _choice(task: Task) -> Finding:
     return Finding(Verdict.WRONG, extracted)
 
 
-def reference_error(answer: str, *, verifier: str = "math") -> str | None:
-    """Why a reference answer cannot be judged against, or None. Integers cost a regular expression."""
+def needs_reference(verifier: str) -> bool:
+    """Whether it compares with a reference. Code, command and functions may judge by `meta` alone."""
+    return verifier in ("math", "dapo-published", "exact", "choice", "math-verify")
+
+
+def reference_error(answer: str, *, verifier: str = "math", meta: Mapping[str, object] | None = None) -> str | None:
+    """Why a problem cannot be judged by its reference, or by its tests where `meta` is known; None where it can.
+
+    Integers cost a regular expression.
+    """
     if verifier == "math":
         return rule.reference_error(answer)
     if verifier == "choice":
         return None if letter_in(answer) else "it is not one letter from A to E"
     if verifier in ("dapo-published", "exact"):
         return None if answer.strip() else "it is empty"
-    return None  # code, command and functions may judge by `meta` alone
+    if verifier == "code" and meta is not None:
+        from dapo.rewards.code import tests_error
+
+        return tests_error(answer, meta)
+    return None
