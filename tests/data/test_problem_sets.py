@@ -17,7 +17,7 @@ from dapo.data.keys import folded, loose, problem_id
 from dapo.data.prepare import prepare
 from dapo.data.sources import hub_rows
 from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX, OUTPUT_INSTRUCTION, WRAPPER, bare_question
-from dapo.errors import DataError
+from dapo.errors import ConfigError, DataError
 from dapo.types import Problem
 
 ONE = ("What is 2 + 3?", "5")
@@ -352,3 +352,9 @@ def test_prepared_code_problems_keep_their_tests(write_jsonl, tmp_path):
     path = write_jsonl([{"question": "Add two numbers.", "tests": ADD}])
     prepare(str(path), tmp_path / "clean.parquet", verifier="code")
     assert load_problems(str(tmp_path / "clean.parquet"), verifier="code")[0].meta["tests"] == ADD
+
+
+def test_a_verifier_that_is_none_is_refused(write_jsonl):
+    path = write_jsonl([{"question": "q", "answer": "1"}])
+    with pytest.raises(ConfigError, match="maths"):
+        load_problems(str(path), verifier="maths")

@@ -15,6 +15,7 @@ from dapo.data.schemas import MAX_QUESTION_CHARS, Record, recognise
 from dapo.data.sources import Source, find_source
 from dapo.errors import DataError
 from dapo.rewards import needs_reference, reference_error
+from dapo.rewards.verifiers import named
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ def take_inventory(
     """Read every row of every source once, in a stream; memory grows with distinct questions, not with copies."""
     if not sources:
         raise DataError("data.train = []: no problem set is named.", remedy="Name at least one file or known set.")
+    named(verifier)  # refuses a name that is none
     found = [find_source(text, use=use, root=root) for text in sources]
     counted = [Counting(source, fields, verifier) for source in found]
     entries = merge(counted)
