@@ -1922,6 +1922,14 @@ BOXES = [
             "\\quad\\boxed{42}",
             "there are \\boxed{42} ways",
             "$n \\ge \\boxed{42}$",
+            "$n \\approx \\boxed{42}$",
+            "$41 < \\boxed{42}$",
+            "$2^5 < \\boxed{42}$",
+            "$\\pi < \\boxed{42}$",
+            "For $x > 0$, \\boxed{42}",
+            "x => \\boxed{42}",
+            "</think>\\boxed{42}",
+            "<a> \\boxed{42}",
             "at least \\boxed{42}",
             "\\boxed{42}!",
             "\\boxed{42}, and 43 is not",
@@ -1968,11 +1976,19 @@ BOXES = [
     ("\\sqrt{\\boxed{2}}", "\\sqrt2", C),
     ("$\\boxed{2}\\sqrt{3}$", "2\\sqrt{3}", C),
     ("-\\boxed{x-3}", "3-x", C),
+    ("$x > \\boxed{3}$", "(3,\\infty)", C),
 ]
 
 BOXES_HOSTILE = [
     (text, "42")
     for text in [
+        "$n > \\boxed{42}$",
+        "$x < \\boxed{42}$.",
+        "so n>\\boxed{42}",
+        "We need $a + b \\gt \\boxed{42}$",
+        "\\[ |x| < \\boxed{42} \\]",
+        "$f(n) > \\boxed{42}$",
+        "$x_{12} \\ll\\boxed{42}$",
         "x = -\\boxed{42}",
         "x \\ne \\boxed{42}",
         "\\frac{1}{\\boxed{42}}",

@@ -28,6 +28,11 @@ _BEFORE = re.compile(
     rf"|(?<![A-Za-z\\]){_DENIALS})\Z",
     re.IGNORECASE,
 )
+# `n > \\boxed{42}` says that n is not 42; no arrow, tag or quotation mark, and no comparison of two values.
+_STRICT_BOUND = re.compile(
+    r"(?<![A-Za-z\\])[A-Za-z](?:_(?:\w|\{\w+\}))?'?[\s)|}]*(?:(?<![-=<|])>|<|\\(?:gt|lt|gg|ll)(?![A-Za-z]))\Z"
+)
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>\Z")
 _GLUED_BEFORE = re.compile(r"(?:\d|(?<![A-Za-z\\])[A-Za-z])\Z")
 _CALL = re.compile(r"(?:\d|(?<![A-Za-z])(?:[A-Za-z]{2,}|[fghFGHP]))\Z")
 _MINUS = re.compile(r"[-\u2212\u2013]\Z")
@@ -92,6 +97,8 @@ def _reach_left(left: str, *, is_display: bool) -> int | None:
     assert opening is not None, "the pattern matches nothing as well"
     bare, between = left[: opening.start()], opening[0]
     if _BEFORE.search(bare) or (_MINUS.search(bare) and _is_minus(bare, between, is_display=is_display)):
+        return len(bare)
+    if _STRICT_BOUND.search(bare) and not _TAG.search(bare):
         return len(bare)
     if not between and _GLUED_BEFORE.search(bare):
         return len(bare)
