@@ -63,6 +63,10 @@ BY_METRICS = {
         metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=50, sampling__groups_all_wrong=50),
         metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=20, sampling__groups_all_wrong=80),
     ),
+    "all-equal": (
+        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_equal=90, sampling__groups_all_wrong=10),
+        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_equal=50, sampling__groups_all_wrong=50),
+    ),
     "answer-only": (
         metrics(
             accuracy=falls(0.3, 0.7), length__mean=lambda t: 300 if t < 0.5 else 300 * T.answer_only_length_ratio * 0.9
@@ -239,6 +243,22 @@ def test_the_gap_of_carried_tokens_is_not_laid_at_the_engines_door(tmp_path: Pat
         assert "importance_cap" not in finding.remedy
 
 
+def test_groups_of_equal_graded_values_are_counted(tmp_path: Path):
+    few = {
+        "sampling__acceptance": T.acceptance - 0.01,
+        "sampling__groups_all_right": 0,
+        "sampling__groups_all_wrong": 0,
+    }
+    graded = the(look(tmp_path / "graded", metrics(**few, sampling__groups_all_equal=9)), "all-equal")
+    assert "of the others 9 a step had one value throughout." in graded.detail
+    assert "sampling/groups_all_equal" in graded.metrics
+    # 6 of 10 all right: no cause makes up one_cause of all three kinds.
+    mixed = metrics(**few | {"sampling__groups_all_right": 6}, sampling__groups_all_equal=4)
+    assert T.one_cause > 0.6
+    finding = the(look(tmp_path / "mixed", mixed), "low-acceptance")
+    assert "4 a step had one value throughout, 6 a step were all right and 0 all wrong." in finding.detail
+
+
 def test_nothing_is_dropped_without_dynamic_sampling(tmp_path: Path):
     few = {"sampling__acceptance": T.acceptance - 0.01}
     easy = metrics(**few, sampling__groups_all_right=9, sampling__groups_all_wrong=0)
@@ -359,6 +379,7 @@ def test_every_finding_stands_in_the_docs():
         "too-easy",
         "too-hard",
         "low-acceptance",
+        "all-equal",
         "bound-by-",
     }
     assert len(known) >= 17

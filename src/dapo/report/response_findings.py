@@ -63,10 +63,13 @@ def acceptance(v: Visit) -> Iterator[Finding]:
     if share is None or share >= v.t.acceptance:
         return
     right, wrong = v.last("sampling/groups_all_right") or 0.0, v.last("sampling/groups_all_wrong") or 0.0
-    uniform = right + wrong
+    equal = v.last("sampling/groups_all_equal") or 0.0  # graded rewards
+    uniform = right + wrong + equal
     has_critic = v.run.key("algorithm", "advantage") == "gae"
-    numbers = f"{share:.1%} of the groups are informative; of the others {right:.0f} a step were all right and "
-    numbers += f"{wrong:.0f} all wrong."
+    others = f"{right:.0f} a step were all right and {wrong:.0f} all wrong"
+    if equal:
+        others = f"{equal:.0f} a step had one value throughout" + (f", {others}" if right or wrong else "")
+    numbers = f"{share:.1%} of the groups are informative; of the others {others}."
     if not v.run.key("sampling", "dynamic", default=True):
         numbers += f" They are trained on{'' if has_critic else lone_advantage(v.run)}."
     if uniform and right >= v.t.one_cause * uniform:
@@ -77,6 +80,9 @@ def acceptance(v: Visit) -> Iterator[Finding]:
         remedy = (
             "Start with easier problems (dapo data probe --select 0.1 0.9), or raise sampling.responses_per_prompt."
         )
+    elif uniform and equal >= v.t.one_cause * uniform and not has_critic:
+        name, title = "all-equal", "The reward seldom tells the responses of a group apart"
+        remedy = "Use a reward that grades more finely, other problems, or raise sampling.responses_per_prompt."
     elif has_critic:  # it gives every response an advantage of its own, mixed group or not
         return
     else:
@@ -86,7 +92,8 @@ def acceptance(v: Visit) -> Iterator[Finding]:
         )
     yield Finding(
         name, WARNING, title, numbers, remedy, v.last_steps,
-        ("sampling/acceptance", "sampling/groups_all_right", "sampling/groups_all_wrong"),
+        ("sampling/acceptance", "sampling/groups_all_right", "sampling/groups_all_wrong")
+        + (("sampling/groups_all_equal",) if equal else ()),
     )  # fmt: skip
 
 
