@@ -13,13 +13,15 @@ import toy
 from dapo.config import load_recipe
 from dapo.data.problems import load_problems
 from dapo.errors import ConfigError, DataError
+from dapo.evaluation.runner import summarise
 from dapo.models.load import save_policy
-from dapo.sampling.predictive import Posteriors, chance_mixed, counts_in
+from dapo.sampling.predictive import Posteriors, chance_mixed, counts_in, n_right
 from dapo.trainer.answering import Examination, examine
 from dapo.trainer.loop import train
 from dapo.trainer.probe import Difficulty, difficulties, fitted_prior, histogram, informative_share, select, summary
 from dapo.trainer.resume import resume_run
 from dapo.trainer.start import start_run
+from dapo.types import Group, Judgement
 from tiny_models import tiny_policy
 
 
@@ -121,6 +123,27 @@ def test_selection_keeps_ids_and_order(model: Path):
     assert all(0.25 <= rates[problem.id] <= 0.75 for problem in kept)
     with pytest.raises(DataError, match=r"--select 0\.9 0\.95: no problem"):
         select(examined.problems, table, 0.9, 0.95)
+
+
+def test_graded_responses_are_counted_as_the_group_filter_counts_them(model: Path):
+    examined = examine(examination(model, verifier="toy:counts", k=5))
+    table = difficulties(examined.problems, examined.answers, k=5)
+    for one in table:
+        own = [examined.answers[one.id, i] for i in range(5)]
+        values = [answer.value for answer in own]
+        judgements = tuple(Judgement(answer.verdict, answer.value, graded=answer.is_graded) for answer in own)
+        group = Group(examined.problems[0], 0, (), (), judgements)
+        assert one.correct == n_right(group)
+        assert (0 < one.correct < one.n) == group.is_informative
+        pairs = list(combinations(values, 4))
+        mixed = sum(len(set(chosen)) > 1 for chosen in pairs) / len(pairs)
+        assert informative_share([one], 4) == pytest.approx(mixed)
+        if group.is_graded:  # else all five were cut off
+            assert one.as_json()["mean_value"] == pytest.approx(sum(values) / 5)
+    assert 0.1 < summary(table)["pass_rate"] < 0.9
+    line = summarise("toy", examined.problems, examined.answers, k=5)
+    assert line["avg@k"] == 0  # nothing is called correct, and the mean value says why
+    assert line["mean_value"] == pytest.approx(sum(a.value for a in examined.answers.values()) / len(examined.answers))
 
 
 OPTIONS = (

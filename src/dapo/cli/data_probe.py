@@ -123,6 +123,11 @@ def show(figures: dict[str, Any], table: list[Difficulty]) -> None:
         f"{100 * figures['truncated']:.1f} %"
         + (f"; {figures['dropped_prompts']:,} prompts over the limit dropped" if figures["dropped_prompts"] else ""),
     )
+    if "mean_value" in figures:
+        console.print(
+            f"graded rewards: mean value {figures['mean_value']:.3f}; a response counts as passed where its value is "
+            "above the mean of its problem's, and a group as informative where values differ"
+        )
     rates = Table("pass rate", "problems", "share", box=None, padding=(0, 2, 0, 0))
     for row in figures["histogram"]:
         name = f"{row['from']:g}" if row["from"] == row["to"] else f"{row['from']:g} – {row['to']:g}"

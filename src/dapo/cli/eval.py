@@ -69,3 +69,8 @@ def print_table(line: dict[str, Any]) -> None:
         + (f"; {line['faults']} responses given up by the engine (non-finite logits)" if line.get("faults") else "")
         + (f"; {line['dropped_prompts']} prompts over the limit dropped" if line["dropped_prompts"] else "")
     )
+    if "mean_value" in line:
+        console.print(
+            f"graded rewards: mean value {line['mean_value']:.4f}; the scores above count what the verifier calls "
+            "correct"
+        )

@@ -25,6 +25,8 @@ class Answered:
     is_truncated: bool
     text: str = ""
     is_aborted: bool = False  # the engine gave it up
+    value: float = 0.0  # raw reward
+    is_graded: bool = False  # the value alone decides: the verifier does not say what is correct
 
 
 Answers = dict[tuple[str, int], Answered]
@@ -89,6 +91,8 @@ def answered(problem: Problem, request: Request, completion: Completion, judgeme
         completion.is_truncated,
         completion.text,
         is_aborted=completion.stop_reason is StopReason.ABORTED,
+        value=judgement.value,
+        is_graded=judgement.graded,
     )
 
 
@@ -108,6 +112,8 @@ def summarise(name: str, problems: Sequence[Problem], answers: Answers, *, k: in
     line["truncated"] = share(everything, lambda a: a.is_truncated)
     line["faults"] = sum(a.is_aborted for a in everything)
     line["mean_tokens"] = float(np.mean([a.n_tokens for a in everything])) if everything else 0.0
+    if any(a.is_graded for a in everything):
+        line["mean_value"] = float(np.mean([a.value for a in everything]))
     sources = sorted({problem.source for problem in problems})
     if len(sources) > 1:
         line["by_source"] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -30,10 +30,12 @@ def n_right(group: Group) -> int:
 
     So a graded group counts as mixed if it is informative, and one whose values are all equal as all wrong.
     """
-    if not group.is_graded:
-        return group.n_correct
-    values = [judgement.value for judgement in group.judgements]
-    return sum(value > sum(values) / len(values) for value in values) if group.is_informative else 0
+    return n_above_mean([judgement.value for judgement in group.judgements]) if group.is_graded else group.n_correct
+
+
+def n_above_mean(values: Sequence[float]) -> int:
+    """0 where all are equal, whatever rounding makes of their mean."""
+    return sum(value > sum(values) / len(values) for value in values) if len(set(values)) > 1 else 0
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dapo.errors import DataError
 from dapo.evaluation.runner import Answers
-from dapo.sampling.predictive import chance_mixed
+from dapo.sampling.predictive import chance_mixed, n_above_mean
 from dapo.types import Problem, Verdict
 
 GROUP_SIZES = (4, 8, 16, 32)
@@ -21,7 +21,7 @@ N_BINS = 5  # of the pass rates strictly between 0 and 1
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """One problem under a model."""
+    """One problem under a model. Graded responses count as predictive selection counts them: right above their mean."""
 
     id: str
     question: str
@@ -29,6 +29,8 @@ class Difficulty:
     correct: int
     mean_tokens: float
     truncated: float  # share of the responses that ran into the limit
+    mean_value: float | None = None  # of graded responses
+    alike: tuple[int, ...] = ()  # of graded responses: how many have each value
 
     @property
     def pass_rate(self) -> float:
@@ -38,7 +40,7 @@ class Difficulty:
         line = asdict(self)
         return {key: line[key] for key in ("id", "question", "n", "correct")} | {
             "pass_rate": self.pass_rate, "mean_tokens": self.mean_tokens, "truncated": self.truncated,
-        }  # fmt: skip
+        } | ({"mean_value": self.mean_value} if self.mean_value is not None else {})  # fmt: skip
 
 
 def difficulties(problems: Sequence[Problem], answers: Answers, *, k: int) -> list[Difficulty]:
@@ -46,14 +48,18 @@ def difficulties(problems: Sequence[Problem], answers: Answers, *, k: int) -> li
     table = []
     for problem in problems:
         own = [answers[problem.id, i] for i in range(k)]
+        values = [answer.value for answer in own]
+        is_graded = any(answer.is_graded for answer in own)
         table.append(
             Difficulty(
                 problem.id,
                 problem.question,
                 k,
-                sum(answer.verdict is Verdict.CORRECT for answer in own),
+                n_above_mean(values) if is_graded else sum(answer.verdict is Verdict.CORRECT for answer in own),
                 float(np.mean([answer.n_tokens for answer in own])),
                 float(np.mean([answer.is_truncated for answer in own])),
+                mean_value=float(np.mean(values)) if is_graded else None,
+                alike=tuple(Counter(values).values()) if is_graded else (),
             )
         )
     return table
@@ -61,6 +67,7 @@ def difficulties(problems: Sequence[Problem], answers: Answers, *, k: int) -> li
 
 def summary(table: Sequence[Difficulty]) -> dict[str, Any]:
     """Means over problems, the histogram, and the expected share of informative groups."""
+    graded = [one.mean_value for one in table if one.mean_value is not None]
     return {
         "problems": len(table),
         "pass_rate": float(np.mean([one.pass_rate for one in table])),
@@ -68,15 +75,16 @@ def summary(table: Sequence[Difficulty]) -> dict[str, Any]:
         "truncated": float(np.mean([one.truncated for one in table])),
         "informative": {str(G): informative_share(table, G) for G in GROUP_SIZES},
         "histogram": histogram(table),
-    }
+    } | ({"mean_value": float(np.mean(graded))} if graded else {})
 
 
 def informative_share(table: Sequence[Difficulty], G: int) -> float:
     """Expected share of groups of G with 0 < correct < G, if every problem is drawn equally often.
 
     For G ≤ n without bias: 1 − [C(c, G) + C(n−c, G)] / C(n, G), the chance that G of the n answers, drawn without
-    putting back, are mixed. Beyond n there is no unbiased estimate; then it is the posterior mean under a Beta prior
-    fitted to the whole set, so that a set with many hopeless problems does not count them as half hopeful.
+    putting back, are mixed; of graded ones, that their values are not all the same. Beyond n there is no unbiased
+    estimate; then it is the posterior mean under a Beta prior fitted to the whole set, so that a set with many hopeless
+    problems does not count them as half hopeful.
     """
     prior = fitted_prior(table) if any(one.n < G for one in table) else (1.0, 1.0)
     return float(np.mean([chance_of(one, G, prior) for one in table]))
@@ -85,7 +93,7 @@ def informative_share(table: Sequence[Difficulty], G: int) -> float:
 def chance_of(one: Difficulty, G: int, prior: tuple[float, float]) -> float:
     n, c = one.n, one.correct
     if n >= G:
-        return 1.0 - (math.comb(c, G) + math.comb(n - c, G)) / math.comb(n, G)
+        return 1.0 - sum(math.comb(m, G) for m in one.alike or (c, n - c)) / math.comb(n, G)
     a, b = prior
     return chance_mixed(a + c, b + n - c, G)
 
