@@ -38,11 +38,12 @@ class PagedCache:
         try:
             # Zeros, not garbage: what lies behind a mask is multiplied by 0, which only finite numbers survive.
             self.data = torch.zeros(n_layers, 2, n_pages, *page, head_dim, dtype=dtype, device=device)
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:  # on a CPU it has no type of its own
             size = 2 * n_layers * n_pages * page_tokens * n_heads * head_dim * dtype.itemsize / 2**30
             raise EngineError(
-                f"rollout.kv_cache_gib: a KV cache of {size:.1f} GiB is not free on the device.",
-                remedy="Set rollout.kv_cache_gib lower; responses then wait for pages instead.",
+                f"rollout.kv_cache_gib: a KV cache of {size:,.1f} GiB is not free on the device.",
+                remedy="Set rollout.kv_cache_gib lower; responses then wait for pages instead. Or let fewer be written "
+                "at the same time: rollout.max_concurrent_responses, --concurrent.",
             ) from error
         self._is_token_first = device.type != "cuda"
         logical = self.data.transpose(3, 4) if self._is_token_first else self.data

@@ -27,7 +27,7 @@ class KVCache:
         try:
             # Zeros, not garbage: what lies behind the mask is multiplied by 0, which only finite numbers survive.
             self.data = torch.zeros(shape, dtype=dtype, device=device)
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:  # on a CPU it has no type of its own
             size = 2 * n_layers * rows * n_heads * max_tokens * head_dim * dtype.itemsize / 2**30
             raise EngineError(
                 f"rollout.max_concurrent_responses = {rows}: their KV cache of {max_tokens} tokens each takes "
