@@ -78,6 +78,12 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path):
     assert "Retrying" not in done.stderr
 
 
+def test_a_file_is_no_model(tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(EngineError, match=r"model\.safetensors': is a file, not a folder"):
+        load_policy(str(tmp_path / "model.safetensors"), dtype=torch.float32, device="cpu")
+
+
 def test_a_model_of_the_cache_needs_no_hub(tmp_path: Path):
     policy = tiny_policy("llama", torch.float32)
     cached = tmp_path / "hf" / "hub" / "models--owner--name"

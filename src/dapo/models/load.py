@@ -94,6 +94,8 @@ def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, revision: str | None) -> Any:
     """`auto.from_pretrained` with our attention and our safety settings; its failures as one clear message."""
+    if Path(path).is_file():
+        raise EngineError(f"model.path = {path!r}: is a file, not a folder.", remedy="Name the folder of a model.")
     offline = why_offline() if is_hub_name(path) else ""
     try:
         model = auto.from_pretrained(
