@@ -125,6 +125,26 @@ def test_a_recipe_file_of_ones_own(tmp_path: Path):
     assert load_recipe(path).config.train.steps == 7
 
 
+def test_a_recipe_from_an_editor_that_marks_the_byte_order(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + find_recipe("quickstart").read_bytes().replace(b"\n", b"\r\n"))
+    assert load_recipe(str(path)).config == load_recipe("quickstart").config
+
+
+def test_an_override_of_several_lines_is_not_read_in_part():
+    assert "several lines" in refused("quickstart", "train.steps=1\ntrain.lr=3")
+
+
+def test_a_seed_fits_the_generators():
+    largest = 2**63 - 1
+    assert load_recipe("quickstart", [f"train.seed={largest}"]).config.train.seed == largest
+    assert f"must be less than {2**63}" in refused("quickstart", f"train.seed={largest + 1}")
+
+
+def test_infinity_is_no_learning_rate():
+    assert "train.lr = inf: must be a finite number." in refused("quickstart", "train.lr=inf")
+
+
 def test_the_word_none_unsets_an_optional_key():
     assert load_recipe("dapo-qwen2.5-32b", ["algorithm.clip.dual=none"]).config.algorithm.clip.dual is None
 

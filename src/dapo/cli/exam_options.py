@@ -33,7 +33,7 @@ Chat = Annotated[
 Verifier = Annotated[
     str | None, typer.Option(help="How answers are judged; default: as in the run, else math.", show_default=False)
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampling noise.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling noise.")]
 Concurrent = Annotated[int, typer.Option(min=1, help="Responses written at the same time.")]
 Engine = Annotated[str, typer.Option(help="Who writes: local, or vllm where that is installed.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]

@@ -140,7 +140,7 @@ def preset_name(own: Tree, changes: list[tuple[str, Any]], path: Path) -> str:
 
 def read_toml(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a byte order mark first
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}.", remedy="Mend the line; strings need quotes.") from None
     except UnicodeDecodeError as error:
@@ -155,10 +155,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: no key and value.", remedy="Write --set section.key=value.")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    return key.strip(), parsed
+        return key.strip(), value.strip()
+    if len(parsed) > 1:
+        raise ConfigError(f"--set {key.strip()}: holds several lines.", remedy="Write one --set for each key.")
+    return key.strip(), parsed["value"]
 
 
 def to_toml(config: Config) -> str:
@@ -292,6 +294,8 @@ def _why(first: Mapping[str, Any], field: FieldInfo | None) -> str:
             return f"must be less than {context['lt']}."
         case "literal_error":
             return f"must be one of {context['expected']}."
+        case "finite_number":
+            return "must be a finite number."
         case _ if field is not None:
             return f"must be {_type_in_words(field.annotation)}."
         case _:

@@ -260,7 +260,7 @@ class TrainConfig(Section):
     max_bad_updates: int = Field(
         3, ge=0, description="Updates in a row that may be skipped for a non-finite gradient before the run stops."
     )
-    seed: int = Field(0, ge=0, description="Seed of data order, sampling noise and mini-batch order.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of data order, sampling noise and mini-batch order.")
 
 
 class VllmConfig(Section):
