@@ -1,7 +1,13 @@
 """Evaluation on a virtual engine: every problem k times, paired noise, nothing asked twice."""
 
+import resource
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from dapo.errors import DataError
+from dapo.evaluation.journal import AnswerJournal
 from dapo.evaluation.runner import Answered, evaluate, summarise
 from dapo.rollout.engine import Finished, Request
 from dapo.sampling.virtual import VirtualEngine, VirtualJudge
@@ -79,3 +85,24 @@ def test_a_response_that_the_engine_gave_up_is_counted_not_judged_and_never_righ
     assert [answers["x", i].is_aborted for i in range(6)] == [False, True] * 3
     line = summarise("set", sure, answers, k=6)
     assert (line["avg@k"], line["faults"], line["truncated"]) == (0.5, 3, 0.0)
+
+
+def test_a_disk_that_is_full_is_said_and_the_journal_goes_on(tmp_path: Path):
+    def answer(i: int) -> Answered:
+        return Answered("p", i, Verdict.CORRECT, "42", 3, False, "x" * 1000)
+
+    path = tmp_path / "answers.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    said = rf"{path}: cannot be written: .*\.\nName another file, or free space"
+    try:
+        with AnswerJournal(path, {"k": 4}) as journal:
+            journal.add(answer(0))
+            # Half of a line more: what a volume without space does to a write.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 500, before[1]))
+            with pytest.raises(DataError, match=said):
+                journal.add(answer(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(AnswerJournal(path, {"k": 4}).known) == [("p", 0)]
+    with pytest.raises(DataError, match="cannot be written"), AnswerJournal(Path("/proc/answers.jsonl"), {"k": 4}):
+        pass

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dapo.errors import DataError
+from dapo.errors import DataError, DiskError
 from dapo.evaluation.runner import Answered, Answers
 from dapo.tracking.files import read_lines, replace_file
 from dapo.types import Verdict
@@ -39,15 +40,23 @@ class AnswerJournal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self._lines))
             self._file = self.path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be written: {error.strerror}.", remedy="Name another file.") from None
+        except (OSError, DiskError) as error:
+            raise self._cannot_write(error) from None
         return self
 
     def add(self, answer: Answered) -> None:
-        self._file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _cannot_write(self, error: OSError | DiskError) -> DataError:
+        why = error.message if isinstance(error, DiskError) else f"{self.path}: cannot be written: {error.strerror}."
+        return DataError(why, remedy="Name another file, or free space: the same command then goes on with this one.")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # what it could not write has been said
+            self._file.close()
