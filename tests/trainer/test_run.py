@@ -26,7 +26,7 @@ from dapo.trainer.checkpoint import save_run
 from dapo.trainer.export import export_run
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
-from dapo.trainer.resume import resume_run
+from dapo.trainer.resume import read_run_config, resume_run
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
 
@@ -311,6 +311,16 @@ def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
     assert resumed.config.train.steps == 5
 
 
+def test_a_run_does_not_end_before_what_it_has_trained(tmp_path: Path):
+    run = run_toy(tmp_path, "run", "train.steps=3")
+    with pytest.raises(ConfigError, match=r"train\.steps = 2: the run has trained 3 steps already"):
+        resume_run(run.folder, [parse_override("train.steps=2")])
+    assert read_run_config(run.folder, ()).train.steps == 3
+    with pytest.raises(ConfigError, match=r"nope: no such key\.") as caught:
+        resume_run(run.folder, [parse_override("nope=1")])
+    assert "config.toml" not in caught.value.message
+
+
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_a_run_whose_learning_rate_falls_towards_its_end_keeps_that_end(tmp_path: Path, decay: str):
     run = run_toy(tmp_path, "run", f"train.lr_decay={decay}")
@@ -342,6 +352,9 @@ def test_an_existing_folder_and_a_folder_that_is_no_run_are_refused(tmp_path: Pa
         run_toy(tmp_path, "run")
     with pytest.raises(ConfigError, match="is not a run"):
         resume_run(tmp_path / "model")
+    with pytest.raises(ConfigError, match="exists already, and is no run") as caught:
+        run_toy(tmp_path, "model")
+    assert "resume" not in caught.value.remedy
 
 
 def test_a_set_that_is_never_informative_ends_by_its_policy(tmp_path: Path):

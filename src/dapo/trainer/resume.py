@@ -107,6 +107,7 @@ def read_run_config(folder: Path, overrides: Sequence[tuple[str, Any]]) -> Confi
     path = folder / "config.toml"
     if not path.is_file():
         raise ConfigError(f"{folder}: is not a run: it has no config.toml.", remedy="Name the folder of a run.")
+    refuse_unknown(dict(overrides), "--set")
     keys = flatten(read_toml(path)) | dict(overrides)
     refuse_unknown(keys, "config.toml")
     return resolve(folder.name, keys, {}).config
@@ -126,6 +127,7 @@ def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
     changed = [key for key in now if now[key] != before.get(key, now[key])]
     if "train.steps" in changed:
         refuse_other_end(config, checkpoint, before["train.steps"])
+        refuse_past_end(config, checkpoint.step)
     unsafe = [key for key in changed if not key.startswith(SAFE_TO_CHANGE)]
     if unsafe:
         what = ", ".join(f"{key} = {now[key]} (was {before[key]})" for key in unsafe)
@@ -134,6 +136,15 @@ def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
             remedy="Start a new run. Safe to change on resume: "
             + ", ".join(key.rstrip(".") for key in SAFE_TO_CHANGE)
             + ".",
+        )
+
+
+def refuse_past_end(config: Config, done: int) -> None:
+    """A run does not go back: a config with fewer steps than it has trained would say something false of it."""
+    if config.train.steps < done:
+        raise ConfigError(
+            f"train.steps = {config.train.steps}: the run has trained {done} steps already.",
+            remedy=f"Set {done} or more. Its model as it is: dapo export RUN --out DIR",
         )
 
 

@@ -27,9 +27,11 @@ def refuse_existing(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: exists and is no folder.", remedy="Name a new folder.")
     if folder.exists() and any(folder.iterdir()):
+        if not (folder / "config.toml").is_file():
+            raise ConfigError(f"--out {folder}: exists already, and is no run.", remedy="Name a new folder.")
         raise ConfigError(
             f"--out {folder}: exists already.",
-            remedy=f"Go on with it: dapo resume {folder}. Or name another folder.",
+            remedy=f"Name another folder; or go on with that run: dapo resume {folder}",
         )
 
 
