@@ -80,6 +80,22 @@ def test_the_console_script_answers_ctrl_c_as_early_as_the_module_does():
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("verb", [("explain", "quickstart"), ("explain", "quickstart", "--json"), ("--version",)])
+def test_output_to_a_full_disk_is_one_message(verb: tuple[str, ...]):
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "dapo", *verb],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert answer.returncode == 2
+    assert answer.stderr == "DiskError: standard output: cannot be written: No space left on device.\n"
+
+
 def test_selfcheck_passes_here():
     answer = dapo("selfcheck", "--json")
     assert answer.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -10,9 +11,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from dapo import __version__
-from dapo.errors import EXIT_INTERRUPTED, DapoError
+from dapo.errors import EXIT_INTERRUPTED, DapoError, DiskError
 
 EXIT_BAD_INPUT = 2
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
 VERBS = {
@@ -40,7 +42,10 @@ def main(argv: list[str] | None = None) -> None:
     # Idle threads of torch sleep instead of spinning: on a machine that also does other work this is 3 times faster.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        build_app(verb_in(arguments))(args=arguments, prog_name="dapo")
+        try:
+            build_app(verb_in(arguments))(args=arguments, prog_name="dapo")
+        finally:
+            sys.stdout.flush()  # here, where a failure can be told
     except SystemExit as end:
         if end.code == EXIT_INTERRUPTED:
             sys.stderr.write("Interrupted.\n")
@@ -51,8 +56,19 @@ def main(argv: list[str] | None = None) -> None:
         sys.stderr.write(render_error(error))
         raise SystemExit(EXIT_BAD_INPUT) from None
     except BrokenPipeError:  # `dapo ... | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         raise SystemExit(0) from None
+    except OSError as error:  # `dapo ... > FILE` on a full disk; files that we open have names, and errors of their own
+        if error.errno not in DISK_FULL or error.filename is not None:
+            raise
+        drop_output()
+        sys.stderr.write(render_error(DiskError(f"standard output: cannot be written: {error.strerror}.")))
+        raise SystemExit(EXIT_BAD_INPUT) from None
+
+
+def drop_output() -> None:
+    """What is still to be written to standard output goes nowhere, and no one complains at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def leave() -> NoReturn:
