@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -43,6 +45,20 @@ def test_the_folder_is_plain_hugging_face_and_has_the_newest_weights(toy_runs: P
     parameters = model.state_dict()
     assert all(torch.equal(parameters[name], weight) for name, weight in trained.items())
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing left aside
+
+
+def test_a_disk_that_is_full_is_said_in_one_line_and_nothing_is_left(toy_runs: Path, tmp_path: Path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # no file of the model is that small
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            export_run(toy_runs / "paper", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.fullmatch(
+        rf"--out {tmp_path}/out: cannot be written: [\w.]+: \[Errno 27\] [\w ]+\.", caught.value.message
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_card_states_recipe_data_and_scores(toy_runs: Path, tmp_path: Path):

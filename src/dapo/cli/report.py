@@ -49,13 +49,14 @@ def command(
         from dapo.report.page import write_page
 
         try:
-            typer.echo(str(write_page(*folders, out=out, phrases=phrases, beside=beside)))
+            page = write_page(*folders, out=out, phrases=phrases, beside=beside)
         except OSError as error:
-            where = error.filename or out or folders[0]
+            where = error.filename2 or error.filename or out or folders[0]  # of a copy the second one is written
             raise ConfigError(
                 f"{where}: the page cannot be written: {error.strerror or error}.",
                 remedy="Name a folder with room that you may write to: --out DIR.",
             ) from None
+        typer.echo(str(page))
         return
     for name, path in (("--out", out), ("--beside", beside), ("--phrases", phrases)):
         if path is not None:

@@ -89,14 +89,21 @@ def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
         sync_tree(aside)
         aside.replace(out)
         sync(out.parent)
-    except (OSError, shutil.Error) as error:
-        why = getattr(error, "strerror", None) or str(error)
+    except OSError as error:
         raise CheckpointError(
-            f"--out {out}: cannot be written: {why}.", remedy="Check the folder's permissions and the disk."
+            f"--out {out}: cannot be written: {reason(error)}.", remedy="Check the folder's permissions and the disk."
         ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return Exported(out, step_of(checkpoint), tuple(skipped))
+
+
+def reason(error: OSError) -> str:
+    """Why; of copying a folder, which lists every file, the first one's reason."""
+    if isinstance(error, shutil.Error):
+        _source, target, why = error.args[0][0]
+        return f"{Path(target).name}: {str(why).partition(': ')[0]}"
+    return error.strerror or str(error)
 
 
 def refuse_existing(out: Path) -> None:
