@@ -62,6 +62,7 @@ def test_the_help_works_as_pasted():
 @pytest.mark.parametrize(
     ("content", "says"),
     [
+        (b'{"response": "Answer: nan", "answer": NaN}', "row 1"),
         (b"", "no rows"),
         (b"\n\n  \n", "no rows"),
         (lines(ROWS) + b'{"response": "Answer: 4', "row 9: not JSON"),

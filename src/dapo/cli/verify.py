@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -139,6 +140,8 @@ def row_in(line: bytes, where: str) -> Row:
         if key not in fields:
             raise DataError(f'{where}: no "{key}"; it has {sorted(fields)[:8]}.', remedy=f"Write {EXAMPLE_ROW}")
     response, answer = fields["response"], fields["answer"]
+    if isinstance(answer, float) and not math.isfinite(answer):
+        raise DataError(f'{where}: "answer" is {answer}: there is none.', remedy=f"Write {EXAMPLE_ROW}")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     for key, value in (("response", response), ("answer", answer)):
