@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.tracking.files import append_line, read_lines
+from dapo.tracking.files import append_line, cut_back, read_lines
 
 
 @pytest.mark.parametrize("torn", ['{"key": "b", "judg', '{"key": "b"', "{", "\n{"])
@@ -23,3 +23,13 @@ def test_whole_lines_follow_each_other_without_a_gap(tmp_path: Path):
     for text in ("a", "ü", ""):
         append_line(path, {"text": text})
     assert path.read_text(encoding="utf-8") == '{"text": "a"}\n{"text": "ü"}\n{"text": ""}\n'
+
+
+@pytest.mark.parametrize(
+    "garbage", ['{"step": "a"}', '{"step": [1]}', "[" * 100_000, '{"step": ' + "9" * 5_000 + "}", "\0"]
+)
+def test_a_line_that_is_garbage_is_cut_out_and_the_others_stay(tmp_path: Path, garbage: str):
+    path = tmp_path / "events.jsonl"
+    path.write_text(f'{{"step": 1}}\n{garbage}\n{{"step": null, "kind": "note"}}\n{{"step": 2}}\n{{"step": 3}}\n')
+    cut_back(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": null, "kind": "note"}\n{"step": 2}\n'

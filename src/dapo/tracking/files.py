@@ -32,23 +32,23 @@ def ends_whole(file: BinaryIO) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a JSONL file; torn ones are left out."""
+    """The whole lines of a JSONL file; torn ones, and those whose step is no number, are left out."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(record, dict):
+            if isinstance(record, dict) and isinstance(record.get("step") or 0, int):
                 yield record
 
 
 def cut_back(path: Path, last_step: int) -> None:
     """Drop lines of steps after `last_step`, and what a crash tore."""
     if path.exists():
-        kept = [record for record in read_lines(path) if int(record.get("step", 0)) <= last_step]
+        kept = [record for record in read_lines(path) if (record.get("step") or 0) <= last_step]
         replace_file(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
 
 

@@ -28,7 +28,7 @@ def write_record(run: Path, folder: Path, config: Config, *, step: int, state: M
     record.mkdir()
     shutil.copyfile(run / "config.toml", record / "config.toml")
     for file in LINES:
-        kept = [line for line in read_lines(run / file) if int(line.get("step", 0)) <= step]
+        kept = [line for line in read_lines(run / file) if (line.get("step") or 0) <= step]
         if kept:
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
             (record / file).write_text(text, encoding="utf-8")
