@@ -51,6 +51,8 @@ BAD = {
     "nested without end": ("a.jsonl", lambda p: p.write_text(GOOD + "[" * 200_000), "row 2: "),
     "an endless integer": ("a.jsonl", lambda p: p.write_text(GOOD + '{"answer": ' + "9" * 5000 + "}\n"), "row 2: "),
     "wrong columns": ("a.jsonl", lambda p: p.write_text('{"text": "q", "label": "1"}\n'), "text, label"),
+    "CSV with semicolons": ("a.csv", csv_of("question;answer\nq;1\n"), "seem to be separated by ';'"),
+    "CSV with tabs": ("a.csv", csv_of("question\tanswer\nq\t1\n"), "seem to be separated by '\\t'"),
     "columns change": ("a.jsonl", lambda p: p.write_text(GOOD + '{"text": "q"}\n'), "row 2: does not fit"),
     "question is a number": ("a.jsonl", lambda p: p.write_text(GOOD + '{"question": 3, "answer": "1"}\n'), "row 2: "),
     "question is empty": ("a.jsonl", lambda p: p.write_text(GOOD + '{"question": " ", "answer": "1"}\n'), "row 2: "),
