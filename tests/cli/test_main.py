@@ -54,6 +54,11 @@ def test_a_misspelt_verb_is_bad_input():
     assert "explain" in answer.stderr
 
 
+def heed_interrupts() -> None:
+    """A shell has its background commands ignore interrupts, and these tests may be run by one of them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_while_libraries_load_is_one_quiet_line(tmp_path: Path):
     # A library that says when its import has begun, and that is not done with it before the signal comes.
     (tmp_path / "pydantic").mkdir()
@@ -64,6 +69,7 @@ def test_ctrl_c_while_libraries_load_is_one_quiet_line(tmp_path: Path):
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+        preexec_fn=heed_interrupts,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
