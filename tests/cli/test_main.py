@@ -102,6 +102,43 @@ def test_output_to_a_full_disk_is_one_message(verb: tuple[str, ...]):
     assert answer.stderr == "DiskError: standard output: cannot be written: No space left on device.\n"
 
 
+@pytest.mark.parametrize(("verb", "code"), [(("--version",), 0), (("explain", "no-such-recipe"), 2)])
+def test_a_closed_standard_output_changes_nothing_else(verb: tuple[str, ...], code: int):
+    answer = subprocess.run(
+        [sys.executable, "-m", "dapo", *verb],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=lambda: os.close(1),  # `dapo ... >&-`
+    )
+    assert answer.returncode == code
+    assert answer.stderr.startswith("ConfigError: no-such-recipe" if code else "")
+    assert "Traceback" not in answer.stderr
+
+
+def test_an_error_is_told_also_where_nobody_reads_the_output():
+    # What was printed before the error is still in the buffer when the error comes.
+    code = (
+        "import sys\nimport dapo.cli.main as cli\nfrom dapo.errors import ConfigError\n"
+        "def verb(**_):\n    sys.stdout.write('some')\n    raise ConfigError('a.b = 1: no.')\n"
+        "cli.build_app = lambda _verb: verb\ncli.main(['x'])\n"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    )
+    os.close(writing)
+    assert (answer.returncode, answer.stderr) == (2, "ConfigError: a.b = 1: no.\n")
+
+
 def test_selfcheck_passes_here():
     answer = dapo("selfcheck", "--json")
     assert answer.returncode == 0

@@ -44,8 +44,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         try:
             build_app(verb_in(arguments))(args=arguments, prog_name="dapo")
-        finally:
-            sys.stdout.flush()  # here, where a failure can be told
+        except SystemExit:
+            flush_output()  # here, where a failure can be told
+            raise
     except SystemExit as end:
         if end.code == EXIT_INTERRUPTED:
             sys.stderr.write("Interrupted.\n")
@@ -54,6 +55,10 @@ def main(argv: list[str] | None = None) -> None:
         raise
     except DapoError as error:
         sys.stderr.write(render_error(error))
+        try:
+            flush_output()
+        except OSError:  # what went wrong first is said, and decides how it ends
+            drop_output()
         raise SystemExit(EXIT_BAD_INPUT) from None
     except BrokenPipeError:  # `dapo ... | head`: the reader has seen enough
         drop_output()
@@ -64,6 +69,11 @@ def main(argv: list[str] | None = None) -> None:
         drop_output()
         sys.stderr.write(render_error(DiskError(f"standard output: cannot be written: {error.strerror}.")))
         raise SystemExit(EXIT_BAD_INPUT) from None
+
+
+def flush_output() -> None:
+    if sys.stdout is not None:  # closed before we began: `dapo ... >&-`
+        sys.stdout.flush()
 
 
 def drop_output() -> None:
