@@ -275,3 +275,19 @@ def test_an_existing_held_out_file_is_not_overwritten(forty, tmp_path):
     with pytest.raises(DataError, match="exists already"):
         preparing.prepare(str(forty), tmp_path / "x.jsonl", n_held=3)
     assert mine.read_text() == "mine"
+
+
+def test_a_set_made_meanwhile_by_another_is_kept(forty, tmp_path, monkeypatch):
+    out = tmp_path / "x.jsonl"
+    load = preparing.load_problems
+
+    def load_slowly(*arguments, **options):
+        problems = load(*arguments, **options)
+        out.write_text("theirs")
+        return problems
+
+    monkeypatch.setattr(preparing, "load_problems", load_slowly)
+    with pytest.raises(DataError, match="exists already"):
+        preparing.prepare(str(forty), out, n_held=3)
+    assert out.read_text() == "theirs"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([forty.name, out.name])

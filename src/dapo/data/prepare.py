@@ -70,16 +70,18 @@ def prepare(
     if n_held:
         problems, held = without_resemblance(*hold_out(problems, n_held, seed=HOLD_OUT_SEED), share=share)
         sets = {held_path: held, out: problems}
+    written: list[Path] = []
     try:
         for path, one in sets.items():
             write_whole(path, partial(write_problems, problems=one.problems, suffix=out.suffix.lower()))
+            written.append(path)
         manifest = describe(problems, restated, out, against=against, server=server)
         if n_held:
             manifest["held_out"] = {"out": held_path.name, "out_sha256": sha256_of(held_path), "problems": n_held}
         write_whole(manifest_path, lambda path: write_json(path, manifest))
     except BaseException:
-        for path in sets:
-            path.unlink(missing_ok=True)  # a set without its manifest is half a result
+        for path in written:  # a set without its manifest is half a result; a file that appeared meanwhile is not ours
+            path.unlink(missing_ok=True)
         raise
     return Prepared(out, manifest_path, problems, len(restated), held_path if n_held else None, n_held)
 
