@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dapo.cli.main import main
-from dapo.data import load_problems
+from dapo.data import load_problems, sources
 from dapo.data import prepare as preparing
 from dapo.data.contamination import EvaluationTexts, find_contamination
 from dapo.data.whole_file import write_whole
@@ -201,6 +201,18 @@ def test_without_a_network_a_known_name_says_what_to_do(hub, why, tmp_path):
         f"DataError: HuggingFaceH4/MATH-500: split test could not be loaded from the hub: {why}"
     )
     assert "DAPO_DATA" in done.stderr
+
+
+def test_a_data_set_of_the_cache_says_itself_what_it_lacks(monkeypatch):
+    import datasets
+
+    def load_dataset(*_arguments, **_options):
+        raise ValueError("Unknown split \"exam\". Should be one of ['train'].")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(sources, "why_offline", lambda: "HF_HUB_OFFLINE is set, so the hub is not asked")
+    with pytest.raises(DataError, match='Unknown split "exam"'):
+        next(sources.hub_rows("owner/name", config=None, split="exam", revision=None))
 
 
 # ------------------------------------------------------------------ problems held out

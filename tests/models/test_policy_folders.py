@@ -48,7 +48,7 @@ def test_export_is_a_plain_hugging_face_folder(tmp_path: Path):
         assert torch.equal(a, b), name
 
 
-def load_elsewhere(tmp_path: Path, *names: str) -> subprocess.CompletedProcess[str]:
+def load_elsewhere(tmp_path: Path, *names: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Load policies by name where nothing answers at the hub's address: port 9 of this machine."""
     code = (
         "import sys, time, torch\nfrom dapo.errors import EngineError\nfrom dapo.models.load import load_policy\n"
@@ -58,7 +58,7 @@ def load_elsewhere(tmp_path: Path, *names: str) -> subprocess.CompletedProcess[s
         "    except EngineError as error: print(error)\n"
         "print('seconds', time.perf_counter() - start)"
     )
-    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"} | settings
     return subprocess.run(
         [sys.executable, "-c", code, *names], capture_output=True, text=True, check=True, env=os.environ | hub
     )
@@ -91,6 +91,23 @@ def test_a_model_of_the_cache_needs_no_hub(tmp_path: Path):
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0" * 40)
     assert f"owner/name {policy.model.num_parameters()}" in load_elsewhere(tmp_path, "owner/name").stdout
+
+
+def test_what_is_wrong_with_a_model_of_the_cache_is_said(tmp_path: Path):
+    cached = tmp_path / "hf" / "hub" / "models--owner--odd"
+    (cached / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (cached / "snapshots" / ("0" * 40) / "config.json").write_text('{"model_type": "of-another-world"}')
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    said = load_elsewhere(tmp_path, "owner/odd", "owner/name", HF_HUB_OFFLINE="1").stdout
+    assert "model.path = 'owner/odd': cannot be loaded. " in said
+    assert "of-another-world" in said
+    assert "model.path = 'owner/name': no such folder, no such model in the cache, and HF_HUB_OFFLINE is set" in said
+
+
+def test_a_proxy_that_cannot_be_used_is_no_network(tmp_path: Path):
+    said = load_elsewhere(tmp_path, "owner/name", ALL_PROXY="nonsense://127.0.0.1:9").stdout
+    assert "no such model in the cache, and http://127.0.0.1:9 cannot be reached (" in said
 
 
 def test_critic_takes_a_policys_backbone_and_keeps_its_own_head(tmp_path: Path):

@@ -15,6 +15,16 @@ def is_hub_name(path: str) -> bool:
     return not Path(path).exists() and not path.startswith(("/", ".", "~")) and path.count("/") <= 1
 
 
+def is_cached(name: str, revision: str | None) -> bool:
+    """Does the cache know this model? Not whether it has all of its files."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+    except ValueError:  # no name that the hub could have
+        return False
+
+
 @cache
 def why_offline() -> str:
     """Why the hub is not asked for anything; empty where it answers.
@@ -29,7 +39,7 @@ def why_offline() -> str:
         return "HF_HUB_OFFLINE is set, so the hub is not asked"
     try:
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
-    except (httpx.HTTPError, OSError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:  # also of a proxy's settings
         os.environ["HF_HUB_OFFLINE"] = "1"  # for processes started from here
         constants.HF_HUB_OFFLINE = True
         if "datasets" in sys.modules:

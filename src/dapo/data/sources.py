@@ -83,8 +83,10 @@ def hub_rows(path: str, *, config: str | None, split: str, revision: str | None,
     try:
         table = datasets.load_dataset(path, config, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        is_missing = isinstance(error, ConnectionError)  # anything else is about what the cache holds
+        why = offline if offline and is_missing else first_line(error)
         raise DataError(
-            f"{path}: split {split} could not be loaded from the hub: {offline or first_line(error)}.",
+            f"{path}: split {split} could not be loaded from the hub: {why}.",
             remedy=f"{looked}Without a network, set {ROOT_VARIABLE} to a folder that holds the file, or name the file.",
         ) from None
     number = 0

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
-from dapo.config.hub import is_hub_name, why_offline
+from dapo.config.hub import is_cached, is_hub_name, why_offline
 from dapo.errors import EngineError
 from dapo.models.fused_layers import fuse_layers
 from dapo.models.packed_attention import PACKED_ATTENTION
@@ -107,7 +107,8 @@ def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, re
             trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
-        raise EngineError(_why_not(path, error, offline), remedy=_remedy(path, offline)) from error
+        missing = "" if is_cached(path, revision) else offline
+        raise EngineError(_why_not(path, error, missing), remedy=_remedy(path, missing)) from error
     return model.to(device).eval()
 
 
