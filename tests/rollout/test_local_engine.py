@@ -11,9 +11,11 @@ from dapo.errors import EngineError
 from dapo.models.load import save_policy
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
+from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.weights import side_by_side
 from dapo.rollout.plain.engine import PlainEngine
+from dapo.rollout.plain.kv_cache import KVCache
 from dapo.types import Completion
 from tiny_models import VOCABULARY, tiny_policy
 
@@ -298,5 +300,17 @@ def test_long_responses_do_not_depend_on_their_neighbours_to_the_last_bit():
 @pytest.mark.parametrize("engine", [LocalEngine, PlainEngine])
 def test_a_cache_that_no_machine_has_is_refused_by_name(engine: type[LocalEngine] | type[PlainEngine]):
     with pytest.raises(EngineError, match=r"max_concurrent_responses[\s\S]*") as caught:
-        engine(tiny_policy("llama"), sampling=SamplingParams(), max_concurrent=10**9, max_tokens=MAX_TOKENS)
+        engine(tiny_policy("llama"), sampling=SamplingParams(), max_concurrent=10**12, max_tokens=MAX_TOKENS)
     assert "not free on the device" in caught.value.message
+
+
+def test_a_card_that_fails_is_not_called_full(monkeypatch: pytest.MonkeyPatch):
+    def zeros(*_sizes: object, **_options: object) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    shape = {"n_layers": 2, "n_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}
+    with pytest.raises(torch.AcceleratorError, match="unspecified launch failure"):
+        PagedCache(n_pages=4, page_tokens=16, **shape)
+    with pytest.raises(torch.AcceleratorError, match="unspecified launch failure"):
+        KVCache(rows=4, max_tokens=64, **shape)

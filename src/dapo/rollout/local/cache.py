@@ -38,6 +38,8 @@ class PagedCache:
         try:
             # Zeros, not garbage: what lies behind a mask is multiplied by 0, which only finite numbers survive.
             self.data = torch.zeros(n_layers, 2, n_pages, *page, head_dim, dtype=dtype, device=device)
+        except torch.AcceleratorError:  # the card has failed, of which the cache's size is innocent
+            raise
         except RuntimeError as error:  # on a CPU it has no type of its own
             size = 2 * n_layers * n_pages * page_tokens * n_heads * head_dim * dtype.itemsize / 2**30
             raise EngineError(

@@ -27,6 +27,8 @@ class KVCache:
         try:
             # Zeros, not garbage: what lies behind the mask is multiplied by 0, which only finite numbers survive.
             self.data = torch.zeros(shape, dtype=dtype, device=device)
+        except torch.AcceleratorError:  # the card has failed, of which the cache's size is innocent
+            raise
         except RuntimeError as error:  # on a CPU it has no type of its own
             size = 2 * n_layers * rows * n_heads * max_tokens * head_dim * dtype.itemsize / 2**30
             raise EngineError(
