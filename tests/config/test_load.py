@@ -289,6 +289,8 @@ def test_missing_and_unreadable_files(tmp_path: Path):
     assert "no such file" in refused("nowhere/quickstrat.toml")
     assert "Did you mean quickstart?" in refused("nowhere/quickstrat.toml")
     assert "no such recipe" in refused("quickstar")
+    assert "no such recipe" in refused("a" * 300)  # longer than a file's name may be
+    assert "no such file" in refused("/" + "a" * 300)
     assert "is a folder" in refused(f"{tmp_path}/")
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
     assert "not UTF-8" in refused(str(tmp_path / "latin.toml"))

@@ -66,7 +66,7 @@ def load_elsewhere(tmp_path: Path, *names: str, **settings: str) -> subprocess.C
 
 def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path):
     # The libraries' own retries take 20 seconds for every file they ask for.
-    done = load_elsewhere(tmp_path, "owner/name", "runs/a/b", "./folder")
+    done = load_elsewhere(tmp_path, "owner/name", "runs/a/b", "./folder", "/" + "a" * 300)
     lines = done.stdout.splitlines()
     assert lines[0].startswith(
         "model.path = 'owner/name': no such folder, no such model in the cache, and http://127.0.0.1:9 cannot be "
@@ -74,6 +74,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path: Path):
     assert "hf download owner/name" in lines[1]
     assert "model.path = 'runs/a/b': no such folder." in lines
     assert "model.path = './folder': no such folder." in lines
+    assert f"model.path = '/{'a' * 300}': no such folder." in lines  # longer than a name may be
     assert float(lines[-1].split()[1]) < 8
     assert "Retrying" not in done.stderr
 

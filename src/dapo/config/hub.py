@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from pathlib import Path
 
 TIMEOUT_S = 5.0
 
 
 def is_hub_name(path: str) -> bool:
     """Can `path` be a model on the hub? Not what exists here or is written as a path of this machine."""
-    return not Path(path).exists() and not path.startswith(("/", ".", "~")) and path.count("/") <= 1
+    return not os.path.exists(path) and not path.startswith(("/", ".", "~")) and path.count("/") <= 1
 
 
 def is_cached(name: str, revision: str | None) -> bool:

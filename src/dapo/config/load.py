@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -88,13 +89,13 @@ def find_recipe(recipe: str) -> Path:
             remedy=f"Go on with the run: dapo resume {recipe}\nIts recipe, for a new run: {path / 'config.toml'}",
         )
     if path.suffix == ".toml" or "/" in recipe:
-        if path.is_dir():
+        if os.path.isdir(path):
             raise ConfigError(f"{recipe}: is a folder, not a recipe.", remedy="Name a TOML file.")
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ConfigError(f"{recipe}: no such file.", remedy=suggest(path.stem, recipe_names()))
         return path
     shipped = RECIPES / f"{recipe}.toml"
-    if shipped.is_file():
+    if os.path.isfile(shipped):
         return shipped
     if recipe in preset_names():
         raise ConfigError(
@@ -105,8 +106,11 @@ def find_recipe(recipe: str) -> Path:
 
 
 def is_run(name: str) -> bool:
-    """The folder of a run; a shipped recipe or preset of that name comes first."""
-    return (Path(name) / "config.toml").is_file() and name not in (*recipe_names(), *preset_names())
+    """The folder of a run; a shipped recipe or preset of that name comes first.
+
+    Asked of os.path, for which a folder that one may not enter, or a name too long for a file, is just not there.
+    """
+    return os.path.isfile(Path(name) / "config.toml") and name not in (*recipe_names(), *preset_names())
 
 
 def load_recipe_or_run(name: str, overrides: Iterable[str]) -> Resolved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, revision: str | None) -> Any:
     """`auto.from_pretrained` with our attention and our safety settings; its failures as one clear message."""
-    if Path(path).is_file():
+    # Of os.path a folder that one may not enter, or a name that no file system takes, is just not there.
+    if os.path.isfile(path):
         raise EngineError(f"model.path = {path!r}: is a file, not a folder.", remedy="Name the folder of a model.")
     offline = why_offline() if is_hub_name(path) else ""
     try:
@@ -151,11 +153,11 @@ def _merged_copy(model: Any) -> Any:
 
 def _why_not(path: str, error: Exception, offline: str) -> str:
     folder = Path(path)
-    if not folder.exists() and not is_hub_name(path):
+    if not os.path.exists(path) and not is_hub_name(path):
         return f"model.path = {path!r}: no such folder."
     if offline:
         return f"model.path = {path!r}: no such folder, no such model in the cache, and {offline}."
-    if folder.is_dir():
+    if os.path.isdir(path):
         if not (folder / "config.json").exists():
             return f"model.path = {path!r}: the folder has no config.json, so it is no Hugging Face model."
         if not any(folder.glob("*.safetensors")):
@@ -164,7 +166,7 @@ def _why_not(path: str, error: Exception, offline: str) -> str:
 
 
 def _remedy(path: str, offline: str) -> str:
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         return "Convert it with transformers' save_pretrained, or name another folder."
     if offline:
         return (
