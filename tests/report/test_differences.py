@@ -122,6 +122,18 @@ def test_a_run_without_evaluations_is_not_compared(tmp_path):
     assert found.answer == "Not compared"
 
 
+def test_graded_rewards_have_no_right_responses_to_compare(tmp_path):
+    """Every response counts as not right, whatever its value: that is no finding about the runs."""
+    for name, value in (("a", 0.25), ("b", 0.75)):
+        made(tmp_path / name, {10: first(0)})
+        lines = [json.loads(line) for line in (tmp_path / name / "eval.jsonl").read_text().splitlines()]
+        text = "".join(json.dumps(line | {"mean_value": value}) + "\n" for line in lines)
+        (tmp_path / name / "eval.jsonl").write_text(text)
+    found = compared(tmp_path / "b", tmp_path / "a")
+    assert (found.answer, found.rows) == ("Not compared", ())
+    assert found.detail.endswith("Mean value at the end: b 0.750, a 0.250.")
+
+
 def test_page_and_terminal_say_it(tmp_path, capsys):
     runs = [made(tmp_path / name, {0: first(50), 10: first(n)}) for name, n in (("a", 200), ("b", 240), ("c", 200))]
     write_page(*runs, out=tmp_path / "page")

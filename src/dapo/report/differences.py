@@ -46,6 +46,12 @@ def compare(run: RunRecord, other: RunRecord) -> Comparison:
     if not mine or not theirs:
         which = name if not mine else of
         return Comparison("Not compared", f"{which} has no evaluation, problem by problem.", "")
+    values = [(name, mean_value(run)), (of, mean_value(other))]
+    if any(value is not None for _, value in values):
+        said = ", ".join(f"{of_run} {'none' if value is None else f'{value:.3f}'}" for of_run, value in values)
+        return Comparison(
+            "Not compared", f"Rewards are graded: no response counts as right. Mean value at the end: {said}.", ""
+        )
     end = row_of(mine, theirs, max(mine), max(theirs))
     if end is None:
         return Comparison("Not compared", f"{name} and {of} were evaluated on different problems.", "")
@@ -72,6 +78,13 @@ def scores_of(run: RunRecord) -> Scores:
         ids, correct = zip(*pairs, strict=True)
         scores[int(line["step"])] = ids, np.array([correct], dtype=float) / line["k"]
     return scores
+
+
+def mean_value(run: RunRecord) -> float | None:
+    """Of graded responses in the last evaluation of the first set; None where responses are right or wrong."""
+    lines = [line for line in run.evaluations if line["set"] == run.evaluations[0]["set"]]
+    value = lines[-1].get("mean_value") if lines else None
+    return float(value) if value is not None and is_number(value) else None
 
 
 def is_whole(line: dict[str, Any]) -> bool:
