@@ -75,3 +75,19 @@ def test_a_run_is_asked_as_it_was_trained(tmp_path: Path):
     assert way_of("some/model", None, None, None, None, None)["template"] == "dapo"
     scored = json.loads(dapo("eval", "--model", str(run), "--data", problems, "--k", "1", "--json"))
     assert scored["unparseable"] < 0.5, "asked in another form it could not be read"
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ('{"max_position_embeddings": 256}', 128),
+        ('{"max_position_embeddings": 32768}', 2048),
+        ("{}", 2048),
+        ("torn", 2048),
+    ],
+)
+def test_limits_that_nobody_typed_fit_the_model(tmp_path: Path, config: str, limit: int):
+    (tmp_path / "config.json").write_text(config)
+    way = way_of(str(tmp_path), None, None, None, None, None)
+    assert (way["max_prompt_tokens"], way["max_response_tokens"]) == (limit, limit)
+    assert way_of(str(tmp_path), 9, None, None, None, None)["max_response_tokens"] == 9

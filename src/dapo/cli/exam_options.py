@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +12,21 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+DEFAULT_LIMIT = 2048
+
 Model = Annotated[str, typer.Option(help="Hugging Face folder, hub name, run folder, or embedded.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 MaxResponseTokens = Annotated[
-    int | None, typer.Option(min=2, help="Limit of a response; default: the run's, else 2048.", show_default=False)
+    int | None,
+    typer.Option(
+        min=2,
+        help="Limit of a response; default: the run's, else 2048 or half of the model's positions.",
+        show_default=False,
+    ),
 ]
 MaxPromptTokens = Annotated[
     int | None,
-    typer.Option(min=1, help="Longer prompts are dropped; default: the run's, else 2048.", show_default=False),
+    typer.Option(min=1, help="Longer prompts are dropped; default: as for responses.", show_default=False),
 ]
 Template = Annotated[
     str | None,
@@ -68,7 +76,8 @@ def way_of(
         from dapo.config import load_recipe
 
         config = load_recipe("quickstart", []).config
-    way = Way(max_response_tokens=2048, max_prompt_tokens=2048, template="dapo", chat=True, verifier="math")
+    limit = default_limit(folder)
+    way = Way(max_response_tokens=limit, max_prompt_tokens=limit, template="dapo", chat=True, verifier="math")
     if config is not None:
         way = Way(
             max_response_tokens=config.limits.max_response_tokens,
@@ -82,6 +91,18 @@ def way_of(
         "chat": chat, "verifier": verifier,
     }  # fmt: skip
     return cast(Way, way | {name: value for name, value in typed.items() if value is not None})
+
+
+def default_limit(folder: Path) -> int:
+    """Of prompts and of responses, where nobody typed one: half of a small model's positions."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return DEFAULT_LIMIT  # not a folder, or none that will load
+    from dapo.trainer.context import positions_of
+
+    positions = positions_of(config) if isinstance(config, dict) else None
+    return DEFAULT_LIMIT if positions is None else min(DEFAULT_LIMIT, positions // 2)
 
 
 @contextmanager
