@@ -106,8 +106,8 @@ def test_other_problems_are_not_compared(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    [{"ids": []}, {"ids": "abc"}, {"correct": [1]}, {"correct": ["x"] * P}, {"k": 0}, {"k": None}, {"k": "1"},
-     {"step": None}, {"ids": [None] * P}, {"correct": [float("nan")] * P}],
+    [{"ids": []}, {"ids": "abc"}, {"questions": None}, {"correct": [1]}, {"correct": ["x"] * P}, {"k": 0}, {"k": None},
+     {"k": "1"}, {"step": None}, {"ids": [None] * P}, {"correct": [float("nan")] * P}],
 )  # fmt: skip
 def test_a_line_that_somebody_edited_is_left_out(tmp_path, line):
     run = made(tmp_path / "a", {10: first(200)}, edit=line)

@@ -73,7 +73,7 @@ def scores_of(run: RunRecord) -> Scores:
     """Of the first evaluation set, whose name may differ from run to run; problems in the order of their ids."""
     lines = [line for line in run.eval_problems if line.get("set") == run.eval_problems[0].get("set")]
     scores: Scores = {}
-    for line in filter(is_whole, lines):
+    for line in lines:
         pairs = sorted(zip(line["ids"], line["correct"], strict=True))
         ids, correct = zip(*pairs, strict=True)
         scores[int(line["step"])] = ids, np.array([correct], dtype=float) / line["k"]
@@ -85,15 +85,6 @@ def mean_value(run: RunRecord) -> float | None:
     lines = [line for line in run.evaluations if line["set"] == run.evaluations[0]["set"]]
     value = lines[-1].get("mean_value") if lines else None
     return float(value) if value is not None and is_number(value) else None
-
-
-def is_whole(line: dict[str, Any]) -> bool:
-    """A line of a file that anybody may have edited: a name and a count for every problem, and how many responses."""
-    ids, correct, k = line.get("ids"), line.get("correct"), line.get("k")
-    if not (isinstance(ids, list) and isinstance(correct, list) and 0 < len(ids) == len(correct)):
-        return False
-    numbers = [line.get("step"), k, *correct]
-    return all(isinstance(name, str) for name in ids) and all(map(is_number, numbers)) and float(k or 0) > 0
 
 
 def row_of(mine: Scores, theirs: Scores, step: int, other_step: int) -> Row | None:

@@ -108,7 +108,7 @@ def load_run(folder: Path) -> RunRecord:
         events=list(read(folder / "events.jsonl", missing, is_optional=True)),
         rollouts=rollouts,
         missing=missing,
-        eval_problems=[e for e in read(folder / "eval_problems.jsonl", missing, is_optional=True) if "ids" in e],
+        eval_problems=list(filter(is_per_problem, read(folder / "eval_problems.jsonl", missing, is_optional=True))),
         silent_s=max(0.0, time.time() - newest),
     )
 
@@ -145,6 +145,16 @@ def is_evaluation(line: dict[str, Any]) -> bool:
         *(interval if isinstance(interval, list) else [None]),
     ]
     return all(is_number(value) for value in numbers) and "set" in line
+
+
+def is_per_problem(line: dict[str, Any]) -> bool:
+    """An evaluation problem by problem: for each a name, its question and how many of k responses were right."""
+    ids, questions, correct, k = (line.get(name) for name in ("ids", "questions", "correct", "k"))
+    if not (isinstance(ids, list) and isinstance(questions, list) and isinstance(correct, list) and is_number(k)):
+        return False
+    are_names = all(isinstance(name, str) for name in [*ids, *questions])
+    are_counts = all(map(is_number, [line.get("step"), *correct])) and float(k or 0) > 0
+    return 0 < len(ids) == len(questions) == len(correct) and are_names and are_counts and "set" in line
 
 
 def expected_rollouts(folder: Path, config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[Path]:
