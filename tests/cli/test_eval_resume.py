@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dapo.cli.exam_options import way_of
+from dapo.cli.main import main
 from dapo.models.load import save_policy
 from tiny_models import tiny_policy
 
@@ -91,3 +92,11 @@ def test_limits_that_nobody_typed_fit_the_model(tmp_path: Path, config: str, lim
     way = way_of(str(tmp_path), None, None, None, None, None)
     assert (way["max_prompt_tokens"], way["max_response_tokens"]) == (limit, limit)
     assert way_of(str(tmp_path), 9, None, None, None, None)["max_response_tokens"] == 9
+
+
+@pytest.mark.parametrize("temperature", ["inf", "nan", "-1"])
+def test_a_temperature_that_is_none_is_refused(temperature: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "--model", "embedded", "--data", "no.jsonl", f"--temperature={temperature}"])
+    assert ended.value.code == 2
+    assert "--temperature" in capsys.readouterr().err

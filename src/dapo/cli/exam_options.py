@@ -15,7 +15,7 @@ from rich.progress import Progress
 DEFAULT_LIMIT = 2048
 
 Model = Annotated[str, typer.Option(help="Hugging Face folder, hub name, run folder, or embedded.")]
-Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+Temperature = Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")]
 MaxResponseTokens = Annotated[
     int | None,
     typer.Option(
