@@ -8,7 +8,6 @@ from toy import recipe
 from dapo.errors import ConfigError
 from dapo.models.load import save_policy
 from dapo.trainer.answering import Examination, examine
-from dapo.trainer.context import positions_of
 from dapo.trainer.start import start_run
 from tiny_models import tiny_policy
 
@@ -41,25 +40,3 @@ def test_an_examination_beyond_the_models_positions_is_refused(tmp_path: Path):
         examine(exam(positions - 15), journal=tmp_path / "answers.jsonl")
     assert not (tmp_path / "answers.jsonl").exists()
     assert len(examine(exam(positions - 16)).answers) == 1
-
-
-@pytest.mark.parametrize(
-    ("config", "positions"),
-    [
-        ({"max_position_embeddings": 2048}, 2048),
-        ({"text_config": {"max_position_embeddings": 4096}}, 4096),
-        ({}, None),
-        ({"max_position_embeddings": 256, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 256),
-        # Qwen2.5 with YaRN names the positions before stretching, Llama 3.1 those after it.
-        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 4.0}}, 131072),
-        (
-            {
-                "max_position_embeddings": 131072,
-                "rope_scaling": {"factor": 8.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-            },
-            131072,
-        ),
-    ],
-)
-def test_positions_are_those_after_stretching(config: dict, positions: int | None):
-    assert positions_of(config) == positions

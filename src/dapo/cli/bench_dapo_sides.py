@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dapo.cli.bench_loads import Load, sequences
 from dapo.cli.bench_setting import TrainSetting
-from dapo.cli.bench_timing import Result, free_memory, timed
+from dapo.cli.bench_timing import Result, free_memory, measured, timed
 
 if TYPE_CHECKING:
     from dapo.distributed.world import World
@@ -37,7 +37,6 @@ def make_policy(setting: TrainSetting, *, is_fused: bool) -> Policy:
 
 def dapo_run(setting: TrainSetting, load: Load, policy: Policy, world: World, how: str) -> Result | None:
     """Updates of this policy, which is whole, or sharded over the ranks of this world."""
-    import torch
 
     from dapo.models.packing import pack
     from dapo.trainer.activations import checkpoint_layers
@@ -67,11 +66,7 @@ def dapo_run(setting: TrainSetting, load: Load, policy: Policy, world: World, ho
     settings = (
         f"packed, {len(packs)} micro-batches of {budget:,} tokens, float32 masters, moments {setting.moments}, {how}"
     )
-    try:
-        seconds, peak = timed(setting, update)
-    except torch.OutOfMemoryError:
-        return None
-    return Result(seconds, peak, settings)
+    return measured(setting, update, settings)
 
 
 def within_budget(rows: list[list[int]], budget: int) -> list[list[list[int]]]:

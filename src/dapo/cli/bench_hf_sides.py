@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dapo.cli.bench_loads import Load, sequences
 from dapo.cli.bench_setting import TrainSetting
-from dapo.cli.bench_timing import Result, free_memory, timed
+from dapo.cli.bench_timing import Result, free_memory, measured
 
 if TYPE_CHECKING:
     import torch
@@ -69,11 +69,7 @@ def hf_run(setting: TrainSetting, load: Load, rows: int, is_checkpointed: bool, 
 
     settings = f"SDPA, {len(batches)} batches of {rows} rows, " + ("float32 masters" if has_masters else "bf16 only")
     settings += ", checkpointed" if is_checkpointed else ""
-    try:
-        seconds, peak = timed(setting, update)
-    except torch.OutOfMemoryError:
-        return None
-    return Result(seconds, peak, settings)
+    return measured(setting, update, settings)
 
 
 def batched(rows: list[list[int]], n: int) -> list[list[list[int]]]:

@@ -30,9 +30,8 @@ def compare_presets(setting: TrainSetting, presets: Sequence[str]) -> dict[str, 
 
 
 def measure_preset(setting: TrainSetting, preset: str) -> dict[str, Any] | None:
-    import torch
 
-    from dapo.cli.bench_timing import free_memory, timed
+    from dapo.cli.bench_timing import free_memory, measured
     from dapo.trainer.batch import make_batch
     from dapo.trainer.update import update_policy
 
@@ -54,17 +53,16 @@ def measure_preset(setting: TrainSetting, preset: str) -> dict[str, Any] | None:
         batch = make_batch(groups, config, setting.dtype)
         parts.update(update_policy(learner, batch, config, step=1))
 
-    try:
-        seconds, peak = timed(setting, update)
-    except torch.OutOfMemoryError:
+    result = measured(setting, update, preset)
+    if result is None:
         return None
     tokens = sum(len(completion.tokens) for group in groups for completion in group.completions)
     return {
-        "ms": 1e3 * seconds,
+        "ms": 1e3 * result.seconds,
         "score_ms": 1e3 * parts["timing.old_logp_s"],
         "update_ms": 1e3 * parts["timing.update_s"],
-        "tokens_per_s": tokens / seconds,
-        "peak_gib": peak,
+        "tokens_per_s": tokens / result.seconds,
+        "peak_gib": result.peak_gib,
         "has_critic": config.has_critic,
         "has_reference": config.has_reference,
     }

@@ -38,6 +38,16 @@ def timed(setting: TrainSetting, update: Callable[[], None]) -> tuple[float, flo
     return seconds, torch.cuda.max_memory_allocated() / 2**30 if is_cuda else 0.0
 
 
+def measured(setting: TrainSetting, update: Callable[[], None], settings: str) -> Result | None:
+    """None where it does not fit."""
+    import torch
+
+    try:
+        return Result(*timed(setting, update), settings)
+    except torch.OutOfMemoryError:
+        return None
+
+
 def free_memory() -> None:
     import torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,7 +75,7 @@ def way_of(
         from dapo.config import load_recipe
 
         config = load_recipe("quickstart", []).config
-    limit = default_limit(folder)
+    limit = default_limit(model)
     way = Way(max_response_tokens=limit, max_prompt_tokens=limit, template="dapo", chat=True, verifier="math")
     if config is not None:
         way = Way(
@@ -93,15 +92,11 @@ def way_of(
     return cast(Way, way | {name: value for name, value in typed.items() if value is not None})
 
 
-def default_limit(folder: Path) -> int:
+def default_limit(model: str) -> int:
     """Of prompts and of responses, where nobody typed one: half of a small model's positions."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return DEFAULT_LIMIT  # not a folder, or none that will load
-    from dapo.trainer.context import positions_of
+    from dapo.config.model_shapes import config_of, positions_of
 
-    positions = positions_of(config) if isinstance(config, dict) else None
+    positions = positions_of(config_of(model) or {})
     return DEFAULT_LIMIT if positions is None else min(DEFAULT_LIMIT, positions // 2)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,38 @@ def model_location(path: str) -> str:
     return str(Path(__file__).parents[1] / "quickstart" / "model") if path == "embedded" else path
 
 
+def config_of(path: str) -> dict[str, Any] | None:
+    """The config.json of a model folder; None where there is none that can be read."""
+    try:
+        config = json.loads((Path(model_location(path)) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Of a model's config.json, stretched positions (YaRN and its kin) included; None where it names no limit."""
+    config = config.get("text_config") or config
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int):
+        return None
+    stretch = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    factor = stretch.get("factor")
+    if not isinstance(factor, int | float):
+        return positions
+    return max(positions, int(factor * (stretch.get("original_max_position_embeddings") or positions)))
+
+
 def shape_of(path: str) -> ModelShape | None:
     """The shape of a model folder or of a common hub name (-Instruct, -Math, -Coder variants too); None if unknown."""
-    config = Path(model_location(path)) / "config.json"
-    if config.is_file():
-        return shape_from_config(json.loads(config.read_text(encoding="utf-8")))
+    config = config_of(path)
+    if config is not None:
+        return shape_from_config(config)
     name = path.lower().removesuffix("-instruct").replace("2.5-math-", "2.5-").replace("2.5-coder-", "2.5-")
     return KNOWN.get(name)
 
 
-def shape_from_config(config: dict[str, int]) -> ModelShape | None:
+def shape_from_config(config: Mapping[str, Any]) -> ModelShape | None:
     wanted = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
     if any(key not in config for key in wanted):
         return None

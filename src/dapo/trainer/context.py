@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from dapo.config.model_shapes import positions_of
 from dapo.errors import ConfigError
 from dapo.models.policy import Policy
 
@@ -22,16 +20,3 @@ def refuse_short_context(
         f"{positions:,} positions.",
         remedy=f"Let both together be at most {positions:,}, or take a model with a longer context.",
     )
-
-
-def positions_of(config: Mapping[str, Any]) -> int | None:
-    """Of a model's config.json, stretched positions (YaRN and its kin) included; None where it names no limit."""
-    config = config.get("text_config") or config
-    positions = config.get("max_position_embeddings")
-    if not isinstance(positions, int):
-        return None
-    stretch = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    factor = stretch.get("factor")
-    if not isinstance(factor, int | float):
-        return positions
-    return max(positions, int(factor * (stretch.get("original_max_position_embeddings") or positions)))
