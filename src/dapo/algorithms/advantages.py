@@ -47,17 +47,27 @@ def gae(reward: Tensor, value: Tensor, mask: Tensor, *, gamma: float, lam: float
     check_shapes("B T", reward, value, mask)
     with torch.no_grad():
         mask = mask.bool()
-        lam_row = torch.as_tensor(lam, dtype=value.dtype, device=value.device).expand(value.shape[0])  # [B]
-        advantage = torch.zeros_like(value)
-        next_value = value.new_zeros(value.shape[0])
-        next_advantage = value.new_zeros(value.shape[0])
-        for t in range(value.shape[1] - 1, -1, -1):
-            delta = reward[:, t] + gamma * next_value - value[:, t]
-            here = delta + gamma * lam_row * next_advantage
-            advantage[:, t] = torch.where(mask[:, t], here, 0.0)
-            next_value = torch.where(mask[:, t], value[:, t], next_value)
-            next_advantage = torch.where(mask[:, t], here, next_advantage)
+        B, T = value.shape
+        lam_row = torch.as_tensor(lam, dtype=value.dtype, device=value.device).expand(B)  # [B]
+        delta = torch.where(mask, reward + gamma * next_values(value, mask) - value, 0.0)
+        decay = torch.where(mask, gamma * lam_row[:, None], 1.0)  # a masked token hands on what comes after it
+        # A_t = δ_t + γλ A_{t+1}, from the end; time first, so that each line of the loop is one run of memory.
+        delta, decay = delta.t().contiguous(), decay.t().contiguous()
+        after = value.new_zeros(T + 1, B)
+        for t in range(T - 1, -1, -1):
+            after[t] = delta[t] + decay[t] * after[t + 1]
+        advantage = torch.where(mask, after[:T].t(), 0.0)
         return advantage, torch.where(mask, advantage + value, 0.0)
+
+
+def next_values(value: Tensor, mask: Tensor) -> Tensor:
+    """[B, T]: V of the next token that `mask` keeps, 0 after the last."""
+    B, T = value.shape
+    end = value.new_zeros(B, 1)
+    place = torch.where(mask, torch.arange(T, device=value.device), T)
+    following = torch.cat([place[:, 1:], torch.full_like(place[:, :1], T)], dim=1)
+    following = following.flip(1).cummin(dim=1).values.flip(1)
+    return torch.cat([value, end], dim=1).gather(1, following)
 
 
 def length_adaptive_lambda(length: Tensor, *, alpha: float) -> Tensor:

@@ -13,7 +13,7 @@ from dapo.trainer.batch import Batch, deal_minibatches, make_batch
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.run import Run
-from dapo.trainer.scoring import old_values_of_critic, score_old
+from dapo.trainer.scoring import old_values_of_critic
 from dapo.trainer.sums import Sums
 from dapo.trainer.update import update_critic
 from dapo.trainer.value import Values, estimate_advantages, explained_variance_of
@@ -40,7 +40,6 @@ def pretrain_value(run: Run) -> None:
             progress=run.on_fill,
         )
         batch = make_batch(filled.groups, run.config, run.policy.dtype)
-        score_old(run.learner, batch, run.config, event=run.event)
         values = monte_carlo(run, batch)
         held_out = [g for g, group in enumerate(batch.groups) if is_held_out(group.problem.id)]
         sums = Sums()

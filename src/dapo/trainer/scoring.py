@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -39,20 +39,38 @@ def score_old(
     Rows are dealt as the updates deal them, so that both share their packed micro-batches. Rows in `skip` are left to
     the first update, which scores them on the same weights in its own forward pass.
     """
-    left = set(range(len(batch.lengths))) - set(skip)
-    wanted, own = sorted(left), list[int]()
-    for deal in (*deals, range(len(batch.lengths))):  # last: rows that no update trains on
+    wanted = sorted(set(range(len(batch.lengths))) - set(skip))
+
+    def score_rows(rows: list[int]) -> None:
+        keep_old(batch, config, rows, *score(learner.policy, batch, rows, config))
+
+    own = score_as_dealt(learner, batch, config, wanted, deals, score_rows, event)
+    share_rows(learner.world, old_values(batch), wanted, own)
+
+
+def score_as_dealt(
+    learner: Learner,
+    batch: Batch,
+    config: Config,
+    wanted: Sequence[int],
+    deals: Sequence[Sequence[int]],
+    work: Callable[[list[int]], None],
+    event: Event,
+) -> list[int]:
+    """work(rows) without gradients, on this rank's micro-batches of the rows wanted; returns which rows these are."""
+    left, own = set(wanted), list[int]()
+    for deal in (*deals, wanted):  # last: rows that no update trains on
         rows = [row for row in deal if row in left]
         left -= set(rows)
         own += own_rows(batch, rows, learner.world)
 
-        def score_rows(budget: int, rows: list[int] = rows) -> None:
+        def score_part(budget: int, rows: list[int] = rows) -> None:
             for micro in learner.microbatches(batch, rows, budget):
                 with torch.no_grad():
-                    keep_old(batch, config, micro.rows, *score(learner.policy, batch, micro.rows, config))
+                    work(micro.rows)
 
-        within_memory(learner, batch, rows, config, score_rows, event)
-    share_rows(learner.world, old_values(batch), wanted, own)
+        within_memory(learner, batch, rows, config, score_part, event)
+    return own
 
 
 def old_values(batch: Batch) -> tuple[Ragged, ...]:
@@ -69,37 +87,43 @@ def keep_old(batch: Batch, config: Config, rows: Sequence[int], logp: Tensor, en
         batch.logp_old.put(rows, logp)
 
 
-def estimate_values(learner: Learner, batch: Batch, config: Config, event: Event) -> Values | None:
-    """With a critic: its values, its targets, and the advantages by GAE."""
+def estimate_values(
+    learner: Learner, batch: Batch, config: Config, event: Event, *, deals: Sequence[Sequence[int]] = ()
+) -> Values | None:
+    """With a critic: its values, its targets, and the advantages by GAE. `deals`: as in `score_old`."""
     if learner.value is None or not batch.lengths:
         return None
-    value, rows = learner.value, list(range(len(batch.lengths)))
-    logp_ref = None
+    rows, logp_ref = list(range(len(batch.lengths))), None
     if learner.reference is not None and config.algorithm.kl.place == "reward":
         logp_ref = Ragged(batch.lengths, batch.logp_old.flat.dtype)
         reference, ragged = learner.reference, logp_ref
 
-        def score_reference(budget: int) -> None:
-            for micro in learner.microbatches(batch, rows, budget):
-                with torch.no_grad():
-                    ragged.put(micro.rows, score(reference, batch, micro.rows, config, with_entropy=False)[0])
+        def score_reference(rows: list[int]) -> None:
+            ragged.put(rows, score(reference, batch, rows, config, with_entropy=False)[0])
 
-        within_memory(learner, batch, rows, config, score_reference, event)
-        share_rows(learner.world, [logp_ref], rows, own_rows(batch, rows, learner.world))
-    return estimate_advantages(batch, config, old_values_of_critic(learner, value, batch, config, event), logp_ref)
+        own = score_as_dealt(learner, batch, config, rows, deals, score_reference, event)
+        share_rows(learner.world, [logp_ref], rows, own)
+    old = old_values_of_critic(learner, learner.value, batch, config, event, deals=deals)
+    return estimate_advantages(batch, config, old, logp_ref)
 
 
-def old_values_of_critic(learner: Learner, value: ValueLearner, batch: Batch, config: Config, event: Event) -> Ragged:
+def old_values_of_critic(
+    learner: Learner,
+    value: ValueLearner,
+    batch: Batch,
+    config: Config,
+    event: Event,
+    *,
+    deals: Sequence[Sequence[int]] = (),
+) -> Ragged:
     """V of every token, before any update of the step."""
     rows, old = list(range(len(batch.lengths))), Ragged(batch.lengths, batch.advantage.flat.dtype)
 
-    def score_critic(budget: int) -> None:
-        for micro in learner.microbatches(batch, rows, budget):
-            with torch.no_grad():
-                old.put(micro.rows, score_values(value.critic, batch, micro.rows))
+    def score_critic(rows: list[int]) -> None:
+        old.put(rows, score_values(value.critic, batch, rows))
 
-    within_memory(learner, batch, rows, config, score_critic, event)
-    share_rows(learner.world, [old], rows, own_rows(batch, rows, learner.world))
+    own = score_as_dealt(learner, batch, config, rows, deals, score_critic, event)
+    share_rows(learner.world, [old], rows, own)
     return old
 
 

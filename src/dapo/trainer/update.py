@@ -58,7 +58,7 @@ def update_policy(
         fit_activations(learner, batch, config)
     first_rows = next((rows for rows in deals if rows), []) if scores_itself(learner, config) else []
     score_old(learner, batch, config, deals=deals, skip=first_rows, event=event)
-    values = estimate_values(learner, batch, config, event)
+    values = estimate_values(learner, batch, config, event, deals=deals)
     scored = time.perf_counter()
     sums, first = Sums(), learner.updates
     lr = scheduled_lr(config.train, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,11 @@ from dapo.algorithms.diagnostics import explained_variance
 from dapo.algorithms.losses import kl_penalty, value_loss
 from dapo.config.schema import Config
 from dapo.models.critic import Critic
-from dapo.trainer.batch import Batch, deal_microbatches
+from dapo.trainer.batch import Batch
 from dapo.trainer.optimizer import Optimizer
 from dapo.trainer.ragged import Ragged, token_mask
+
+PADDED_VALUES = 1 << 24  # of the rows that GAE works on at a time
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Rag
     """
     target = Ragged(batch.lengths, batch.advantage.flat.dtype)
     settings = config.algorithm.gae
-    for rows in deal_microbatches(batch, range(len(batch.lengths)), config.train.tokens_per_microbatch):
+    for rows in similar_lengths(batch.lengths):
         lengths = [batch.lengths[row] for row in rows]
         mask = token_mask(lengths, "cpu")
         reward = terminal_reward(batch, rows, mask, old.flat.dtype)
@@ -73,6 +75,15 @@ def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Rag
     if settings.whiten:
         whiten_advantages(batch)
     return Values(old, target)
+
+
+def similar_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Rows, the longest first, as many together as `PADDED_VALUES` allows: GAE takes a step for every column."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while order:
+        n = max(1, PADDED_VALUES // max(1, lengths[order[0]]))
+        yield order[:n]
+        order = order[n:]
 
 
 def terminal_reward(batch: Batch, rows: Sequence[int], mask: Tensor, dtype: torch.dtype) -> Tensor:
