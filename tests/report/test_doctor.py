@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,40 @@ def test_nothing_is_dropped_without_dynamic_sampling(tmp_path: Path):
     assert "low-acceptance" not in names(look(tmp_path / "lone", both, config=critic))
     for finding in look(tmp_path / "word", easy, config=group):
         assert "dropped" not in finding.detail
+
+
+def test_a_critic_that_explains_less_than_a_constant_is_named(tmp_path: Path):
+    bad, good = (metrics(critic__explained_variance=T.critic_explained + off) for off in (-0.01, 0.01))
+    finding = the(look(tmp_path / "bad", bad), "critic-worse-than-none")
+    assert finding.remedy.startswith("Pretrain it")
+    started = config_of("algorithm.critic", pretrain_steps=10)
+    assert the(look(tmp_path / "started", bad, config=started), "critic-worse-than-none").remedy.startswith(
+        "Try another"
+    )
+    assert "critic-worse-than-none" not in names(look(tmp_path / "good", good))
+
+
+def test_a_critic_that_is_taught_by_its_own_values_is_named_where_nothing_is_learnt(tmp_path: Path):
+    # γλ = 0.9: a reward reaches 10 tokens.
+    gae = config_of("algorithm.gae", gamma=1.0, lam=0.9)
+    stuck = {"accuracy": 0.5, "critic__explained_variance": 0.9}
+    long, short = (metrics(**stuck, length__mean=10 * T.critic_reaches + off) for off in (1, -1))
+    finding = the(look(tmp_path / "long", long, config=gae), "critic-from-itself")
+    assert f"the last 10 of a response's {10 * T.critic_reaches + 1:.0f} tokens" in finding.detail
+    silent = {
+        "short": (short, gae),
+        "improving": (metrics(**stuck | {"accuracy": falls(0.3, 0.7)}, length__mean=400), gae),
+        "decoupled": (long, config_of("algorithm.gae", gamma=1.0, lam=0.9, lam_critic=1.0)),
+        "no critic": (metrics(accuracy=0.5, length__mean=400), gae),
+    }
+    for name, (lines, config) in silent.items():
+        assert "critic-from-itself" not in names(look(tmp_path / name, lines, config=config)), name
+
+
+def test_the_recorded_ppo_run_on_gsm8k_is_seen_through(tmp_path: Path):
+    folder = shutil.copytree(ROOT / "docs/results/gsm8k-coder-1.5b/decay/ppo-20-seed0", tmp_path / "ppo")
+    found = names(examine(load_run(folder)))
+    assert {"critic-from-itself", "forgetting", "truncation"} <= found
 
 
 def test_bypass_is_not_said_to_save_time_nor_checkpoints_to_be_in_a_step(tmp_path: Path):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dapo.report import policy_findings, response_findings, run_findings
+from dapo.report import critic_findings, policy_findings, response_findings, run_findings
 from dapo.report.findings import NOTE, SEVERE, WARNING, Disk, Finding, Thresholds, Visit
 from dapo.report.load import RunRecord
 
@@ -20,6 +20,7 @@ CHECKS: tuple[Callable[[Visit], Iterator[Finding]], ...] = (
     response_findings.length,
     response_findings.acceptance,
     response_findings.reward_hacking,
+    critic_findings.critic,
     policy_findings.engine_gap,
     policy_findings.gradients,
     response_findings.verdicts,

@@ -39,6 +39,8 @@ class Thresholds:
     dominating_answer: float = 0.5
     dominating_reference: float = 0.25
     dominating_groups: int = 8
+    critic_explained: float = 0.0  # of the variance of its targets: a constant explains as much
+    critic_reaches: float = 5.0  # responses so many times longer than a reward reaches
     engine_gap_nats: float = 0.05
     engine_kl_nats: float = 0.01
     effective_sample_size: float = 0.8
