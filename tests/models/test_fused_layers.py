@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from dapo.models import fused_layers
+from dapo.models import fused_layers, packing
 from dapo.models.fused_layers import fuse_layers
-from dapo.models.packing import pack
+from dapo.models.packing import Gather, pack, sum_in_torch
 from dapo.models.policy import Policy, add_lora
 from dapo.models.triton_support import has_triton, is_interpreted
 from tiny_models import FAMILIES, VOCABULARY, tiny_policy
@@ -19,14 +19,18 @@ pytestmark = pytest.mark.skipif(not (has_triton() and is_interpreted()), reason=
 
 @pytest.fixture
 def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_layers, "runs_triton", lambda _device: True)
+    for module in (fused_layers, packing):
+        monkeypatch.setattr(module, "runs_triton", lambda _device: True)
 
 
 def batch():
     rng = np.random.default_rng(3)
     lengths = [(1, 1), (2, 5), (3, 0), (1, 8)]
     prompts = [rng.integers(3, VOCABULARY, p).tolist() for p, _ in lengths]
-    return pack(prompts, [rng.integers(3, VOCABULARY, r) for _, r in lengths], "cpu")
+    prompts, lengths = [*prompts, prompts[-1]], [*lengths, (1, 3)]  # the last two share theirs
+    packed = pack(prompts, [rng.integers(3, VOCABULARY, r) for _, r in lengths], "cpu", sharing_saves=0.0)
+    assert packed.shared is not None
+    return packed
 
 
 def logp_and_gradients(policy: Policy) -> dict[str, torch.Tensor]:
@@ -47,6 +51,21 @@ def test_a_fused_model_says_and_learns_the_same(family: str):
     assert expected.keys() == got.keys()
     for name in expected:
         assert_close(got[name], expected[name], atol=2e-5, rtol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1,), (2, 24), (1500,)])
+def test_the_kernel_sums_gradients_of_rows_that_were_taken_several_times(dtype: torch.dtype, shape: tuple[int, ...]):
+    from dapo.models.kernels.gather import sum_taken
+
+    rng = np.random.default_rng(4)
+    source = np.concatenate([rng.integers(0, 9, 20), [10]])  # row 9 is never taken, 11 neither
+    places, grad = Gather.of(source, 12, "cpu"), torch.randn(21, *shape).to(dtype)
+    got = sum_taken(grad, places.order, places.starts)
+    assert_close(got, sum_in_torch(grad, places), atol=1e-6 if dtype == torch.float32 else 0, rtol=1e-2)
+    assert not got[[9, 11]].any()
+    assert torch.equal(got[10], grad[20])  # taken once: as it is
+    assert sum_taken(grad[:0], places.order[:0], places.starts[:1]).shape == (0, *shape)
 
 
 @pytest.mark.usefixtures("kernels_on_cpu")

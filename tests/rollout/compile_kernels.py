@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from dapo.models.kernels import layers, logits
+from dapo.models.kernels import gather, layers, logits
 from dapo.rollout.local import kernels
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.ops import TritonOps
@@ -41,7 +41,7 @@ def main(capability: int) -> None:
     JITFunction.run = compile_only
     decode_step(torch.bfloat16)
     training_step(torch.bfloat16)
-    launched = {name for part in (kernels, layers, logits) for name in entry_points(part)}
+    launched = {name for part in (kernels, gather, layers, logits) for name in entry_points(part)}
     assert compiled == launched, f"not compiled: {launched - compiled}"
     print(*sorted(compiled))
 
@@ -88,6 +88,9 @@ def training_step(dtype: torch.dtype) -> None:
     q, k, angle = (torch.zeros(4, n, D, dtype=dtype) for n in (QUERIES, KEYS, 1))
     for is_backward in (False, True):
         layers.rotate(q, k, angle[:, 0], angle[:, 0], is_backward=is_backward)
+    places = torch.zeros(4, dtype=torch.int32)
+    for heads in (QUERIES, KEYS):
+        gather.sum_taken(torch.zeros(4, heads, D, dtype=dtype), places, places)
     scores, target = torch.zeros(4, VOCABULARY), torch.zeros(4, dtype=torch.int64)
     for with_entropy in (False, True):
         logp, normaliser, _ = logits.logit_scores(scores, target, temperature=0.9, with_entropy=with_entropy)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.models.kernels.attention import Sequences
+from dapo.models.triton_support import runs_triton
 
 # A bucket of sequences is padded to its longest; a sequence shorter than this share of it opens a new bucket.
 SHORTEST_SHARE = 0.75
@@ -33,22 +34,28 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Gather:
-    """Rows taken from a tensor, some of them more than once; and the way back, where their gradients are summed."""
+    """Rows taken from a tensor of T, some more than once; and the way back, where their gradients are summed."""
 
     source: Tensor  # [M] the row that each is taken from
-    # For every number of times n that a row is taken: those rows [K], and where they went [K, n].
-    taken: tuple[tuple[Tensor, Tensor], ...]
+    order: Tensor  # [M] where the rows went: all places of the first, then of the second, and so on
+    starts: Tensor  # [T + 1] int32, where each row's places begin in `order`
 
     @classmethod
-    def of(cls, source: NDArray[np.int64], device: str | torch.device) -> Gather:
-        order = np.argsort(source, kind="stable")
-        rows, first, times = np.unique(source[order], return_index=True, return_counts=True)
-        taken = []
-        for n in np.unique(times):
-            those = times == n
-            went = order[first[those, None] + np.arange(n)]
-            taken.append((torch.from_numpy(rows[those]).to(device), torch.from_numpy(went).to(device)))
-        return cls(torch.from_numpy(source).to(device), tuple(taken))
+    def of(cls, source: NDArray[np.int64], n_rows: int, device: str | torch.device) -> Gather:
+        order = np.argsort(source, kind="stable").astype(np.int32)
+        starts = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=n_rows))]).astype(np.int32)
+        return cls(*(torch.from_numpy(array).to(device) for array in (source, order, starts)))
+
+    @cached_property
+    def taken(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """For every number of times n that a row is taken: those rows [K], and where they went [K, n]."""
+        times = self.starts.diff()
+        found = []
+        for n in times[times > 0].unique().tolist():
+            rows = torch.nonzero(times == n)[:, 0]
+            places = self.starts[rows, None] + torch.arange(n, device=rows.device)
+            found.append((rows, self.order[places].long()))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,12 @@ def pack(
     shared = None
     if not is_new.all():
         borrowed = tuple(np.where(is_new, 0, n_prompt).tolist())
-        shared = Shared(Gather.of(source, device), tensor(home), Gather.of(target_index, device), borrowed)
+        shared = Shared(
+            cells=Gather.of(source, len(home), device),
+            home=tensor(home),
+            targets=Gather.of(target_index, len(home), device),
+            borrowed=borrowed,
+        )
     return Packed(
         input_ids=tensor(np.concatenate(parts)),
         position_ids=tensor(position[home]),
@@ -209,20 +221,29 @@ def take(x: Tensor, gather: Gather) -> Tensor:
 class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gather: Gather) -> Tensor:
-        ctx.gather, ctx.n_rows = gather, len(x)
+        ctx.gather = gather
         return x.index_select(0, gather.source)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grads[0]
-        total = grad.new_zeros(ctx.n_rows, *grad.shape[1:])
-        wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
-        for rows, went in ctx.gather.taken:
-            part = grad.index_select(0, went.flatten())
-            if went.shape[1] > 1:
-                part = part.view(*went.shape, *grad.shape[1:]).sum(1, dtype=wide).to(grad.dtype)
-            total.index_copy_(0, rows, part)
-        return total, None
+        grad, gather = grads[0], ctx.gather
+        if runs_triton(grad.device.type) and grad.dtype != torch.float64:
+            from dapo.models.kernels.gather import sum_taken
+
+            return sum_taken(grad, gather.order, gather.starts), None
+        return sum_in_torch(grad, gather), None
+
+
+def sum_in_torch(grad: Tensor, gather: Gather) -> Tensor:
+    """[M, ...] -> [T, ...]: the gradients of each row's places, summed."""
+    total = grad.new_zeros(len(gather.starts) - 1, *grad.shape[1:])
+    wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    for rows, went in gather.taken:
+        part = grad.index_select(0, went.flatten())
+        if went.shape[1] > 1:
+            part = part.view(*went.shape, *grad.shape[1:]).sum(1, dtype=wide).to(grad.dtype)
+        total.index_copy_(0, rows, part)
+    return total
 
 
 def _similar(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
