@@ -56,6 +56,13 @@ def test_known_schemas_need_no_configuration(schema, write_jsonl):
     assert [(p.question, p.answer) for p in load_problems(str(path))] == [ONE, TWO]
 
 
+@pytest.mark.parametrize("missing", [None, ""])
+def test_a_first_row_without_an_answer_does_not_hide_the_schema(missing, write_jsonl):
+    rows = [{"question": "What is 1 + 1?", "answer": missing}, SCHEMAS["gsm8k"]("What is 2 + 2?", 4)]
+    [problem] = load_problems(str(write_jsonl(rows)))
+    assert (problem.question, problem.answer) == ("What is 2 + 2?", "4")
+
+
 def test_fields_map_any_column(write_jsonl):
     path = write_jsonl([{"text": ONE[0], "gold": {"value": ONE[1]}, "grade": 4}])
     fields = {"question": "text", "answer": "gold.value", "level": "grade"}

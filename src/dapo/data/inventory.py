@@ -6,16 +6,20 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 
 from dapo.data.keys import folded, problem_id
 from dapo.data.names import Use
 from dapo.data.references import answer_key
+from dapo.data.rows import Row
 from dapo.data.schemas import MAX_QUESTION_CHARS, Record, recognise
 from dapo.data.sources import Source, find_source
 from dapo.errors import DataError
 from dapo.rewards import needs_reference, reference_error
 from dapo.rewards.verifiers import named
+
+HEAD_ROWS = 1000  # how far a row without gaps is looked for
 
 
 @dataclass(slots=True)
@@ -125,18 +129,26 @@ class Counting:
         self.copies = math.gcd(*self.times.values())
 
     def records(self, fields: Mapping[str, str] | None) -> Iterator[tuple[int, Record]]:
-        schema = None
-        for number, row in self.source.rows():
+        rows = self.source.rows()
+        head = until_telling(rows)
+        if not head:
+            return
+        number, telling = head[-1] if is_full(head[-1][1]) else head[0]
+        schema = recognise(
+            telling,
+            fields,
+            where=f"{self.source.where}: row {number}",
+            needs_answer=needs_reference(self.verifier),
+        )
+        self.schema, told_by = schema.name, number
+        for number, row in chain(head, rows):
             where = f"{self.source.where}: row {number}"
-            if schema is None:
-                schema = recognise(row, fields, where=where, needs_answer=needs_reference(self.verifier))
-                self.schema = schema.name
             try:
                 record = schema.read(row)
             except (KeyError, TypeError, AttributeError) as error:
                 why = f"no column {error}" if isinstance(error, KeyError) else str(error)
                 raise DataError(
-                    f"{where}: does not fit the schema {schema.name} of the first row: {why}.",
+                    f"{where}: does not fit the schema {schema.name} of row {told_by}: {why}.",
                     remedy="Mend or remove this row, or map the columns with data.fields (--field question=COLUMN).",
                 ) from None
             if record.answer is None and self.verifier == "code":
@@ -180,6 +192,20 @@ class Counting:
             )
         notes += [f"{self.source.name}: {what} taken off {n:,} rows" for what, n in self.removed.items()]
         return notes
+
+
+def until_telling(rows: Iterator[tuple[int, Row]]) -> list[tuple[int, Row]]:
+    """The first rows, up to one without a gap: an answer that is missing does not say how the others are written."""
+    head = []
+    for number, row in islice(rows, HEAD_ROWS):
+        head.append((number, row))
+        if is_full(row):
+            break
+    return head
+
+
+def is_full(row: Row) -> bool:
+    return all(value is not None and value != "" for value in row.values())
 
 
 def is_text(record: Record) -> bool:

@@ -45,7 +45,7 @@ class Schema:
 
 
 def recognise(row: Row, fields: Mapping[str, str] | None, *, where: str, needs_answer: bool = True) -> Schema:
-    """The schema of a file from its first row. `fields` (config: data.fields) wins over recognition.
+    """The schema of a file from one of its rows. `fields` (config: data.fields) wins over recognition.
 
     Without `needs_answer` (a verifier that runs tests, or a user's own) tests will do instead.
     """
