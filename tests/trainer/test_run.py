@@ -1,5 +1,6 @@
 """Whole runs on a tiny model: what they leave behind, that nothing depends on the split, and that resume is exact."""
 
+import importlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.report.doctor import examine
 from dapo.report.load import load_run
 from dapo.tracking.files import read_lines
+from dapo.trainer.batch import Batch
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.export import export_run
 from dapo.trainer.loop import train
@@ -29,6 +31,7 @@ from dapo.trainer.observer import Observer
 from dapo.trainer.resume import read_run_config, resume_run
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
+from dapo.types import StopReason
 
 HERE = Path(__file__).parent
 
@@ -505,6 +508,49 @@ def test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_r
     with pytest.raises(EngineError, match=r"rollout.on_fault = stop"):
         train(run)
     run.close()
+
+    run = poisoned("value", "rollout.on_fault=stop", "preset=vapo", "algorithm.critic.pretrain_steps=2")
+    with pytest.raises(EngineError, match=r"rollout.on_fault = stop: .* in step 1 of value pretraining"):
+        train(run)
+    run.close()
+    assert not list(read_lines(run.folder / "value.jsonl"))
+
+
+def test_the_critic_is_not_pretrained_on_responses_that_the_engine_gave_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stage: Any = importlib.import_module("dapo.trainer.pretrain_value")
+    trained: list[StopReason] = []
+    fitted: list[int] = []
+
+    def update(_learner: Any, batch: Batch, _values: Any, rows: list[int], *_more: Any) -> None:
+        size = len(batch.groups[0].completions)
+        trained.extend(batch.groups[row // size].completions[row % size].stop_reason for row in rows)
+
+    monkeypatch.setattr(stage, "update_critic", update)
+    monkeypatch.setattr(stage, "fit_activations", lambda _learner, batch, _config: fitted.append(len(batch.lengths)))
+    keys = ("preset=vapo", "algorithm.critic.pretrain_steps=1", "train.steps=1", "train.gradient_checkpointing=auto")
+    run = start_run(recipe(tmp_path, *keys), tmp_path / "run", [])
+    with torch.no_grad():
+        run.policy.backbone.embed_tokens.weight[12] = float("nan")
+    train(run)
+    run.close()
+    assert "fault" in {event["kind"] for event in read_lines(run.folder / "events.jsonl")}
+    assert trained
+    assert StopReason.ABORTED not in trained
+    assert len(fitted) == 1
+
+
+def test_explained_variance_is_not_told_where_no_problem_is_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dapo.trainer.pretrain_value.is_held_out", lambda _problem: False)
+    run = start_run(
+        recipe(tmp_path, "preset=vapo", "algorithm.critic.pretrain_steps=1", "train.steps=1"), tmp_path / "run", []
+    )
+    train(run)
+    run.close()
+    [line] = read_lines(run.folder / "value.jsonl")
+    assert "critic/loss" in line
+    assert "critic/explained_variance" not in line
 
 
 # ---------------------------------------------------------------- budgets

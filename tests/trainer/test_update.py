@@ -17,10 +17,11 @@ from dapo.trainer import update
 from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches, make_batch
 from dapo.trainer.learner import Learner
 from dapo.trainer.optimizer import Optimizer
+from dapo.trainer.ragged import Ragged
 from dapo.trainer.scoring import score_old
 from dapo.trainer.sums import Sums, Totals, summarise
 from dapo.trainer.update import mean, microbatch_loss, update_policy
-from dapo.trainer.value import ValueLearner
+from dapo.trainer.value import ValueLearner, estimate_advantages
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 from tiny_models import tiny_policy
 
@@ -279,6 +280,37 @@ def test_micro_batches_are_packed_once_for_scoring_and_updates(config: Config, m
     monkeypatch.setattr(batch_module, "pack", lambda *parts, **how: packed.append(1) or pack(*parts, **how))
     update_policy(learner_of(torch.float64), make_batch(groups(4), config, torch.float64), config, step=1)
     assert len(packed) == 2  # one micro-batch for each of the two updates
+
+
+def test_values_are_scored_in_the_updates_micro_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from dapo.trainer import batch as batch_module
+
+    ppo = recipe(tmp_path, "preset=ppo", "train.epochs_per_step=2", "train.updates_per_step=2").config
+    packed = []
+    pack = batch_module.pack
+    monkeypatch.setattr(batch_module, "pack", lambda *parts, **how: packed.append(1) or pack(*parts, **how))
+    update_policy(learner_with_critic(), make_batch(groups(4), ppo, torch.float64), ppo, step=1)
+    assert len(packed) == 4  # two updates, dealt anew in the second epoch
+
+
+@pytest.mark.parametrize("n_values", [1, 50])
+def test_advantages_do_not_depend_on_how_many_rows_go_through_gae_at_a_time(
+    n_values: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ppo = recipe(tmp_path, "preset=ppo").config
+    values = torch.randn(sum(make_batch(groups(4), ppo, torch.float64).lengths), dtype=torch.float64)
+
+    def estimated() -> tuple[torch.Tensor, torch.Tensor]:
+        batch = make_batch(groups(4), ppo, torch.float64)
+        old = Ragged(batch.lengths, torch.float64)
+        old.flat = values.clone()
+        targets = estimate_advantages(batch, ppo, old).target
+        return batch.advantage.flat, targets.flat
+
+    together = estimated()
+    monkeypatch.setattr("dapo.trainer.value.PADDED_VALUES", n_values)
+    apart = estimated()
+    assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
 
 
 class Scarce(torch.nn.Module):
