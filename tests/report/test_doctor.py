@@ -286,27 +286,46 @@ def test_a_critic_that_explains_less_than_a_constant_is_named(tmp_path: Path):
     assert "critic-worse-than-none" not in names(look(tmp_path / "good", good))
 
 
-def test_a_critic_that_is_taught_by_its_own_values_is_named_where_nothing_is_learnt(tmp_path: Path):
-    # γλ = 0.9: a reward reaches 10 tokens.
-    gae = config_of("algorithm.gae", gamma=1.0, lam=0.9)
+def test_a_reward_that_reaches_only_the_end_is_named_where_nothing_is_learnt(tmp_path: Path):
+    # λ = 0.9: a reward reaches 10 tokens, whatever γ.
+    gae = config_of("algorithm.gae", gamma=0.99, lam=0.9)
     stuck = {"accuracy": 0.5, "critic__explained_variance": 0.9}
-    long, short = (metrics(**stuck, length__mean=10 * T.critic_reaches + off) for off in (1, -1))
-    finding = the(look(tmp_path / "long", long, config=gae), "critic-from-itself")
-    assert f"the last 10 of a response's {10 * T.critic_reaches + 1:.0f} tokens" in finding.detail
+    long, short = (metrics(**stuck, length__mean=10 * T.reward_reaches + off) for off in (1, -1))
+    finding = the(look(tmp_path / "long", long, config=gae), "short-reach")
+    assert f"the last 10 of a response's {10 * T.reward_reaches + 1:.0f} tokens" in finding.detail
+    assert finding.remedy.startswith("Set algorithm.gae.lam = 1.0")
+    adaptive = config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=0.9 / T.reward_reaches)
+    assert "length_adaptive_alpha = 1.0" in the(look(tmp_path / "alpha", long, config=adaptive), "short-reach").remedy
     silent = {
         "short": (short, gae),
         "improving": (metrics(**stuck | {"accuracy": falls(0.3, 0.7)}, length__mean=400), gae),
-        "decoupled": (long, config_of("algorithm.gae", gamma=1.0, lam=0.9, lam_critic=1.0)),
+        "all of it": (long, config_of("algorithm.gae", gamma=0.99, lam=1.0)),
+        "a fourth": (long, config_of("algorithm.gae", length_adaptive_alpha=1.1 / T.reward_reaches)),
         "no critic": (metrics(accuracy=0.5, length__mean=400), gae),
+        "graded": (metrics(**stuck | {"accuracy": 0.0}, reward__mean=falls(0.0, 0.9), length__mean=400), gae),
     }
     for name, (lines, config) in silent.items():
-        assert "critic-from-itself" not in names(look(tmp_path / name, lines, config=config)), name
+        assert "short-reach" not in names(look(tmp_path / name, lines, config=config)), name
+
+
+def test_graded_rewards_are_progress_where_no_response_counts_as_right(tmp_path: Path):
+    bad = {
+        "accuracy": 0.0,
+        "length__mean": lambda t: 300 if t < 0.5 else 900,
+        "policy__entropy": lambda t: 0.4 if t < 0.5 else 0.05,
+    }
+    found = look(tmp_path / "stuck", metrics(**bad, reward__mean=0.5))
+    assert {"entropy-collapse", "length-runaway"} <= names(found)
+    assert "mean reward 0.500 half-way, 0.500 now" in the(found, "entropy-collapse").detail
+    assert not {"entropy-collapse", "length-runaway"} & names(
+        look(tmp_path / "rising", metrics(**bad, reward__mean=falls(0.0, 0.9)))
+    )
 
 
 def test_the_recorded_ppo_run_on_gsm8k_is_seen_through(tmp_path: Path):
     folder = shutil.copytree(ROOT / "docs/results/gsm8k-coder-1.5b/decay/ppo-20-seed0", tmp_path / "ppo")
     found = names(examine(load_run(folder)))
-    assert {"critic-from-itself", "forgetting", "truncation"} <= found
+    assert {"short-reach", "forgetting", "truncation"} <= found
 
 
 def test_bypass_is_not_said_to_save_time_nor_checkpoints_to_be_in_a_step(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What the critic of PPO and VAPO is worth: what it explains, and whether it learns from rewards or from itself."""
+"""What the critic of PPO and VAPO is worth, and how much is left to it."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ def critic(v: Visit) -> Iterator[Finding]:
             "critic-worse-than-none",
             WARNING,
             "The critic is worse than none",
-            f"Its values explain {explained:+.2f} of the variance of what they are to foretell; a constant explains 0.",
+            f"Its values explain {explained:+.2f} of the variance of their targets; a constant explains 0.",
             f"{after_pretraining(v.run, 'try')} another algorithm.critic.lr; or do without: preset = dapo.",
             v.last_steps,
             ("critic/explained_variance", "critic/loss"),
         )
-    accuracy, before, length = v.last("accuracy") or 0.0, v.middle("accuracy") or 0.0, v.last("length/mean")
-    is_stuck = accuracy < v.t.entropy_excused_accuracy and accuracy - before < v.t.improving
-    lam, reach = critic_lambda(v.run), critic_reach(v.run)
-    if is_stuck and length is not None and length > v.t.critic_reaches * reach:
+    length = v.last("length/mean")
+    reach = reward_reach(v.run, length or 0.0)
+    if v.is_stuck and length is not None and length > v.t.reward_reaches * reach:
+        is_adaptive = adaptive_alpha(v.run) is not None
+        key = "algorithm.gae.length_adaptive_alpha" if is_adaptive else "algorithm.gae.lam"
         yield Finding(
-            "critic-from-itself",
+            "short-reach",
             WARNING,
-            "The critic learns mostly from itself",
-            f"With λ = {lam:g} a reward reaches about the last {reach:.0f} of a response's {length:.0f} tokens; before "
-            f"them the critic is taught by its own values. Accuracy {before:.3f} half-way, {accuracy:.3f} now.",
-            f"{after_pretraining(v.run, 'set')} algorithm.gae.lam_critic = 1.0, as preset = vapo does; or do without: "
-            "preset = dapo.",
+            "The reward reaches only the end of a response",
+            f"By {key} about the last {reach:.0f} of a response's {length:.0f} tokens hear of its reward, the others "
+            f"of what the critic makes of it; {v.progress}.",
+            f"Set {key} = 1.0; or do without a critic: preset = dapo.",
             v.whole,
-            ("accuracy", "critic/explained_variance", "length/truncated"),
+            ("accuracy", "length/truncated", "critic/explained_variance"),
         )
 
 
-def critic_lambda(run: RunRecord) -> float:
-    """λ of the critic's targets: its own where it has one."""
-    own = run.key("algorithm", "gae", "lam_critic", default="none")
-    return float(run.key("algorithm", "gae", "lam", default=0.95) if own == "none" else own)
+def adaptive_alpha(run: RunRecord) -> float | None:
+    alpha = run.key("algorithm", "gae", "length_adaptive_alpha", default="none")
+    return None if alpha == "none" else float(alpha)
 
 
-def critic_reach(run: RunRecord) -> float:
-    """Tokens before the end over which Σ (γλ)^l has its weight: 1 / (1 − γλ)."""
-    decay = float(run.key("algorithm", "gae", "gamma", default=1.0)) * critic_lambda(run)
-    return math.inf if decay >= 1 else 1 / (1 - decay)
+def reward_reach(run: RunRecord, length: float) -> float:
+    """Tokens over which Σ λ^l has its weight, 1 / (1 − λ). Beyond, only differences of the critic's values are left."""
+    alpha = adaptive_alpha(run)
+    if alpha is not None:
+        return max(alpha * length, 1.0)
+    lam = float(run.key("algorithm", "gae", "lam", default=0.95))
+    return math.inf if lam >= 1 else 1 / (1 - lam)
 
 
 def after_pretraining(run: RunRecord, verb: str) -> str:

@@ -39,8 +39,8 @@ class Thresholds:
     dominating_answer: float = 0.5
     dominating_reference: float = 0.25
     dominating_groups: int = 8
-    critic_explained: float = 0.0  # of the variance of its targets: a constant explains as much
-    critic_reaches: float = 5.0  # responses so many times longer than a reward reaches
+    critic_explained: float = -0.05  # of the variance of its targets; a constant explains 0, give or take
+    reward_reaches: float = 5.0  # responses so many times longer than a reward reaches
     engine_gap_nats: float = 0.05
     engine_kl_nats: float = 0.01
     effective_sample_size: float = 0.8
@@ -86,6 +86,23 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How right the responses are: half-way, and in the last window."""
+
+    name: str  # the metric
+    before: float
+    now: float
+
+    @property
+    def gain(self) -> float:
+        return self.now - self.before
+
+    def __str__(self) -> str:
+        word = "accuracy" if self.name == "accuracy" else "mean reward"
+        return f"{word} {self.before:.3f} half-way, {self.now:.3f} now"
+
+
+@dataclass(frozen=True, slots=True)
 class Visit:
     """A run as the doctor looks at it: its windows and medians, the sums of its rollouts, the disk."""
 
@@ -109,6 +126,22 @@ class Visit:
 
     def last(self, name: str) -> float | None:
         return self.run.median(name, slice(-self.width, None))
+
+    @property
+    def progress(self) -> Progress | None:
+        """Accuracy, or, where no response ever counts as right (graded rewards), the reward; None without either."""
+        is_graded = not any(value for _, value in self.run.series("accuracy"))
+        name = "reward/mean" if is_graded and self.run.series("reward/mean") else "accuracy"
+        before, now = self.middle(name), self.last(name)
+        return None if before is None or now is None else Progress(name, before, now)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Still often wrong, and no longer improving."""
+        progress = self.progress
+        if progress is None or (progress.name == "accuracy" and progress.now >= self.t.entropy_excused_accuracy):
+            return False
+        return progress.gain < self.t.improving
 
     @property
     def last_steps(self) -> tuple[int, int]:

@@ -12,17 +12,16 @@ def entropy(v: Visit) -> Iterator[Finding]:
     start, end = v.first("policy/entropy"), v.last("policy/entropy")
     if not v.has_trend or start is None or end is None:
         return
-    accuracy, before = v.last("accuracy") or 0.0, v.middle("accuracy") or 0.0
-    is_stuck = accuracy < v.t.entropy_excused_accuracy and accuracy - before < v.t.improving
-    if (end < v.t.entropy_collapse_ratio * start and is_stuck) or (
-        end < v.t.entropy_collapse_nats and accuracy < v.t.entropy_excused_accuracy
+    is_excused = (v.last("accuracy") or 0.0) >= v.t.entropy_excused_accuracy
+    if (end < v.t.entropy_collapse_ratio * start and v.is_stuck) or (
+        end < v.t.entropy_collapse_nats and not is_excused
     ):
         yield Finding(
             "entropy-collapse",
             SEVERE,
             "Entropy has collapsed",
-            f"{start:.3f} nats at the start, {end:.4f} now{share_of(end, start)}; accuracy {before:.3f} half-way, "
-            f"{accuracy:.3f} now: the model has stopped exploring before it was right.",
+            f"{start:.3f} nats at the start, {end:.4f} now{share_of(end, start)}; {v.progress}: the model has stopped "
+            "exploring before it was right.",
             "Raise algorithm.clip.high (the paper: 0.28), lower train.lr, or go back to an earlier checkpoint.",
             v.whole,
             ("policy/entropy", "policy/probability", "clip/high"),

@@ -10,19 +10,18 @@ from dapo.report.load import RunRecord
 
 def length(v: Visit) -> Iterator[Finding]:
     start, end = v.first("length/mean"), v.last("length/mean")
-    if v.has_trend and start and end and end > v.t.length_runaway_ratio * start:
-        gain = (v.last("accuracy") or 0.0) - (v.middle("accuracy") or 0.0)
-        if gain < v.t.improving:
-            yield Finding(
-                "length-runaway",
-                WARNING,
-                "Responses grow without getting better",
-                f"Mean length {start:.0f} tokens at the start, {end:.0f} now ({end / start:.1f} times); accuracy has "
-                f"changed by {gain:+.3f} since half-way.",
-                brevity(v.run),
-                v.whole,
-                ("length/mean", "length/p90"),
-            )
+    progress = v.progress
+    is_better = progress is None or progress.gain >= v.t.improving
+    if v.has_trend and start and end and end > v.t.length_runaway_ratio * start and not is_better:
+        yield Finding(
+            "length-runaway",
+            WARNING,
+            "Responses grow without getting better",
+            f"Mean length {start:.0f} tokens at the start, {end:.0f} now ({end / start:.1f} times); {progress}.",
+            brevity(v.run),
+            v.whole,
+            ("length/mean", "length/p90"),
+        )
     share = v.last("length/truncated")
     if share is not None and share > v.t.truncated:
         limit = v.run.key("limits", "max_response_tokens", default="?")
