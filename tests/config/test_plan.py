@@ -98,3 +98,16 @@ def test_parts_say_what_is_off_too():
     assert parts["dynamic sampling"] == parts["overlong filtering"] == parts["critic"] == "off"
     assert "symmetric" in parts["clip"]
     assert "not the paper" in dict(parts_of(load_recipe("quickstart", ["preset=dapo-fast"]).config))["carry-over"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["preset=ppo"], "λ 0.95 (a reward reaches the last 20 or so)"),
+        (["preset=ppo", "algorithm.gae.lam=1.0"], "λ 1 (a reward reaches all tokens)"),
+        (["preset=vapo"], "λ = 1 − 1/(0.05·length) (a reward reaches the last 5% of a response)"),
+        (["preset=vapo", "algorithm.gae.length_adaptive_alpha=2.0"], "the last 100% of a response"),
+    ],
+)
+def test_a_plan_says_how_far_a_reward_reaches(keys: list[str], said: str):
+    assert said in dict(parts_of(load_recipe("quickstart", keys).config))["advantage"]

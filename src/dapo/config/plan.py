@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dapo.config.machine import GIB
 from dapo.config.model_shapes import ModelShape
-from dapo.config.schema import Config
+from dapo.config.schema import Config, GaeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,14 @@ def _advantage(config: Config) -> str:
     adaptive = gae.length_adaptive_alpha
     lam = f"λ {gae.lam:g}" if adaptive is None else f"λ = 1 − 1/({adaptive:g}·length)"
     critic = f", critic λ {gae.lam_critic:g}" if gae.lam_critic is not None else ""
-    return f"GAE, γ {gae.gamma:g}, {lam}{critic}" + (", whitened" if gae.whiten else "")
+    return f"GAE, γ {gae.gamma:g}, {lam} ({_reach(gae)}){critic}" + (", whitened" if gae.whiten else "")
+
+
+def _reach(gae: GaeConfig) -> str:
+    """How much of a response hears of its reward and not only of the critic's values: 1/(1 − λ) tokens."""
+    if gae.length_adaptive_alpha is not None:
+        return f"a reward reaches the last {min(gae.length_adaptive_alpha, 1):.0%} of a response"
+    return "a reward reaches all tokens" if gae.lam == 1 else f"a reward reaches the last {1 / (1 - gae.lam):.0f} or so"
 
 
 def _mean(config: Config) -> str:
