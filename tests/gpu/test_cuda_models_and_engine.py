@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from dapo.models.logprobs import linear_logprobs, plain_logprobs
-from dapo.models.packing import pack
+from dapo.models.packing import Gather, pack, sum_in_torch
 from dapo.models.policy import Policy
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
@@ -53,6 +53,19 @@ def test_float32_on_cuda_agrees_with_the_cpu(family: str):
     logp, grad = gradient(policy.cuda(), batch("cuda"))
     assert_close(logp, expected, atol=1e-4, rtol=0)
     assert torch.cosine_similarity(grad, expected_grad, dim=0) > 0.99999
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(12, 128), (2, 128), (1537,)])
+def test_gradients_of_shared_rows_are_summed_as_in_torch(dtype: torch.dtype, shape: tuple[int, ...]):
+    from dapo.models.kernels.gather import sum_taken
+
+    rng = np.random.default_rng(0)
+    gather = Gather.of(np.concatenate([np.arange(400), rng.integers(0, 500, 600)]), 520, "cuda")
+    grad = torch.randn(1000, *shape, device="cuda").to(dtype)
+    got = sum_taken(grad, gather.order, gather.starts)
+    assert_close(got, sum_in_torch(grad, gather), atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+    assert torch.equal(got, sum_taken(grad, gather.order, gather.starts))
 
 
 def test_half_precision_log_probs_have_float32_logits():
