@@ -103,10 +103,14 @@ def test_parts_say_what_is_off_too():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["preset=ppo"], "λ 0.95 (a reward reaches the last 20 or so)"),
+        (["preset=ppo"], "λ 0.95 (a reward reaches the last 20 tokens or so)"),
         (["preset=ppo", "algorithm.gae.lam=1.0"], "λ 1 (a reward reaches all tokens)"),
-        (["preset=vapo"], "λ = 1 − 1/(0.05·length) (a reward reaches the last 5% of a response)"),
-        (["preset=vapo", "algorithm.gae.length_adaptive_alpha=2.0"], "the last 100% of a response"),
+        (
+            ["preset=ppo", "algorithm.gae.lam=1.0", "algorithm.gae.gamma=0.9"],
+            "(a reward reaches the last 10 tokens or so)",
+        ),
+        (["preset=vapo"], "λ = 1 − 1/(0.05·length) (a reward reaches the last 5 % of a response)"),
+        (["preset=vapo", "algorithm.gae.length_adaptive_alpha=2.0"], "the last 100 % of a response"),
     ],
 )
 def test_a_plan_says_how_far_a_reward_reaches(keys: list[str], said: str):

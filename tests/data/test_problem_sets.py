@@ -56,11 +56,31 @@ def test_known_schemas_need_no_configuration(schema, write_jsonl):
     assert [(p.question, p.answer) for p in load_problems(str(path))] == [ONE, TWO]
 
 
-@pytest.mark.parametrize("missing", [None, ""])
-def test_a_first_row_without_an_answer_does_not_hide_the_schema(missing, write_jsonl):
+@pytest.mark.parametrize("missing", [None, "", " ", float("nan")])
+@pytest.mark.parametrize("more", [{}, {"hint": None}])
+def test_a_first_row_without_an_answer_does_not_hide_the_schema(missing, more, write_jsonl):
     rows = [{"question": "What is 1 + 1?", "answer": missing}, SCHEMAS["gsm8k"]("What is 2 + 2?", 4)]
-    [problem] = load_problems(str(write_jsonl(rows)))
+    [problem] = load_problems(str(write_jsonl([row | more for row in rows])))
     assert (problem.question, problem.answer) == ("What is 2 + 2?", "4")
+
+
+@pytest.mark.parametrize(
+    ("rows", "answers"),
+    [
+        ([{"answer": "5", "level": None}, {}, {"answer": "7", "level": None}], ["5", "7"]),
+        (
+            [{"answer": "5", "solution": None}, {"solution": "\\boxed{6}"}, {"answer": "8", "solution": None}],
+            ["5", "6", "8"],
+        ),
+        (
+            [{"answer": "5", "level": None}, {"answer": "6", "level": ""}, {"answer": "#### 7", "level": "3"}],
+            ["5", "6"],
+        ),
+    ],
+)
+def test_the_first_row_tells_the_schema_where_it_has_an_answer(rows, answers, write_jsonl):
+    path = write_jsonl([{"question": f"What is {i}?", **row} for i, row in enumerate(rows)])
+    assert [problem.answer for problem in load_problems(str(path))] == answers
 
 
 def test_fields_map_any_column(write_jsonl):

@@ -10,7 +10,7 @@ import pytest
 from fake_runs import evaluation, metrics, write_run
 
 from dapo.report.doctor import examine, verdict
-from dapo.report.findings import NOTE, Disk, Finding, Thresholds
+from dapo.report.findings import NOTE, WARNING, Disk, Finding, Thresholds
 from dapo.report.load import load_run
 
 T = Thresholds()
@@ -287,22 +287,22 @@ def test_a_critic_that_explains_less_than_a_constant_is_named(tmp_path: Path):
 
 
 def test_a_reward_that_reaches_only_the_end_is_named_where_nothing_is_learnt(tmp_path: Path):
-    # λ = 0.9: a reward reaches 10 tokens, whatever γ.
-    gae = config_of("algorithm.gae", gamma=0.99, lam=0.9)
+    # γλ = 0.9: a reward reaches 10 tokens.
+    gae = config_of("algorithm.gae", gamma=1.0, lam=0.9)
     stuck = {"accuracy": 0.5, "critic__explained_variance": 0.9}
     long, short = (metrics(**stuck, length__mean=10 * T.reward_reaches + off) for off in (1, -1))
     finding = the(look(tmp_path / "long", long, config=gae), "short-reach")
     assert f"the last 10 of a response's {10 * T.reward_reaches + 1:.0f} tokens" in finding.detail
-    assert finding.remedy.startswith("Set algorithm.gae.lam = 1.0")
-    adaptive = config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=0.9 / T.reward_reaches)
-    assert "length_adaptive_alpha = 1.0" in the(look(tmp_path / "alpha", long, config=adaptive), "short-reach").remedy
+    assert finding.remedy.startswith("Try algorithm.gae.lam = 1.0; or")
+    discounted = config_of("algorithm.gae", gamma=0.9, lam=1.0)
+    assert "gamma = 1.0 (now 0.9)" in the(look(tmp_path / "gamma", long, config=discounted), "short-reach").remedy
     silent = {
         "short": (short, gae),
         "improving": (metrics(**stuck | {"accuracy": falls(0.3, 0.7)}, length__mean=400), gae),
-        "all of it": (long, config_of("algorithm.gae", gamma=0.99, lam=1.0)),
-        "a fourth": (long, config_of("algorithm.gae", length_adaptive_alpha=1.1 / T.reward_reaches)),
+        "all of it": (long, config_of("algorithm.gae", lam=1.0)),
+        "adaptive": (long, config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=0.05)),
         "no critic": (metrics(accuracy=0.5, length__mean=400), gae),
-        "graded": (metrics(**stuck | {"accuracy": 0.0}, reward__mean=falls(0.0, 0.9), length__mean=400), gae),
+        "graded": (metrics(**stuck | {"accuracy": 0.0}, reward__raw=0.5, length__mean=400), gae),
     }
     for name, (lines, config) in silent.items():
         assert "short-reach" not in names(look(tmp_path / name, lines, config=config)), name
@@ -314,12 +314,21 @@ def test_graded_rewards_are_progress_where_no_response_counts_as_right(tmp_path:
         "length__mean": lambda t: 300 if t < 0.5 else 900,
         "policy__entropy": lambda t: 0.4 if t < 0.5 else 0.05,
     }
-    found = look(tmp_path / "stuck", metrics(**bad, reward__mean=0.5))
+    found = look(tmp_path / "stuck", metrics(**bad, reward__raw=0.5))
     assert {"entropy-collapse", "length-runaway"} <= names(found)
-    assert "mean reward 0.500 half-way, 0.500 now" in the(found, "entropy-collapse").detail
-    assert not {"entropy-collapse", "length-runaway"} & names(
-        look(tmp_path / "rising", metrics(**bad, reward__mean=falls(0.0, 0.9)))
-    )
+    collapse = the(found, "entropy-collapse")
+    assert "mean reward 0.500 half-way, 0.500 now: the model has stopped exploring." in collapse.detail
+    assert collapse.level == WARNING
+    once_right = bad | {"accuracy": lambda t: 0.002 * (t == 1.0)}
+    for name, lines in (("rising", bad), ("once", once_right)):
+        found = look(tmp_path / name, metrics(**lines, reward__raw=falls(0.0, 0.9)))
+        assert not {"entropy-collapse", "length-runaway"} & names(found), name
+
+
+def test_a_collapse_without_accuracy_or_reward_says_nothing_of_them(tmp_path: Path):
+    lines = metrics(policy__entropy=lambda t: 0.4 if t < 0.5 else T.entropy_collapse_nats / 2)
+    lines = [{k: v for k, v in line.items() if k not in ("accuracy", "reward/raw")} for line in lines]
+    assert "None" not in the(look(tmp_path, lines), "entropy-collapse").detail
 
 
 def test_the_recorded_ppo_run_on_gsm8k_is_seen_through(tmp_path: Path):

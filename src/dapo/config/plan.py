@@ -88,10 +88,13 @@ def _advantage(config: Config) -> str:
 
 
 def _reach(gae: GaeConfig) -> str:
-    """How much of a response hears of its reward and not only of the critic's values: 1/(1 − λ) tokens."""
+    """How much of a response hears of its reward and not only of the critic's values: 1/(1 − γλ) tokens."""
     if gae.length_adaptive_alpha is not None:
-        return f"a reward reaches the last {min(gae.length_adaptive_alpha, 1):.0%} of a response"
-    return "a reward reaches all tokens" if gae.lam == 1 else f"a reward reaches the last {1 / (1 - gae.lam):.0f} or so"
+        return f"a reward reaches the last {100 * min(gae.length_adaptive_alpha, 1):g} % of a response"
+    decay = gae.gamma * gae.lam
+    return (
+        "a reward reaches all tokens" if decay == 1 else f"a reward reaches the last {1 / (1 - decay):.0f} tokens or so"
+    )
 
 
 def _mean(config: Config) -> str:

@@ -13,13 +13,13 @@ from dapo.data.keys import folded, problem_id
 from dapo.data.names import Use
 from dapo.data.references import answer_key
 from dapo.data.rows import Row
-from dapo.data.schemas import MAX_QUESTION_CHARS, Record, recognise
+from dapo.data.schemas import MAX_QUESTION_CHARS, Record, answer_column, recognise, reference_text
 from dapo.data.sources import Source, find_source
 from dapo.errors import DataError
 from dapo.rewards import needs_reference, reference_error
 from dapo.rewards.verifiers import named
 
-HEAD_ROWS = 1000  # how far a row without gaps is looked for
+HEAD_ROWS = 1000  # how far an answer is looked for
 
 
 @dataclass(slots=True)
@@ -130,17 +130,17 @@ class Counting:
 
     def records(self, fields: Mapping[str, str] | None) -> Iterator[tuple[int, Record]]:
         rows = self.source.rows()
-        head = until_telling(rows)
+        head = list(islice(rows, 1)) if fields else until_answered(rows)
         if not head:
             return
-        number, telling = head[-1] if is_full(head[-1][1]) else head[0]
+        told_by, telling = head[-1] if head[-1][1].keys() == head[0][1].keys() else head[0]
         schema = recognise(
             telling,
             fields,
-            where=f"{self.source.where}: row {number}",
+            where=f"{self.source.where}: row {told_by}",
             needs_answer=needs_reference(self.verifier),
         )
-        self.schema, told_by = schema.name, number
+        self.schema = schema.name
         for number, row in chain(head, rows):
             where = f"{self.source.where}: row {number}"
             try:
@@ -194,18 +194,21 @@ class Counting:
         return notes
 
 
-def until_telling(rows: Iterator[tuple[int, Row]]) -> list[tuple[int, Row]]:
-    """The first rows, up to one without a gap: an answer that is missing does not say how the others are written."""
-    head = []
+def until_answered(rows: Iterator[tuple[int, Row]]) -> list[tuple[int, Row]]:
+    """The first row; where its answer is missing, up to one of the same columns that has one.
+
+    An answer that is missing does not say how the others are written.
+    """
+    head = list(islice(rows, 1))
+    column = answer_column(head[0][1]) if head else None
+    if column is None or reference_text(head[0][1][column]):
+        return head
+    first = head[0][1]
     for number, row in islice(rows, HEAD_ROWS):
         head.append((number, row))
-        if is_full(row):
-            break
+        if row.keys() == first.keys() and reference_text(row[column]):
+            return head
     return head
-
-
-def is_full(row: Row) -> bool:
-    return all(value is not None and value != "" for value in row.values())
 
 
 def is_text(record: Record) -> bool:

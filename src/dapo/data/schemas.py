@@ -55,7 +55,7 @@ def recognise(row: Row, fields: Mapping[str, str] | None, *, where: str, needs_a
     if isinstance(row.get("prompt"), list) and isinstance(row.get("reward_model"), dict):
         return Schema("verl", read_verl)
     question = next((columns[name] for name in QUESTION_COLUMNS if name in columns), None)
-    answer = next((columns[name] for name in ANSWER_COLUMNS if name in columns), None)
+    answer = answer_column(row)
     if question and answer:
         if "####" in str(row[answer]):
             return Schema("gsm8k", lambda row: read_gsm8k(row, question, answer))
@@ -80,6 +80,11 @@ def recognise(row: Row, fields: Mapping[str, str] | None, *, where: str, needs_a
         remedy='Map them: data.fields = {question = "COLUMN", answer = "COLUMN.SUB"}, or on the command line '
         "--field question=COLUMN --field answer=COLUMN. A CSV file needs a header line.",
     )
+
+
+def answer_column(row: Row) -> str | None:
+    columns = {name.lower(): name for name in row}
+    return next((columns[name] for name in ANSWER_COLUMNS if name in columns), None)
 
 
 def mapped(row: Row, fields: Mapping[str, str], *, where: str, needs_answer: bool = True) -> Schema:

@@ -18,40 +18,41 @@ def critic(v: Visit) -> Iterator[Finding]:
             "critic-worse-than-none",
             WARNING,
             "The critic is worse than none",
-            f"Its values explain {explained:+.2f} of the variance of their targets; a constant explains 0.",
+            f"Its values explain {explained:+.2f} of the variance of what came out; a constant explains 0.",
             f"{after_pretraining(v.run, 'try')} another algorithm.critic.lr; or do without: preset = dapo.",
             v.last_steps,
             ("critic/explained_variance", "critic/loss"),
         )
-    length = v.last("length/mean")
-    reach = reward_reach(v.run, length or 0.0)
-    if v.is_stuck and length is not None and length > v.t.reward_reaches * reach:
-        is_adaptive = adaptive_alpha(v.run) is not None
-        key = "algorithm.gae.length_adaptive_alpha" if is_adaptive else "algorithm.gae.lam"
+    progress, length, reach = v.progress, v.last("length/mean"), reward_reach(v.run)
+    is_stuck = v.is_stuck and progress is not None and progress.is_accuracy
+    if is_stuck and length is not None and length > v.t.reward_reaches * reach:
+        discount = gamma_of(v.run)
+        also = f" and algorithm.gae.gamma = 1.0 (now {discount:g})" if discount < 1 else ""
         yield Finding(
             "short-reach",
             WARNING,
             "The reward reaches only the end of a response",
-            f"By {key} about the last {reach:.0f} of a response's {length:.0f} tokens hear of its reward, the others "
-            f"of what the critic makes of it; {v.progress}.",
-            f"Set {key} = 1.0; or do without a critic: preset = dapo.",
+            f"By algorithm.gae.lam = {lam_of(v.run):g} about the last {reach:.0f} of a response's {length:.0f} tokens "
+            f"hear of its reward, the others of what the critic makes of it; {progress}.",
+            f"Try algorithm.gae.lam = 1.0{also}; or do without a critic: preset = dapo.",
             v.whole,
             ("accuracy", "length/truncated", "critic/explained_variance"),
         )
 
 
-def adaptive_alpha(run: RunRecord) -> float | None:
-    alpha = run.key("algorithm", "gae", "length_adaptive_alpha", default="none")
-    return None if alpha == "none" else float(alpha)
+def lam_of(run: RunRecord) -> float:
+    return float(run.key("algorithm", "gae", "lam", default=0.95))
 
 
-def reward_reach(run: RunRecord, length: float) -> float:
-    """Tokens over which Σ λ^l has its weight, 1 / (1 − λ). Beyond, only differences of the critic's values are left."""
-    alpha = adaptive_alpha(run)
-    if alpha is not None:
-        return max(alpha * length, 1.0)
-    lam = float(run.key("algorithm", "gae", "lam", default=0.95))
-    return math.inf if lam >= 1 else 1 / (1 - lam)
+def gamma_of(run: RunRecord) -> float:
+    return float(run.key("algorithm", "gae", "gamma", default=1.0))
+
+
+def reward_reach(run: RunRecord) -> float:
+    """Tokens over which Σ (γλ)^l has its weight, 1 / (1 − γλ). VAPO's λ, which adapts to the length, is left alone."""
+    decay = gamma_of(run) * lam_of(run)
+    is_adaptive = run.key("algorithm", "gae", "length_adaptive_alpha", default="none") != "none"
+    return math.inf if is_adaptive or decay >= 1 else 1 / (1 - decay)
 
 
 def after_pretraining(run: RunRecord, verb: str) -> str:

@@ -94,11 +94,15 @@ class Progress:
     now: float
 
     @property
+    def is_accuracy(self) -> bool:
+        return self.name == "accuracy"
+
+    @property
     def gain(self) -> float:
         return self.now - self.before
 
     def __str__(self) -> str:
-        word = "accuracy" if self.name == "accuracy" else "mean reward"
+        word = "accuracy" if self.is_accuracy else "mean reward"
         return f"{word} {self.before:.3f} half-way, {self.now:.3f} now"
 
 
@@ -129,19 +133,21 @@ class Visit:
 
     @property
     def progress(self) -> Progress | None:
-        """Accuracy, or, where no response ever counts as right (graded rewards), the reward; None without either."""
-        is_graded = not any(value for _, value in self.run.series("accuracy"))
-        name = "reward/mean" if is_graded and self.run.series("reward/mean") else "accuracy"
-        before, now = self.middle(name), self.last(name)
-        return None if before is None or now is None else Progress(name, before, now)
+        """Accuracy, or, where next to no response counts as right (graded rewards), the reward; None without either."""
+        for name in ("accuracy", "reward/raw"):
+            start, before, now = self.first(name), self.middle(name), self.last(name)
+            if before is not None and now is not None and (name != "accuracy" or start or before or now):
+                return Progress(name, before, now)
+        return None
 
     @property
     def is_stuck(self) -> bool:
-        """Still often wrong, and no longer improving."""
+        """Still often wrong, and no longer improving. Of rewards the run's own range is the measure."""
         progress = self.progress
-        if progress is None or (progress.name == "accuracy" and progress.now >= self.t.entropy_excused_accuracy):
+        if progress is None or (progress.is_accuracy and progress.now >= self.t.entropy_excused_accuracy):
             return False
-        return progress.gain < self.t.improving
+        values = [value for _, value in self.run.series(progress.name)]
+        return progress.gain < self.t.improving * (1.0 if progress.is_accuracy else max(values) - min(values) or 1.0)
 
     @property
     def last_steps(self) -> tuple[int, int]:

@@ -16,12 +16,15 @@ def entropy(v: Visit) -> Iterator[Finding]:
     if (end < v.t.entropy_collapse_ratio * start and v.is_stuck) or (
         end < v.t.entropy_collapse_nats and not is_excused
     ):
+        progress = v.progress
+        is_graded = progress is not None and not progress.is_accuracy
+        told = "" if progress is None else f"; {progress}"
         yield Finding(
             "entropy-collapse",
-            SEVERE,
+            WARNING if is_graded else SEVERE,
             "Entropy has collapsed",
-            f"{start:.3f} nats at the start, {end:.4f} now{share_of(end, start)}; {v.progress}: the model has stopped "
-            "exploring before it was right.",
+            f"{start:.3f} nats at the start, {end:.4f} now{share_of(end, start)}{told}: the model has stopped exploring"
+            f"{'' if is_graded else ' before it was right'}.",
             "Raise algorithm.clip.high (the paper: 0.28), lower train.lr, or go back to an earlier checkpoint.",
             v.whole,
             ("policy/entropy", "policy/probability", "clip/high"),

@@ -44,7 +44,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "engine/kl": ("nats", "KL(engine ‖ trainer), k3"),
     "engine/effective_sample_size": ("", "share of tokens in effect under the importance weights"),
     "critic/loss": ("", "value loss, mean over the updates that were not skipped"),
-    "critic/explained_variance": ("", "1 − Var(return − value)/Var(return)"),
+    "critic/explained_variance": ("", "1 − Var(return − value)/Var(return), of the returns with λ = 1"),
     "critic/gradient_norm": ("", "gradient norm of the critic before clipping"),
     "sampling/prompts_tried": ("", "prompts submitted up to the last group used"),
     "sampling/acceptance": ("", "share of resolved groups that are informative"),

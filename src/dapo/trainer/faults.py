@@ -6,8 +6,11 @@ from dapo.errors import EngineError
 from dapo.rollout.engine import Engine
 from dapo.trainer.run import Run
 
+LATER = "The newest checkpoint is from before. Lower train.lr, or try model.dtype = float32."
+UNTRAINED = "The policy has not moved yet: check the weights, or try model.dtype = float32."
 
-def report_faults(run: Run, engine: Engine, where: str) -> int:
+
+def report_faults(run: Run, engine: Engine, where: str, *, remedy: str = LATER) -> int:
     """Turn the new faults of all ranks' engines into events; their number. rollout.on_fault may stop the run."""
     own = [
         f"problem {fault.request.key.problem!r}, response {fault.request.key.response_index}: {fault.reason} at token "
@@ -22,6 +25,6 @@ def report_faults(run: Run, engine: Engine, where: str) -> int:
         raise EngineError(
             f"rollout.on_fault = stop: the engine gave up {len(faults)} responses in {where} because their logits "
             "were not finite.",
-            remedy="The newest checkpoint is from before. Lower train.lr, or try model.dtype = float32.",
+            remedy=remedy,
         )
     return len(faults)

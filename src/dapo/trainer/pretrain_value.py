@@ -13,7 +13,7 @@ from dapo.sampling.dynamic import fill_step
 from dapo.tracking.metrics import finite
 from dapo.trainer.batch import Batch, deal_minibatches, make_batch
 from dapo.trainer.checkpoint import save_run
-from dapo.trainer.faults import report_faults
+from dapo.trainer.faults import UNTRAINED, report_faults
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.memory import fit_activations
 from dapo.trainer.run import Run
@@ -43,7 +43,7 @@ def pretrain_value(run: Run) -> None:
             max_prompts_tried=sampling.prompts_per_step,
             progress=run.on_fill,
         )
-        report_faults(run, run.engine, f"step {step} of value pretraining")
+        report_faults(run, run.engine, f"step {step} of value pretraining", remedy=UNTRAINED)
         batch = make_batch(filled.groups, unfiltered(run.config), run.policy.dtype)
         if run.config.train.gradient_checkpointing == "auto" and batch.lengths:
             fit_activations(run.learner, batch, run.config)
@@ -64,11 +64,11 @@ def pretrain_value(run: Run) -> None:
         for message in filled.events:
             run.event("fill", message)
         sums = sums.across(run.world)
-        is_skipped = sums.total("skipped") > 0 and not sums.total("critic_updates")
+        is_taught = sums.total("critic_updates") > 0
         line = finite(
             {
                 "step": step,
-                "critic/loss": math.nan if is_skipped else sums.ratio("critic_loss", "critic_updates"),
+                "critic/loss": sums.ratio("critic_loss", "critic_updates") if is_taught else math.nan,
                 "critic/explained_variance": explained_variance_of(values, measured) if measured else math.nan,
                 "tokens/generated": filled.accounting.generated_tokens,
                 "timing.step_s": time.perf_counter() - start,

@@ -31,10 +31,11 @@ class ValueLearner:
 
 @dataclass(slots=True)
 class Values:
-    """Per token of a batch: V at the start of the step, and the critic's target."""
+    """Per token of a batch: V at the start of the step, the critic's target, and what really came out."""
 
     old: Ragged
     target: Ragged
+    outcome: Ragged  # the target with λ = 1: no value has a say in it
 
 
 def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
@@ -49,7 +50,7 @@ def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Rag
     The reward stands on the last token; with KL in the reward each token also pays β·KL, by algorithm.kl.kind. The
     critic's targets use their own λ where one is given (VAPO's decoupled GAE), the policy's λ may grow with the length.
     """
-    target = Ragged(batch.lengths, batch.advantage.flat.dtype)
+    target, outcome = (Ragged(batch.lengths, batch.advantage.flat.dtype) for _ in range(2))
     settings = config.algorithm.gae
     for rows in similar_lengths(batch.lengths):
         lengths = [batch.lengths[row] for row in rows]
@@ -72,9 +73,10 @@ def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Rag
             _, ret = gae(reward, value, mask, gamma=settings.gamma, lam=settings.lam)
         batch.advantage.put(rows, advantage[mask])
         target.put(rows, ret[mask])
+        outcome.put(rows, gae(reward, value, mask, gamma=settings.gamma, lam=1.0)[1][mask])
     if settings.whiten:
         whiten_advantages(batch)
-    return Values(old, target)
+    return Values(old, target, outcome)
 
 
 def similar_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -121,7 +123,10 @@ def value_share(
 
 
 def explained_variance_of(values: Values, rows: Sequence[int]) -> float:
-    """Of the critic's targets by its values at the start of the step, over the tokens of some rows."""
+    """Of what came out by the critic's values at the start of the step, over the tokens of some rows.
+
+    Not of its targets: with λ < 1 these are largely its own values, which explain themselves.
+    """
     if not rows:
         return 0.0
-    return explained_variance(values.old.joined(rows, "cpu").double(), values.target.joined(rows, "cpu").double())
+    return explained_variance(values.old.joined(rows, "cpu").double(), values.outcome.joined(rows, "cpu").double())
