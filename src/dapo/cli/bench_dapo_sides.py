@@ -37,7 +37,6 @@ def make_policy(setting: TrainSetting, *, is_fused: bool) -> Policy:
 
 def dapo_run(setting: TrainSetting, load: Load, policy: Policy, world: World, how: str) -> Result | None:
     """Updates of this policy, which is whole, or sharded over the ranks of this world."""
-
     from dapo.models.packing import pack
     from dapo.trainer.activations import checkpoint_layers
     from dapo.trainer.optimizer import Optimizer

@@ -30,7 +30,6 @@ def compare_presets(setting: TrainSetting, presets: Sequence[str]) -> dict[str, 
 
 
 def measure_preset(setting: TrainSetting, preset: str) -> dict[str, Any] | None:
-
     from dapo.cli.bench_timing import free_memory, measured
     from dapo.trainer.batch import make_batch
     from dapo.trainer.update import update_policy

@@ -39,7 +39,7 @@ class Thresholds:
     dominating_answer: float = 0.5
     dominating_reference: float = 0.25
     dominating_groups: int = 8
-    critic_explained: float = -0.05  # of the variance of its targets; a constant explains 0, give or take
+    critic_explained: float = -0.05  # of the variance of the returns; a constant explains 0, give or take
     reward_reaches: float = 5.0  # responses so many times longer than a reward reaches
     engine_gap_nats: float = 0.05
     engine_kl_nats: float = 0.01
@@ -141,13 +141,20 @@ class Visit:
         return None
 
     @property
-    def is_stuck(self) -> bool:
-        """Still often wrong, and no longer improving. Of rewards the run's own range is the measure."""
+    def is_improving(self) -> bool:
+        """Since half-way; of rewards the run's own range is the measure. Taken for granted where nothing tells."""
         progress = self.progress
-        if progress is None or (progress.is_accuracy and progress.now >= self.t.entropy_excused_accuracy):
-            return False
+        if progress is None:
+            return True
         values = [value for _, value in self.run.series(progress.name)]
-        return progress.gain < self.t.improving * (1.0 if progress.is_accuracy else max(values) - min(values) or 1.0)
+        return progress.gain >= self.t.improving * (1.0 if progress.is_accuracy else max(values) - min(values) or 1.0)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Still often wrong, and no longer improving."""
+        progress = self.progress
+        is_right = progress is not None and progress.is_accuracy and progress.now >= self.t.entropy_excused_accuracy
+        return not is_right and not self.is_improving
 
     @property
     def last_steps(self) -> tuple[int, int]:

@@ -10,14 +10,12 @@ from dapo.report.load import RunRecord
 
 def length(v: Visit) -> Iterator[Finding]:
     start, end = v.first("length/mean"), v.last("length/mean")
-    progress = v.progress
-    is_better = progress is None or progress.gain >= v.t.improving
-    if v.has_trend and start and end and end > v.t.length_runaway_ratio * start and not is_better:
+    if v.has_trend and start and end and end > v.t.length_runaway_ratio * start and not v.is_improving:
         yield Finding(
             "length-runaway",
             WARNING,
             "Responses grow without getting better",
-            f"Mean length {start:.0f} tokens at the start, {end:.0f} now ({end / start:.1f} times); {progress}.",
+            f"Mean length {start:.0f} tokens at the start, {end:.0f} now ({end / start:.1f} times); {v.progress}.",
             brevity(v.run),
             v.whole,
             ("length/mean", "length/p90"),

@@ -45,13 +45,14 @@ def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
 
 
 def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Ragged | None = None) -> Values:
-    """GAE over every row from its `old` values: fills `batch.advantage`; returns old values and the critic's targets.
+    """GAE over every row from its `old` values: fills `batch.advantage`; returns values, targets and outcomes.
 
     The reward stands on the last token; with KL in the reward each token also pays β·KL, by algorithm.kl.kind. The
     critic's targets use their own λ where one is given (VAPO's decoupled GAE), the policy's λ may grow with the length.
     """
     target, outcome = (Ragged(batch.lengths, batch.advantage.flat.dtype) for _ in range(2))
     settings = config.algorithm.gae
+    target_lam = settings.lam if settings.lam_critic is None else settings.lam_critic
     for rows in similar_lengths(batch.lengths):
         lengths = [batch.lengths[row] for row in rows]
         mask = token_mask(lengths, "cpu")
@@ -66,14 +67,12 @@ def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Rag
         lam: float | Tensor = settings.lam
         if alpha is not None:
             lam = length_adaptive_lambda(torch.tensor(lengths, dtype=value.dtype), alpha=alpha)
-        advantage, ret = gae(reward, value, mask, gamma=settings.gamma, lam=lam)
-        if settings.lam_critic is not None:
-            _, ret = gae(reward, value, mask, gamma=settings.gamma, lam=settings.lam_critic)
-        elif alpha is not None:
-            _, ret = gae(reward, value, mask, gamma=settings.gamma, lam=settings.lam)
+        advantage, _ = gae(reward, value, mask, gamma=settings.gamma, lam=lam)
+        _, ret = gae(reward, value, mask, gamma=settings.gamma, lam=target_lam)
+        _, came_out = gae(reward, value, mask, gamma=settings.gamma, lam=1.0)
         batch.advantage.put(rows, advantage[mask])
         target.put(rows, ret[mask])
-        outcome.put(rows, gae(reward, value, mask, gamma=settings.gamma, lam=1.0)[1][mask])
+        outcome.put(rows, came_out[mask])
     if settings.whiten:
         whiten_advantages(batch)
     return Values(old, target, outcome)
