@@ -275,3 +275,39 @@ def test_a_rank_that_fails_still_says_so():
     done = subprocess.run(command, env=os.environ | {"RANK": "0"}, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no-such-recipe" in done.stderr
+
+
+def test_memory_that_no_pass_can_do_with_less_of_is_a_message_and_not_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    import torch
+
+    from dapo.cli.main import main
+
+    def load_weights(**_: object) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 54.00 MiB. GPU 0 has a total capacity of 139 GiB."
+        )
+
+    monkeypatch.setattr("dapo.cli.main.build_app", lambda _verb: load_weights)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 140 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 52 << 30)
+    with pytest.raises(SystemExit) as end:
+        main(["train", "quickstart"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "CUDA out of memory (other processes hold about 87 of its 140 GiB)." in said
+    assert "rollout.kv_cache_gib" in said
+    assert "Traceback" not in said
+
+
+def test_another_runtime_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch):
+    from dapo.cli.main import main
+
+    def fail(**_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("dapo.cli.main.build_app", lambda _verb: fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["train", "quickstart"])

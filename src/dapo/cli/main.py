@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dapo import __version__
-from dapo.errors import EXIT_INTERRUPTED, DapoError, DiskError
+from dapo.errors import EXIT_INTERRUPTED, DapoError, DiskError, EngineError
 
 EXIT_BAD_INPUT = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -60,6 +60,11 @@ def main(argv: list[str] | None = None) -> None:
         except OSError:  # what went wrong first is said, and decides how it ends
             drop_output()
         raise SystemExit(EXIT_BAD_INPUT) from None
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which need not have been imported
+            raise
+        sys.stderr.write(render_error(no_memory(error)))
+        raise SystemExit(EXIT_BAD_INPUT) from None
     except BrokenPipeError:  # `dapo ... | head`: the reader has seen enough
         drop_output()
         raise SystemExit(0) from None
@@ -69,6 +74,18 @@ def main(argv: list[str] | None = None) -> None:
         drop_output()
         sys.stderr.write(render_error(DiskError(f"standard output: cannot be written: {error.strerror}.")))
         raise SystemExit(EXIT_BAD_INPUT) from None
+
+
+def no_memory(error: RuntimeError) -> EngineError:
+    """For all that cannot be repeated with less, as a pass can: weights, optimizer, KV cache."""
+    from dapo.trainer.memory import shortage
+
+    return EngineError(
+        f"{shortage(error)}.",
+        remedy="End what else uses the device, lower rollout.kv_cache_gib, or set train.moments = int8 or "
+        "model.lora.rank. dapo explain RECIPE counts what a run needs. A run goes on from its newest checkpoint: "
+        "dapo resume RUN",
+    )
 
 
 def flush_output() -> None:

@@ -15,6 +15,7 @@ from dapo.trainer.learner import Learner
 
 Event = Callable[[str, str], None]  # (kind, message)
 T = TypeVar("T")
+NOT_OURS = 2 << 30  # bytes in use beside this process's tensors that are more than its own libraries
 
 
 def within_memory(
@@ -38,7 +39,7 @@ def within_memory(
         try:
             return work(budget)
         except torch.OutOfMemoryError as error:
-            reason = str(error).split(". ")[0]
+            reason = shortage(error)
         if learner.is_sharded:
             raise EngineError(
                 f"train.tokens_per_microbatch = {budget}: {reason}.",
@@ -56,12 +57,24 @@ def within_memory(
         longest = max(batch.tokens(row) for row in rows)
         if budget <= longest:
             raise EngineError(
-                f"train.tokens_per_microbatch = {budget}: no memory for the longest row ({longest} tokens) alone.",
+                f"train.tokens_per_microbatch = {budget}: no memory for the longest row ({longest} tokens) alone: "
+                f"{reason}.",
                 remedy="Set train.gradient_checkpointing = true, train.moments = int8 or host, or lower "
                 "limits.max_response_tokens.",
             )
         learner.tokens_per_microbatch = max(budget // 2, 1)
         event("memory", f"{reason}; tokens_per_microbatch {budget} -> {budget // 2}, the pass is repeated")
+
+
+def shortage(error: RuntimeError) -> str:
+    """What ran out, and how much of the device is not ours to give."""
+    reason = str(error).split(". ")[0]
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        others = total - free - torch.cuda.memory_reserved()
+        if others > NOT_OURS:
+            reason += f" (other processes hold about {others / 2**30:.0f} of its {total / 2**30:.0f} GiB)"
+    return reason
 
 
 def fit_activations(learner: Learner, batch: Batch, config: Config) -> None:
