@@ -182,9 +182,16 @@ def test_the_intervals_of_gsm8k_are_those_of_its_problems():
         assert [round(100 * value, 1) for value in (gain.value, gain.low, gain.high)] == figures
 
 
-@pytest.mark.parametrize("figures", ["gsm8k-decay", "gsm8k-seed1"])
-def test_the_differences_of_the_two_arms_on_gsm8k_are_those_of_their_problems(figures):
-    problems = read("gsm8k-coder-1.5b/decay/problems.json")
+@pytest.mark.parametrize(
+    ("figures", "folder"),
+    [
+        *((name, "gsm8k-coder-1.5b/decay") for name in ("gsm8k-decay", "gsm8k-seed1", "gsm8k-twenty")),
+        *((name, "gsm8k-coder-1.5b/decay") for name in ("gsm8k-half", "gsm8k-vapo")),
+        ("math", "math-coder-1.5b"),
+    ],
+)
+def test_the_differences_of_two_runs_are_those_of_their_problems(figures: str, folder: str):
+    problems = read(f"{folder}/problems.json")
 
     def scores(names: str) -> np.ndarray:
         """[seeds, problems]: `A, step 40 + B, step 40` are two seeds."""
@@ -195,3 +202,13 @@ def test_the_differences_of_the_two_arms_on_gsm8k_are_those_of_their_problems(fi
         found = paired_difference(*map(scores, pair.split(" / ")))
         assert [round(100 * x, 1) for x in (found.value, found.low, found.high)] == [value, low, high]
         assert is_shown(str(p), found.p)
+
+
+def test_what_math_shows_of_the_untrained_model_is_that_of_its_problems():
+    problems = read("math-coder-1.5b/problems.json")
+    shown = read("figures/math.json")["runs"][1]["values"]
+    right = {name: np.array([int(c) for c in row]) for name, row in problems.items() if name != "what"}
+    greedy, sampled = right["base, greedy"], right["base, sampled"]
+    assert np.round([greedy.mean(), sampled.mean() / 4, (sampled > 0).mean()], 4).tolist() == shown["before"][:3]
+    examples = right["base, greedy with examples"]
+    assert round(float(examples.mean()), 4) == shown["before, three examples in the prompt"][0]
