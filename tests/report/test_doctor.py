@@ -300,7 +300,11 @@ def test_a_reward_that_reaches_only_the_end_is_named_where_nothing_is_learnt(tmp
         "short": (short, gae),
         "improving": (metrics(**stuck | {"accuracy": falls(0.3, 0.7)}, length__mean=400), gae),
         "all of it": (long, config_of("algorithm.gae", lam=1.0)),
-        "adaptive": (long, config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=0.05)),
+        "adaptive, all of it": (long, config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=1.0)),
+        "adaptive, gained": (
+            metrics(**stuck | {"accuracy": lambda t: 0.3 if t < 0.3 else 0.5}, length__mean=400),
+            config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=0.05),
+        ),
         "no critic": (metrics(accuracy=0.5, length__mean=400), gae),
         "graded": (metrics(**stuck | {"accuracy": 0.0}, reward__raw=0.5, length__mean=400), gae),
     }
@@ -329,6 +333,51 @@ def test_a_collapse_without_accuracy_or_reward_says_nothing_of_them(tmp_path: Pa
     lines = metrics(policy__entropy=lambda t: 0.4 if t < 0.5 else T.entropy_collapse_nats / 2)
     lines = [{k: v for k, v in line.items() if k not in ("accuracy", "reward/raw")} for line in lines]
     assert "None" not in the(look(tmp_path, lines), "entropy-collapse").detail
+
+
+def test_a_reach_that_grows_with_the_length_may_be_too_short_too(tmp_path: Path):
+    lines = metrics(accuracy=0.5, critic__explained_variance=0.1, length__mean=400)
+    finding = the(look(tmp_path, lines, config=config_of("algorithm.gae", length_adaptive_alpha=0.05)), "short-reach")
+    assert "algorithm.gae.length_adaptive_alpha = 0.05 about the last 20 of a response's 400 tokens" in finding.detail
+    assert "algorithm.gae.length_adaptive_alpha = 1.0" in finding.remedy
+
+
+def right_of(step: int, right: str, name: str = "held-out") -> dict[str, object]:
+    """A line of eval_problems.jsonl: 1 or 0 for each problem."""
+    ids = [f"p{i}" for i in range(len(right))]
+    return {"step": step, "set": name, "k": 1, "ids": ids, "questions": ids, "correct": [int(c) for c in right]}
+
+
+def test_a_model_that_answers_fewer_of_the_same_problems_than_before_training_is_told(tmp_path: Path):
+    before = "1" * 60 + "0" * 40
+    cases = {  # what the last evaluation says of the problems, in pairs with the first
+        "worse": ("0" * 10 + "1" * 50 + "0" * 40, True),  # ten lost, none won: by luck once in a thousand
+        "as many won as lost": ("0" * 10 + "1" * 60 + "0" * 30, False),
+        "hardly": ("0" * 2 + "1" * 58 + "0" * 40, False),
+        "better": ("1" * 70 + "0" * 30, False),
+    }
+    exams = [evaluation(0, 0.6, set="held-out"), evaluation(30, 0.55, set="held-out")]
+    for name, (last, fires) in cases.items():
+        folder = write_run(tmp_path / name, metrics(), evaluations=exams)
+        lines = [right_of(0, before), right_of(30, last), right_of(30, "0" * 100, "another set")]
+        (folder / "eval_problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found = examine(load_run(folder))
+        assert ("worse-than-before" in names(found)) is fires, name
+    folder = tmp_path / "worse"
+    detail = the(examine(load_run(folder)), "worse-than-before").detail
+    assert "avg@8 on held-out: 0.600 before, 0.500 after step 30; on the same problems a loss of 0.0" in detail
+    kept = (folder / "eval_problems.jsonl").read_text().splitlines(keepends=True)
+    (folder / "eval_problems.jsonl").write_text("".join(kept[1:]))  # never evaluated before training
+    assert "worse-than-before" not in names(examine(load_run(folder)))
+
+
+def test_the_recorded_vapo_run_on_gsm8k_is_seen_through(tmp_path: Path):
+    source = ROOT / "docs/results/gsm8k-coder-1.5b/decay"
+    folder = shutil.copytree(source / "vapo-20-seed0", tmp_path / "vapo")
+    problems = json.loads((source / "problems.json").read_text())
+    lines = [right_of(step, problems[f"vapo-20-seed0, step {step}"], "gsm8k:test") for step in (0, 10, 20)]
+    (folder / "eval_problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert {"short-reach", "worse-than-before"} <= names(examine(load_run(folder)))
 
 
 def test_the_recorded_ppo_run_on_gsm8k_is_seen_through(tmp_path: Path):

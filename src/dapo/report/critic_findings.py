@@ -23,18 +23,23 @@ def critic(v: Visit) -> Iterator[Finding]:
             v.last_steps,
             ("critic/explained_variance", "critic/loss"),
         )
-    progress, length, reach = v.progress, v.last("length/mean"), reward_reach(v.run)
-    is_stuck = v.is_stuck and progress is not None and progress.is_accuracy
-    if is_stuck and length is not None and length > v.t.reward_reaches * reach:
-        discount = gamma_of(v.run)
+    progress, length = v.progress, v.last("length/mean")
+    if not v.is_stuck or progress is None or not progress.is_accuracy or length is None:
+        return
+    alpha, discount, reach = alpha_of(v.run), gamma_of(v.run), reward_reach(v.run, length)
+    # VAPO's λ grows with the length and always has a short reach: only where it has gained nothing from the start.
+    has_gained = alpha is not None and progress.now >= (v.first("accuracy") or 0.0) + v.t.improving
+    if length > v.t.reward_reaches * reach and not has_gained:
+        by = f"gae.lam = {lam_of(v.run):g}" if alpha is None else f"gae.length_adaptive_alpha = {alpha:g}"
+        remedy = "gae.lam = 1.0" if alpha is None else "gae.length_adaptive_alpha = 1.0"
         also = f" and algorithm.gae.gamma = 1.0 (now {discount:g})" if discount < 1 else ""
         yield Finding(
             "short-reach",
             WARNING,
             "The reward reaches only the end of a response",
-            f"By algorithm.gae.lam = {lam_of(v.run):g} about the last {reach:.0f} of a response's {length:.0f} tokens "
+            f"By algorithm.{by} about the last {reach:.0f} of a response's {length:.0f} tokens "
             f"hear of its reward, the others of what the critic makes of it; {progress}.",
-            f"Try algorithm.gae.lam = 1.0{also}; or do without a critic: preset = dapo.",
+            f"Try algorithm.{remedy}{also}; or do without a critic: preset = dapo.",
             v.whole,
             ("accuracy", "length/truncated", "critic/explained_variance"),
         )
@@ -44,15 +49,22 @@ def lam_of(run: RunRecord) -> float:
     return float(run.key("algorithm", "gae", "lam", default=0.95))
 
 
+def alpha_of(run: RunRecord) -> float | None:
+    """Of VAPO's λ = 1 − 1/(α·length); None where one λ stands for all lengths."""
+    alpha = run.key("algorithm", "gae", "length_adaptive_alpha", default="none")
+    return None if alpha == "none" else float(alpha)
+
+
 def gamma_of(run: RunRecord) -> float:
     return float(run.key("algorithm", "gae", "gamma", default=1.0))
 
 
-def reward_reach(run: RunRecord) -> float:
-    """Tokens over which Σ (γλ)^l has its weight, 1 / (1 − γλ). VAPO's λ, which adapts to the length, is left alone."""
-    decay = gamma_of(run) * lam_of(run)
-    is_adaptive = run.key("algorithm", "gae", "length_adaptive_alpha", default="none") != "none"
-    return math.inf if is_adaptive or decay >= 1 else 1 / (1 - decay)
+def reward_reach(run: RunRecord, length: float) -> float:
+    """Tokens of a response over which Σ (γλ)^l has its weight: 1 / (1 − γλ)."""
+    alpha = alpha_of(run)
+    lam = lam_of(run) if alpha is None else 1 - 1 / max(1.0, alpha * length)
+    decay = gamma_of(run) * lam
+    return math.inf if decay >= 1 else 1 / (1 - decay)
 
 
 def after_pretraining(run: RunRecord, verb: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from dapo.report.differences import Row, row_of, scores_of
 from dapo.report.findings import NOTE, SEVERE, WARNING, Finding, Visit
 from dapo.report.load import RunRecord, is_number
 
@@ -43,6 +44,30 @@ def evaluations(v: Visit) -> Iterator[Finding]:
                 (int(best["step"]), int(last["step"])),
                 ("accuracy", "policy/entropy"),
             )
+        lost = loss_since_start(v.run, name)
+        if lost is not None:
+            without_critic = "" if v.last("critic/loss") is None else "; or do without a critic: preset = dapo"
+            yield Finding(
+                "worse-than-before",
+                SEVERE,
+                "The model is worse than before training",
+                f"avg@{last['k']} on {name}: {lost.other_avg:.3f} before, {lost.avg:.3f} after step {lost.step}; on "
+                f"the same problems a loss of {-lost.difference.high:.3f} to {-lost.difference.low:.3f} (95 % "
+                "interval).",
+                f"Look at what is rewarded (dapo report) and lower train.lr{without_critic}.",
+                (lost.other_step, lost.step),
+                ("accuracy", "policy/entropy", "length/mean"),
+            )
+
+
+def loss_since_start(run: RunRecord, name: str) -> Row | None:
+    """The last evaluation against that of the untrained model, problem by problem, where it is surely lower."""
+    scores = scores_of(run, name)
+    steps = sorted(scores)
+    if len(steps) < 2 or steps[0] != 0 or scores[steps[-1]][1].mean() >= scores[0][1].mean():
+        return None
+    row = row_of(scores, scores, steps[-1], 0)
+    return row if row is not None and row.difference.high < 0 else None
 
 
 def phases(run: RunRecord) -> dict[str, float]:
