@@ -34,7 +34,7 @@ def check_verifier(name: str) -> None:
         program = next(iter(shlex.split(name[len(COMMAND_PREFIX) :])), "")
         if shutil.which(program) is None:
             raise ConfigError(
-                f"rewards.verifier = {name!r}: there is no program {program!r}.",
+                f"rewards.verifier (--verifier) = {name!r}: there is no program {program!r}.",
                 remedy="Give its path, or put it where the shell finds it.",
             )
     elif ":" in name:
@@ -52,6 +52,6 @@ def check_verifier(name: str) -> None:
 
 def refusal(name: str, why: str) -> ConfigError:
     return ConfigError(
-        f"rewards.verifier = {name!r}: {why}",
+        f"rewards.verifier (--verifier) = {name!r}: {why}",
         remedy="Start where its module can be imported; it is called as function(response, answer, meta).",
     )

@@ -47,7 +47,7 @@ class VerifierPool:
         if workers < 1:
             raise ConfigError(f"workers = {workers}: at least one worker is needed.", remedy="Use 1 or more.")
         if verifier == "code" and (why := code.isolation_error()):
-            raise ConfigError(f"rewards.verifier = 'code': {why}", remedy=code.ISOLATION_REMEDY)
+            raise ConfigError(f"rewards.verifier (--verifier) = 'code': {why}", remedy=code.ISOLATION_REMEDY)
         self.limits = Limits(seconds or self.verifier.seconds, memory_mb or self.verifier.memory_mb)
         self._truncated_may_be_correct = truncated_may_be_correct
         self._n_workers = workers

@@ -69,7 +69,7 @@ def named(name: str) -> Verifier:
     if _FUNCTION.fullmatch(name) and not name.startswith(COMMAND_PREFIX):
         return Verifier(name, _undecided, _function(name), seconds=10.0, memory_mb=4096)
     raise ConfigError(
-        f"rewards.verifier = {name!r}: no such verifier.",
+        f"rewards.verifier (--verifier) = {name!r}: no such verifier.",
         remedy=f"Use one of {', '.join(BUILT_IN)}, command:PROGRAM, or your own function as package.module:function.",
     )
 

@@ -64,6 +64,7 @@ def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord, piec
         pq.write_table(table, aside, compression="zstd")
         sync(aside)
         aside.replace(path)
+        sync(path.parent)
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
