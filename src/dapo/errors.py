@@ -1,10 +1,19 @@
 """What can go wrong in a way the user can mend. Messages say: the key or file as typed, the value, why, what to do."""
 
+import sys
+
+EXIT_BAD_INPUT = 2
+EXIT_FAILED = 1  # the same input may do on a larger or less busy machine
 EXIT_INTERRUPTED = 130  # what a shell says of a command that Ctrl-C has ended
+
+MEMORY_WORDS = ("out of memory", "cublas_status_alloc_failed", "can't allocate memory")  # torch's errors, lower case
+NOT_OURS = 2 << 30  # bytes of a device in use beside this process's tensors that are more than its own libraries
 
 
 class DapoError(Exception):
-    """Base of all errors shown to the user as one message without a traceback; the command line exits 2."""
+    """Base of all errors shown to the user as one message without a traceback."""
+
+    exit_code = EXIT_BAD_INPUT
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(f"{message}\n{remedy}" if remedy else message)
@@ -22,6 +31,12 @@ class DataError(DapoError):
 
 class EngineError(DapoError):
     """A rollout engine, model or device that cannot do what was asked."""
+
+
+class OutOfMemoryError(EngineError):
+    """A device, or this machine, without room for what a run needs at least."""
+
+    exit_code = EXIT_FAILED
 
 
 class VerifierError(DapoError):
@@ -48,3 +63,29 @@ def cannot_write(path: object, error: Exception) -> DiskError:
 def is_about_disk(error: Exception) -> bool:
     """Whether a write failed. Those of safetensors and tokenizers come without a type of their own."""
     return isinstance(error, OSError) or "(os error " in str(error)
+
+
+def out_of_memory(error: Exception) -> OutOfMemoryError | None:
+    """A lack of memory that no pass can be repeated with less of: weights, optimizer, KV cache. None: another error."""
+    if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in MEMORY_WORDS):
+        return OutOfMemoryError(
+            f"{shortage(error)}.",
+            remedy="End what else uses the device, then dapo resume RUN, where there is a checkpoint. Or begin anew "
+            "with less: rollout.kv_cache_gib, train.moments = int8, model.lora.rank (dapo explain RECIPE counts what a "
+            "run needs); dapo eval: --concurrent.",
+        )
+    return None
+
+
+def shortage(error: RuntimeError) -> str:
+    """What ran out, and how much of the device is not ours to give."""
+    reason = str(error).split(". ")[0].splitlines()[0]
+    try:
+        cuda = sys.modules["torch"].cuda
+        free, total = cuda.mem_get_info() if cuda.is_available() else (0, 0)
+        others = total - free - cuda.memory_reserved() if total else 0
+    except (KeyError, RuntimeError):  # torch is not there, or the device does not answer any more
+        return reason
+    if others > NOT_OURS:
+        reason += f" (other processes hold about {others / 2**30:.0f} of its {total / 2**30:.0f} GiB)"
+    return reason

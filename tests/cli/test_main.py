@@ -277,17 +277,24 @@ def test_a_rank_that_fails_still_says_so():
     assert "no-such-recipe" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA out of memory. Tried to allocate 54.00 MiB. GPU 0 has a total capacity of 139 GiB.",
+        "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: 999 bytes.",
+    ],
+)
 def test_memory_that_no_pass_can_do_with_less_of_is_a_message_and_not_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     import torch
 
     from dapo.cli.main import main
 
     def load_weights(**_: object) -> None:
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 54.00 MiB. GPU 0 has a total capacity of 139 GiB."
-        )
+        raise torch.OutOfMemoryError(said) if said.startswith("CUDA out") else RuntimeError(said)
 
     monkeypatch.setattr("dapo.cli.main.build_app", lambda _verb: load_weights)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -295,11 +302,26 @@ def test_memory_that_no_pass_can_do_with_less_of_is_a_message_and_not_a_tracebac
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 52 << 30)
     with pytest.raises(SystemExit) as end:
         main(["train", "quickstart"])
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert "CUDA out of memory (other processes hold about 87 of its 140 GiB)." in said
-    assert "rollout.kv_cache_gib" in said
-    assert "Traceback" not in said
+    assert end.value.code == 1  # not the input's fault: a ladder goes on with its other arms
+    told = capsys.readouterr().err
+    assert "(other processes hold about 87 of its 140 GiB)." in told
+    assert "rollout.kv_cache_gib" in told
+    assert "Traceback" not in told
+
+
+def test_a_device_that_does_not_answer_any_more_does_not_hide_that_it_was_full(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    from dapo.errors import out_of_memory
+
+    def lost() -> tuple[int, int]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lost)
+    known = out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB."))
+    assert known is not None
+    assert known.message == "CUDA out of memory."
 
 
 def test_another_runtime_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch):

@@ -41,7 +41,7 @@ def test_what_is_there_is_taken(name: str):
     ],
 )
 def test_what_is_not_there_is_refused_by_name(name: str, why: str):
-    with pytest.raises(ConfigError, match=r"rewards\.verifier = ") as caught:
+    with pytest.raises(ConfigError, match=r"rewards\.verifier \(--verifier\) = ") as caught:
         check_verifier(name)
     assert why in str(caught.value)
     assert caught.value.remedy

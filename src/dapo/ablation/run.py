@@ -19,10 +19,9 @@ from typing import IO
 from dapo.ablation.plan import Job, State
 from dapo.config.machine import gpu_memory_gib
 from dapo.config.schema import Config
-from dapo.errors import ConfigError
+from dapo.errors import EXIT_BAD_INPUT, ConfigError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-EXIT_BAD_INPUT = 2
 LOOK_EVERY_S = 0.2
 SHOWN_LOG_LINES = 6
 

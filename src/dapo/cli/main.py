@@ -11,9 +11,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from dapo import __version__
-from dapo.errors import EXIT_INTERRUPTED, DapoError, DiskError, EngineError
+from dapo.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, DapoError, DiskError, out_of_memory
 
-EXIT_BAD_INPUT = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
@@ -37,7 +36,7 @@ VERBS = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one verb. A DapoError becomes one message and exit code 2, never a traceback."""
+    """Run one verb. A DapoError becomes one message and its exit code, mostly 2, never a traceback."""
     arguments = sys.argv[1:] if argv is None else argv
     # Idle threads of torch sleep instead of spinning: on a machine that also does other work this is 3 times faster.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -53,18 +52,16 @@ def main(argv: list[str] | None = None) -> None:
         if not end.code and "RANK" in os.environ:
             leave()
         raise
-    except DapoError as error:
-        sys.stderr.write(render_error(error))
+    except (DapoError, RuntimeError) as error:
+        known = error if isinstance(error, DapoError) else out_of_memory(error)
+        if known is None:
+            raise
+        sys.stderr.write(render_error(known))
         try:
             flush_output()
         except OSError:  # what went wrong first is said, and decides how it ends
             drop_output()
-        raise SystemExit(EXIT_BAD_INPUT) from None
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which need not have been imported
-            raise
-        sys.stderr.write(render_error(no_memory(error)))
-        raise SystemExit(EXIT_BAD_INPUT) from None
+        raise SystemExit(known.exit_code) from None
     except BrokenPipeError:  # `dapo ... | head`: the reader has seen enough
         drop_output()
         raise SystemExit(0) from None
@@ -74,18 +71,6 @@ def main(argv: list[str] | None = None) -> None:
         drop_output()
         sys.stderr.write(render_error(DiskError(f"standard output: cannot be written: {error.strerror}.")))
         raise SystemExit(EXIT_BAD_INPUT) from None
-
-
-def no_memory(error: RuntimeError) -> EngineError:
-    """For all that cannot be repeated with less, as a pass can: weights, optimizer, KV cache."""
-    from dapo.trainer.memory import shortage
-
-    return EngineError(
-        f"{shortage(error)}.",
-        remedy="End what else uses the device, lower rollout.kv_cache_gib, or set train.moments = int8 or "
-        "model.lora.rank. dapo explain RECIPE counts what a run needs. A run goes on from its newest checkpoint: "
-        "dapo resume RUN",
-    )
 
 
 def flush_output() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dapo.config.schema import ClusterConfig
-from dapo.errors import ConfigError, DapoError, EngineError
+from dapo.errors import ConfigError, DapoError, EngineError, out_of_memory
 
 BUCKET_BYTES = 1 << 26  # tensors are summed together up to this size
 ERROR_KEY = "dapo/error"
@@ -211,10 +211,11 @@ def end_with(store: Any, world: Ranks, message: str, error: Exception) -> None:
         is_first_to_fail = True
     if not is_first_to_fail:
         raise SystemExit(2) from None
-    if isinstance(error, DapoError):
-        sys.stderr.write(f"rank {world.rank} of {world.size}:\n")
-        raise error from None
-    raise error
+    known = error if isinstance(error, DapoError) else out_of_memory(error)
+    if known is None:
+        raise error
+    sys.stderr.write(f"rank {world.rank} of {world.size}:\n")
+    raise known from None
 
 
 def is_about_peers(error: RuntimeError) -> bool:

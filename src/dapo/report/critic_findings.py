@@ -31,15 +31,16 @@ def critic(v: Visit) -> Iterator[Finding]:
     has_gained = alpha is not None and progress.now >= (v.first("accuracy") or 0.0) + v.t.improving
     if length > v.t.reward_reaches * reach and not has_gained:
         by = f"gae.lam = {lam_of(v.run):g}" if alpha is None else f"gae.length_adaptive_alpha = {alpha:g}"
-        remedy = "gae.lam = 1.0" if alpha is None else "gae.length_adaptive_alpha = 1.0"
-        also = f" and algorithm.gae.gamma = 1.0 (now {discount:g})" if discount < 1 else ""
+        lam, all_of_it = (lam_of(v.run), "lam") if alpha is None else (alpha, "length_adaptive_alpha")
+        longer = [f"algorithm.gae.{all_of_it} = 1.0"] if lam < 1 else []
+        longer += [f"algorithm.gae.gamma = 1.0 (now {discount:g})"] if discount < 1 else []
         yield Finding(
             "short-reach",
             WARNING,
             "The reward reaches only the end of a response",
             f"By algorithm.{by} about the last {reach:.0f} of a response's {length:.0f} tokens "
             f"hear of its reward, the others of what the critic makes of it; {progress}.",
-            f"Try algorithm.{remedy}{also}; or do without a critic: preset = dapo.",
+            f"Try {' and '.join(longer)}; or do without a critic: preset = dapo.",
             v.whole,
             ("accuracy", "length/truncated", "critic/explained_variance"),
         )

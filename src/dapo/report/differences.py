@@ -69,13 +69,11 @@ def compare(run: RunRecord, other: RunRecord) -> Comparison:
     return Comparison(answer, detail, ("good" if found.value > 0 else "bad") if is_sure else "", (*middle, end))
 
 
-def scores_of(run: RunRecord, name: object = None) -> Scores:
-    """Of a set by its name, else of the first, whose name may differ from run to run; problems ordered by their ids."""
-    lines = run.eval_problems
+def scores_of(run: RunRecord) -> Scores:
+    """Of the first evaluation set, whose name may differ from run to run; problems in the order of their ids."""
+    lines = [line for line in run.eval_problems if line.get("set") == run.eval_problems[0].get("set")]
     scores: Scores = {}
     for line in lines:
-        if line.get("set") != (lines[0].get("set") if name is None else name):
-            continue
         pairs = sorted(zip(line["ids"], line["correct"], strict=True))
         ids, correct = zip(*pairs, strict=True)
         scores[int(line["step"])] = ids, np.array([correct], dtype=float) / line["k"]

@@ -41,6 +41,7 @@ class Thresholds:
     dominating_groups: int = 8
     critic_explained: float = -0.05  # of the variance of the returns; a constant explains 0, give or take
     reward_reaches: float = 5.0  # responses so many times longer than a reward reaches
+    changed_problems: int = 10  # right before and wrong after, or the other way round
     engine_gap_nats: float = 0.05
     engine_kl_nats: float = 0.01
     effective_sample_size: float = 0.8

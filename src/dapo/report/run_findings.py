@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from dapo.report.differences import Row, row_of, scores_of
-from dapo.report.findings import NOTE, SEVERE, WARNING, Finding, Visit
+import numpy as np
+
+from dapo.report.findings import NOTE, SEVERE, WARNING, Finding, Thresholds, Visit
 from dapo.report.load import RunRecord, is_number
 
 
@@ -30,10 +33,26 @@ def faults(v: Visit) -> Iterator[Finding]:
 
 
 def evaluations(v: Visit) -> Iterator[Finding]:
-    for name in dict.fromkeys(str(e["set"]) for e in v.run.evaluations):
-        lines = [e for e in v.run.evaluations if str(e["set"]) == name]
-        best, last = max(lines, key=lambda e: e["avg@k"]), lines[-1]
-        if last["avg@k_interval"][1] < best["avg@k_interval"][0]:
+    names = list(dict.fromkeys(str(e["set"]) for e in v.run.evaluations))
+    for name in names:
+        last = next(e for e in reversed(v.run.evaluations) if str(e["set"]) == name)
+        alike = [e for e in v.run.evaluations if str(e["set"]) == name and e["k"] == last["k"]]
+        best = max(alike, key=lambda e: e["avg@k"])
+        lost = loss_since_start(v.run, name, int(last["step"]), v.t)
+        if lost is not None:
+            of_name = f" on {name}" if len(names) > 1 else ""
+            without_critic = "" if v.last("critic/loss") is None else "; or do without a critic: preset = dapo"
+            yield Finding(
+                "worse-than-before",
+                SEVERE,
+                f"The model is worse than before training{of_name}",
+                f"avg@{lost.k} on {name}: {lost.before:.3f} before, {lost.after:.3f} after step {last['step']}; on the "
+                f"same problems a loss of {lost.least:.3f} to {lost.most:.3f} (95 % interval).",
+                f"Look at what is rewarded (dapo report) and lower train.lr{without_critic}.",
+                (0, int(last["step"])),
+                ("accuracy", "policy/entropy", "length/mean"),
+            )
+        if last["avg@k_interval"][1] < best["avg@k_interval"][0] and (lost is None or best["step"] != 0):
             yield Finding(
                 "forgetting",
                 SEVERE,
@@ -44,30 +63,37 @@ def evaluations(v: Visit) -> Iterator[Finding]:
                 (int(best["step"]), int(last["step"])),
                 ("accuracy", "policy/entropy"),
             )
-        lost = loss_since_start(v.run, name)
-        if lost is not None:
-            without_critic = "" if v.last("critic/loss") is None else "; or do without a critic: preset = dapo"
-            yield Finding(
-                "worse-than-before",
-                SEVERE,
-                "The model is worse than before training",
-                f"avg@{last['k']} on {name}: {lost.other_avg:.3f} before, {lost.avg:.3f} after step {lost.step}; on "
-                f"the same problems a loss of {-lost.difference.high:.3f} to {-lost.difference.low:.3f} (95 % "
-                "interval).",
-                f"Look at what is rewarded (dapo report) and lower train.lr{without_critic}.",
-                (lost.other_step, lost.step),
-                ("accuracy", "policy/entropy", "length/mean"),
-            )
 
 
-def loss_since_start(run: RunRecord, name: str) -> Row | None:
-    """The last evaluation against that of the untrained model, problem by problem, where it is surely lower."""
-    scores = scores_of(run, name)
-    steps = sorted(scores)
-    if len(steps) < 2 or steps[0] != 0 or scores[steps[-1]][1].mean() >= scores[0][1].mean():
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a model lost since before training, with the ends of the 95 % interval."""
+
+    k: int
+    before: float
+    after: float
+    least: float
+    most: float
+
+
+def loss_since_start(run: RunRecord, name: str, step: int, t: Thresholds) -> Loss | None:
+    """The evaluation after `step` against the untrained model's, problem by problem, where it is surely lower.
+
+    A normal interval instead of a bootstrap: a page that is watched asks at every step. It needs some changed problems.
+    """
+    lines = {int(e["step"]): e for e in run.eval_problems if e.get("set") == name}
+    if step == 0 or not {0, step} <= lines.keys():
         return None
-    row = row_of(scores, scores, steps[-1], 0)
-    return row if row is not None and row.difference.high < 0 else None
+    start, end = lines[0], lines[step]
+    if any(start.get(key) != end.get(key) for key in ("ids", "k", "sampling")):
+        return None
+    before, after = (np.array(line["correct"], dtype=float) / line["k"] for line in (start, end))
+    lost = before - after
+    if np.count_nonzero(lost) < t.changed_problems:
+        return None
+    half = 1.96 * float(lost.std(ddof=1)) / math.sqrt(len(lost))
+    least, most = float(lost.mean()) - half, float(lost.mean()) + half
+    return Loss(int(end["k"]), float(before.mean()), float(after.mean()), least, most) if least > 0 else None
 
 
 def phases(run: RunRecord) -> dict[str, float]:

@@ -49,22 +49,24 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
         line = {"step": run.step, **summarise(problem_set.name, problem_set.problems, answers, k=settings.k)}
         line["timing.evaluation_s"] = time.perf_counter() - start
         run.write_line("eval.jsonl", line)
-        run.write_line("eval_problems.jsonl", {"step": run.step, **per_problem(problem_set, answers, settings.k)})
+        run.write_line("eval_problems.jsonl", {"step": run.step, **per_problem(problem_set, answers, settings)})
         for observer in run.observers:
             observer.on_evaluation(line)
         lines.append(line)
     return lines
 
 
-def per_problem(problem_set: EncodedSet, answers: Answers, k: int) -> dict[str, Any]:
+def per_problem(problem_set: EncodedSet, answers: Answers, settings: EvalConfig) -> dict[str, Any]:
     """How many of each problem's k responses were right: what the report's list of flipped problems is made of."""
     return {
         "set": problem_set.name,
-        "k": k,
+        "k": settings.k,
+        "sampling": [settings.temperature, settings.top_p, settings.top_k],
         "ids": [problem.id for problem in problem_set.problems],
         "questions": [" ".join(problem.question.split())[:QUESTION_CHARACTERS] for problem in problem_set.problems],
         "correct": [
-            sum(answers[problem.id, i].verdict is Verdict.CORRECT for i in range(k)) for problem in problem_set.problems
+            sum(answers[problem.id, i].verdict is Verdict.CORRECT for i in range(settings.k))
+            for problem in problem_set.problems
         ],
     }
 

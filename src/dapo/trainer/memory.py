@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 import torch
 
 from dapo.config.schema import Config
-from dapo.errors import EngineError
+from dapo.errors import OutOfMemoryError, shortage
 from dapo.trainer.activations import checkpoint_layers, fit_layers
 from dapo.trainer.batch import Batch
 from dapo.trainer.learner import Learner
 
 Event = Callable[[str, str], None]  # (kind, message)
 T = TypeVar("T")
-NOT_OURS = 2 << 30  # bytes in use beside this process's tensors that are more than its own libraries
 
 
 def within_memory(
@@ -41,7 +40,7 @@ def within_memory(
         except torch.OutOfMemoryError as error:
             reason = shortage(error)
         if learner.is_sharded:
-            raise EngineError(
+            raise OutOfMemoryError(
                 f"train.tokens_per_microbatch = {budget}: {reason}.",
                 remedy="Lower it (safe to change on resume), or set train.gradient_checkpointing = true.",
             )
@@ -56,25 +55,14 @@ def within_memory(
             continue
         longest = max(batch.tokens(row) for row in rows)
         if budget <= longest:
-            raise EngineError(
+            raise OutOfMemoryError(
                 f"train.tokens_per_microbatch = {budget}: no memory for the longest row ({longest} tokens) alone: "
                 f"{reason}.",
-                remedy="Set train.gradient_checkpointing = true, train.moments = int8 or host, or lower "
-                "limits.max_response_tokens.",
+                remedy="dapo resume RUN --set train.gradient_checkpointing=true; or begin anew with train.moments = "
+                "int8 or host, or a lower limits.max_response_tokens.",
             )
         learner.tokens_per_microbatch = max(budget // 2, 1)
         event("memory", f"{reason}; tokens_per_microbatch {budget} -> {budget // 2}, the pass is repeated")
-
-
-def shortage(error: RuntimeError) -> str:
-    """What ran out, and how much of the device is not ours to give."""
-    reason = str(error).split(". ")[0]
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        others = total - free - torch.cuda.memory_reserved()
-        if others > NOT_OURS:
-            reason += f" (other processes hold about {others / 2**30:.0f} of its {total / 2**30:.0f} GiB)"
-    return reason
 
 
 def fit_activations(learner: Learner, batch: Batch, config: Config) -> None:
