@@ -15,8 +15,8 @@ from toy import recipe
 from dapo.config.schema import ClusterConfig
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.message import from_bytes, to_bytes
-from dapo.distributed.world import World, buckets, check_launch
-from dapo.errors import ConfigError, EngineError
+from dapo.distributed.world import Ranks, World, buckets, check_launch, end_with
+from dapo.errors import ConfigError, EngineError, OutOfMemoryError
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.shared import SharedEngine
@@ -271,3 +271,19 @@ def test_what_agrees_is_let_through():
     check_launch(ClusterConfig(backend="torchrun", gpus=2), TORCHRUN)
     check_launch(ClusterConfig(), {})
     check_launch(ClusterConfig(), {**TORCHRUN, "WORLD_SIZE": "1"})
+
+
+class FirstToFail:
+    """As much of the ranks' common store as a failing rank asks for."""
+
+    def compare_set(self, _key: str, _expected: str, value: str) -> bytes:
+        return value.encode()
+
+
+def test_a_rank_that_runs_out_of_memory_is_named_and_ends_as_a_failure(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(OutOfMemoryError, match="CUDA out of memory") as raised:
+        end_with(FirstToFail(), Ranks(1, 2), "", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB."))
+    assert capsys.readouterr().err == "rank 1 of 2:\n"
+    assert raised.value.exit_code == 1  # below the 2 of the ranks that are silent: Ray names the lowest
+    with pytest.raises(RuntimeError, match="a bug"):
+        end_with(FirstToFail(), Ranks(1, 2), "", RuntimeError("a bug"))
