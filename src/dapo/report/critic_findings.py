@@ -30,15 +30,14 @@ def critic(v: Visit) -> Iterator[Finding]:
     # VAPO's λ grows with the length and always has a short reach: only where it has gained nothing from the start.
     has_gained = alpha is not None and progress.now >= (v.first("accuracy") or 0.0) + v.t.improving
     if length > v.t.reward_reaches * reach and not has_gained:
-        by = f"gae.lam = {lam_of(v.run):g}" if alpha is None else f"gae.length_adaptive_alpha = {alpha:g}"
-        lam, all_of_it = (lam_of(v.run), "lam") if alpha is None else (alpha, "length_adaptive_alpha")
-        longer = [f"algorithm.gae.{all_of_it} = 1.0"] if lam < 1 else []
+        key, value = ("lam", lam_of(v.run)) if alpha is None else ("length_adaptive_alpha", alpha)
+        longer = [f"algorithm.gae.{key} = 1.0"] if value < 1 else []
         longer += [f"algorithm.gae.gamma = 1.0 (now {discount:g})"] if discount < 1 else []
         yield Finding(
             "short-reach",
             WARNING,
             "The reward reaches only the end of a response",
-            f"By algorithm.{by} about the last {reach:.0f} of a response's {length:.0f} tokens "
+            f"By algorithm.gae.{key} = {value:g} about the last {reach:.0f} of a response's {length:.0f} tokens "
             f"hear of its reward, the others of what the critic makes of it; {progress}.",
             f"Try {' and '.join(longer)}; or do without a critic: preset = dapo.",
             v.whole,
