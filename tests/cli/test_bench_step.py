@@ -1,14 +1,13 @@
 """`dapo bench step`: our side is a real run of fixed work; a peer that is not there is said to be so."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from command_line import dapo
 from dapo.cli.bench import command
 from dapo.cli.bench_step import together
 from dapo.cli.bench_step_plan import CPU, Plan
@@ -67,9 +66,7 @@ def test_a_peers_figures_are_found_among_what_else_it_says(tmp_path: Path):
 
 def test_our_side_trains_and_a_missing_peer_is_named():
     no_trl = [*SMALL, "--peer-python", "/nowhere/python", "--sides", "dapo,trl", "--rounds", "2", "--json"]
-    answer = subprocess.run(
-        [sys.executable, "-m", "dapo", "bench", *no_trl], capture_output=True, text=True, check=True
-    )
+    answer = dapo("bench", *no_trl)
     figures = json.loads(answer.stdout.splitlines()[-1])
     ours, trl = figures["sides"]["dapo"], figures["sides"]["trl"]
     assert ours["seconds"] > 0

@@ -8,6 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 import dapo
+from dapo.cli import bench_presets
 from dapo.cli.bench import command
 from dapo.cli.bench_loads import parse_load
 from dapo.config.model_shapes import BENCH_SHAPES, ModelShape
@@ -50,11 +51,14 @@ def test_the_sharded_path_is_measured_beside_the_plain_one():
     assert "FSDP2 on one rank" in sharded["settings"]
 
 
-def test_two_presets_side_by_side():
+def test_two_presets_side_by_side(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench_presets, "PROMPTS", 2)
+    monkeypatch.setattr(bench_presets, "RESPONSES", 2)
     rows = run("--preset", "ppo,dapo")["presets"]
     assert rows["ppo"]["has_critic"]
     assert not rows["dapo"]["has_critic"]
-    assert rows["dapo"]["time_of_first"] < 1  # no critic to score and to train
+    assert rows["dapo"]["time_of_first"] == pytest.approx(rows["dapo"]["ms"] / rows["ppo"]["ms"])
+    assert rows["ppo"]["time_of_first"] == 1
 
 
 def test_a_random_model_has_its_shapes_number_of_parameters():

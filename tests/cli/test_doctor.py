@@ -2,19 +2,18 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fake_runs import metrics, write_run
 
+from command_line import Answer, dapo
 from dapo.config.load import recipe_names
+from dapo.models.kernels.build import library
 
 
-def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dapo", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def doctor(*arguments: str) -> Answer:
+    return dapo("doctor", *arguments)
 
 
 def test_a_run_with_a_fault_is_told_with_its_remedy(tmp_path: Path):
@@ -43,6 +42,7 @@ def test_this_machine():
 
 def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DAPO_COMPILE", "0")
+    monkeypatch.setattr("dapo.cli.doctor.library", library.__wrapped__)  # asked anew, not remembered
     found = json.loads(doctor("--json").stdout)
     assert not found["is_compiled"]
     assert found["gpus_gib"] or any("DAPO_COMPILE=0" in line for line in found["advice"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import dapo
 from dapo.cli.exam_options import way_of
 from dapo.cli.main import main
 from dapo.models.load import save_policy
@@ -18,11 +19,6 @@ from tiny_models import tiny_policy
 DATA = (
     Path(os.environ.get("DAPO_DATA", Path(__file__).parents[3] / "shared" / "data")) / "aime2024" / "aime-2024.parquet"
 )
-
-
-def dapo(*arguments: str) -> str:
-    command = [sys.executable, "-m", "dapo", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 def responses(path: Path) -> list[tuple[str, int]]:
@@ -34,6 +30,7 @@ def responses(path: Path) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason=f"no AIME 2024 file at {DATA}")
 def test_aime_x_32_killed_and_resumed_repeats_nothing(tmp_path: Path):
     save_policy(tiny_policy("llama", max_position_embeddings=4096), tmp_path / "model")
@@ -65,7 +62,8 @@ def test_a_run_is_asked_as_it_was_trained(tmp_path: Path):
     """The line that `dapo train` prints at its end works as it stands."""
     run = tmp_path / "run"
     keys = ["train.steps=1", "eval.every_steps=0", "sampling.prompts_per_step=8", "sampling.responses_per_prompt=4"]
-    dapo("train", "quickstart", *(part for key in keys for part in ("--set", key)), "--out", str(run))
+    trained = dapo("train", "quickstart", *(part for key in keys for part in ("--set", key)), "--out", str(run))
+    assert trained.returncode == 0, trained.stderr
     problems = "dapo.quickstart.task:eval_problems"
     way = way_of(str(run), None, None, None, None, None)
     assert (way["template"], way["chat"], way["verifier"]) == ("raw", False, "math")
@@ -74,7 +72,7 @@ def test_a_run_is_asked_as_it_was_trained(tmp_path: Path):
         "max_response_tokens": 7, "template": "boxed", "chat": True,
     }  # fmt: skip
     assert way_of("some/model", None, None, None, None, None)["template"] == "dapo"
-    scored = json.loads(dapo("eval", "--model", str(run), "--data", problems, "--k", "1", "--json"))
+    scored = json.loads(dapo("eval", "--model", str(run), "--data", problems, "--k", "1", "--json").stdout)
     assert scored["unparseable"] < 0.5, "asked in another form it could not be read"
 
 

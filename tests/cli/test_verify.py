@@ -1,20 +1,11 @@
 """`dapo verify` as a user meets it: verdicts in order, and bad input named by file, row and remedy."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def dapo(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, "-m", "dapo", *arguments], input=stdin, capture_output=True, check=False, env=environment
-    )
-
+from command_line import dapo
 
 ROWS = [
     {"id": "a", "response": "Answer: 42.", "answer": "42"},
@@ -48,13 +39,13 @@ def test_one_verdict_a_line_in_order(tmp_path: Path):
         assert "id" not in verdicts[2]
         assert verdicts[3]["id"] is None
         assert "truncated" in verdicts[4]["message"]
-        assert done.stderr == b""
+        assert done.stderr == ""
 
 
 def test_the_help_works_as_pasted():
     done = dapo("verify", "--help")
     assert done.returncode == 0
-    assert b"echo" in done.stdout
+    assert "echo" in done.stdout
     pasted = dapo("verify", "-", stdin=b'{"response": "Six by seven. Answer: 42.", "answer": "42"}\n')
     assert json.loads(pasted.stdout)["verdict"] == "CORRECT"
 
@@ -85,9 +76,9 @@ def test_bad_input_exits_2_with_file_row_and_remedy(tmp_path: Path, content: byt
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
     done = dapo("verify", str(path))
-    message = done.stderr.decode()
+    message = done.stderr
     assert done.returncode == 2
-    assert done.stdout == b""  # nothing half-written
+    assert done.stdout == ""  # nothing half-written
     assert message.startswith("DataError: ")
     assert "bad.jsonl" in message
     assert says in message
@@ -110,8 +101,8 @@ def test_bad_input_exits_2_with_file_row_and_remedy(tmp_path: Path, content: byt
 def test_bad_arguments_exit_2(arguments: list[str], says: str):
     done = dapo(*arguments, stdin=lines(ROWS[:1]))
     assert done.returncode == 2
-    assert says in done.stderr.decode()
-    assert b"Traceback" not in done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_other_verifiers_by_name():
@@ -143,15 +134,13 @@ def test_audit_lists_disagreements_by_kind(tmp_path: Path):
     (kind,) = report["disagreements"]
     assert (kind["run"], kind["second"], kind["n"]) == ("WRONG", "CORRECT", 1)
     assert kind["examples"][0]["problem_id"] == "p2"
-    shown = dapo(
-        "verify", "--audit", str(tmp_path / "run")
-    ).stdout.decode()  # math-verify is the default second opinion
+    shown = dapo("verify", "--audit", str(tmp_path / "run")).stdout  # math-verify is the default second opinion
     assert "3 responses" in shown
 
     del table["answer"]
     parquet.write_table(pyarrow.table(table), folder / "step-000001.parquet")
     refused = dapo("verify", "--audit", str(tmp_path / "run"))
     assert refused.returncode == 2
-    assert b"no column answer" in refused.stderr
+    assert "no column answer" in refused.stderr
     (folder / "step-000001.parquet").write_bytes(b"PAR1 torn")
     assert dapo("verify", "--audit", str(tmp_path / "run")).returncode == 2

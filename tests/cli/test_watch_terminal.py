@@ -11,7 +11,9 @@ import termios
 from pathlib import Path
 
 import pytest
+from toy import recipe
 
+from dapo.cli.train import run_to_end
 from dapo.cli.watch_terminal import fit
 
 TESTS = Path(__file__).parents[1]
@@ -53,6 +55,7 @@ def on_a_terminal(folder: Path, *overrides: str) -> str:
     return written.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_live_view_that_fits_it(tmp_path: Path):
     written = on_a_terminal(tmp_path)
     assert "\x1b[?25l" in written  # the cursor is hidden while the view is live
@@ -68,6 +71,7 @@ def test_a_terminal_gets_a_live_view_that_fits_it(tmp_path: Path):
     assert any(re.match(r"steps .* 2/2 ", line) for line in view)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_gives_the_cursor_back(tmp_path: Path):
     impossible = ("sampling.fill_policy=error", "sampling.max_prompts_tried_per_step=4", "limits.max_response_tokens=5")
     written = on_a_terminal(tmp_path, *impossible)
@@ -75,11 +79,11 @@ def test_a_run_that_fails_gives_the_cursor_back(tmp_path: Path):
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
 
 
-def test_a_pipe_gets_plain_lines(tmp_path: Path):
-    command, environment = command_for(tmp_path)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    assert "\x1b" not in done.stdout
-    lines = done.stdout.splitlines()
+def test_a_pipe_gets_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run_to_end(recipe(tmp_path, "train.steps=2"), tmp_path / "run")
+    written = capsys.readouterr().out
+    assert "\x1b" not in written
+    lines = written.splitlines()
     assert lines[0] == "toy:problems: 40 problems"
     assert [line[:9] for line in lines if line.startswith("step ")] == ["step    1", "step    2"]
     [done_at] = [i for i, line in enumerate(lines) if line.startswith("Done: 2 steps.")]

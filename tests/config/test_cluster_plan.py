@@ -1,14 +1,13 @@
 """The plan for a cluster: its cost model against what was measured and published, and how it must scale."""
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from command_line import Answer, dapo
 from dapo.cli.scaling_plot import draw
 from dapo.config import load_recipe
 from dapo.config.cluster_plan import (
@@ -83,10 +82,8 @@ def test_with_more_engines_a_step_fills_sooner_and_more_of_them_wait():
     assert len({f.trained_tokens for f in filled}) == 1
 
 
-def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dapo", "explain", *arguments], capture_output=True, text=True, check=False
-    )
+def explain(*arguments: str) -> Answer:
+    return dapo("explain", *arguments)
 
 
 def test_explain_shows_the_plan():

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import command_line
 from dapo.config import load_recipe
 from dapo.config.load import flatten, known_keys
 from dapo.config.peers.common import OWNERS
@@ -26,9 +25,8 @@ OPENRLHF = "openrlhf.cli.train_ppo_ray --advantage_estimator group_norm --n_samp
 VERL = "x algorithm.adv_estimator=grpo actor_rollout_ref.actor.ppo_mini_batch_size=1 "
 
 
-def dapo(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dapo", "import-config", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def dapo(*arguments: str | Path) -> command_line.Answer:
+    return command_line.dapo("import-config", *map(str, arguments))
 
 
 def loaded(out: Translation, folder: Path) -> dict[str, object]:

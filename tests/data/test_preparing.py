@@ -180,6 +180,7 @@ def test_a_reader_who_has_seen_enough_is_no_error(write_jsonl):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hub", "why"),
     [

@@ -57,6 +57,7 @@ def test_aime_1983_to_2023_are_all_distinct(shared_data):
     assert report.rows == report.distinct == report.usable == 65 * 15
 
 
+@pytest.mark.slow
 def test_no_training_file_holds_aime_2024(shared_data):
     for name in ("dapo-math-17k", str(shared_data / "math_train" / "math.json")):
         (contamination,) = check(name, against=["aime24"], root=shared_data).contamination
@@ -64,6 +65,7 @@ def test_no_training_file_holds_aime_2024(shared_data):
         assert contamination.max_share < 0.3  # stock phrases
 
 
+@pytest.mark.slow
 def test_shared_problems_are_found(shared_data):
     """708 of DAPO's problems are AIME's, by loose key; n-grams can only add to them."""
     aime = str(shared_data / "aime_train_1983_2023" / "aime.json")
@@ -73,6 +75,7 @@ def test_shared_problems_are_found(shared_data):
     assert contamination.n_hit >= 708
 
 
+@pytest.mark.slow
 def test_the_closed_forms_of_math_become_integers(shared_data):
     """Every restated answer is the sum of its letters; what `restate` itself asserts (form = answer) holds for all."""
     problems = load_problems(str(shared_data / "math_train" / "math.json"))

@@ -1,5 +1,6 @@
 """Restating with a model: a real server on the loopback, which answers well, badly, late, or not at all."""
 
+import contextlib
 import json
 import threading
 import time
@@ -170,7 +171,7 @@ SCRIPTS = {
     "429 for ever": (lambda _, h: send(h, 429, b""), NoReply),
     "hangs up": (lambda _, h: h.connection.close(), NoReply),
     "cuts the body": (lambda _, h: cut(h), NoReply),
-    "never answers": (lambda *_: time.sleep(3), NoReply),
+    "never answers": (lambda _, h: h.rfile.read(), NoReply),  # returns when the client is gone
     "drips": (lambda _, h: drip(h), NoReply),
     "400": (lambda _, h: send(h, 400, b"too long"), Refused),
     "not JSON": (lambda _, h: send(h, 200, b"<html>"), Refused),
@@ -191,19 +192,19 @@ def drip(handler: BaseHTTPRequestHandler) -> None:
     handler.send_response(200)
     handler.send_header("Content-Length", "1000")
     handler.end_headers()
-    for _ in range(60):
-        handler.wfile.write(b" ")
-        handler.wfile.flush()
-        time.sleep(0.05)
+    with contextlib.suppress(OSError):  # until the client is gone: one that waits for the end waits for ever
+        while True:
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.05)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_bad_server_is_given_up_in_time(name, serve):
+def test_a_bad_server_is_given_up(name, serve):
     script, error = SCRIPTS[name]
-    start = time.monotonic()
+    patience = 0.5 if name in ("never answers", "drips") else 60.0  # the others answer, if late on a busy machine
     with pytest.raises(error):
-        client(serve(script), timeout_s=0.5, tries=1).ask([{"role": "user", "content": "hello"}])
-    assert time.monotonic() - start < 2.5
+        client(serve(script), timeout_s=patience, tries=1).ask([{"role": "user", "content": "hello"}])
 
 
 def test_nobody_listens():

@@ -97,7 +97,7 @@ def changed_digits(section: Section) -> list[Section]:
     return changed
 
 
-@pytest.mark.parametrize("page", ["benchmarks.md", "results.md"])
+@pytest.mark.parametrize("page", ["benchmarks.md", pytest.param("results.md", marks=pytest.mark.slow)])
 def test_a_changed_digit_is_found(page: str):
     """Where it is not, the changed number is another figure of the same section, or of the same row."""
     changed = [section for section in sections(page) if section.files for section in changed_digits(section)]
@@ -182,6 +182,7 @@ def test_the_intervals_of_gsm8k_are_those_of_its_problems():
         assert [round(100 * value, 1) for value in (gain.value, gain.low, gain.high)] == figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("figures", "folder"),
     [

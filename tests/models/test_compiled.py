@@ -136,7 +136,10 @@ def test_numbers_of_another_size_are_refused(dtype: torch.dtype):
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, and nothing loaded yet."""
+    """A cache of its own, nothing loaded yet, and a source that compiles in no time: its contents do not matter."""
+    source = tmp_path / "empty.c"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in build.SIGNATURES))
+    monkeypatch.setattr(build, "SOURCES", (source,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build.library.cache_clear()
     yield tmp_path / "dapo"
@@ -223,7 +226,10 @@ def test_a_compiler_that_fails_is_no_compiler(fresh: Path, tmp_path: Path, monke
 
 
 def test_processes_that_compile_at_once_do_not_disturb_each_other(fresh: Path):
-    code = "from dapo.models.kernels.build import library; assert library() is not None"
+    code = (
+        "from pathlib import Path; from dapo.models.kernels import build\n"
+        f"build.SOURCES = (Path({str(build.SOURCES[0])!r}),)\nassert build.library() is not None"
+    )
     source = str(Path(build.__file__).parents[3])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     running = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]

@@ -52,6 +52,7 @@ def test_special_tokens_agree(model, tokenizer):
     assert len(tokenizer) == model.config.vocab_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_pretraining_is_reproducible_to_the_byte(tmp_path: Path, seed: int):
     phase = Phase(steps=10, matrix_lr=1e-2, other_lr=1e-3, tokens_per_step=512, documents_per_draw=256)
@@ -64,6 +65,7 @@ def test_pretraining_is_reproducible_to_the_byte(tmp_path: Path, seed: int):
         assert hashlib.sha256(first).digest() == hashlib.sha256(second).digest(), name
 
 
+@pytest.mark.slow
 def test_the_base_model_is_confidently_unreliable():
     """Under the sampling of evaluation: about 0.30 right, and not for want of format."""
     scores = measure(FOLDER, eval_problems(), k=2, top_p=0.7)
@@ -73,6 +75,7 @@ def test_the_base_model_is_confidently_unreliable():
     assert scores["1"].accuracy > scores["3"].accuracy > scores["5"].accuracy
 
 
+@pytest.mark.slow
 def test_everything_dapo_addresses_occurs_in_training():
     """Under the sampling of training: problems with mixed verdicts, with none right, and truncated responses."""
     scores = measure(FOLDER, train_problems()[:100], k=8, top_p=1.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, write_rollouts, write_run
 
+from command_line import dapo
 from dapo.errors import DataError
 from dapo.report.chunks import parse_script
 from dapo.report.page import SCRIPTS, asset, write_page
@@ -250,9 +251,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="is not a run"):
         write_page(tmp_path)
     for verb in ("report", "doctor", "watch"):
-        answer = subprocess.run(
-            [sys.executable, "-m", "dapo", verb, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
-        )
+        answer = dapo(verb, str(tmp_path))
         assert answer.returncode == 2, verb
         assert "is not a run" in answer.stderr
         assert "Traceback" not in answer.stderr

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 
@@ -128,12 +129,12 @@ def test_a_response_does_not_depend_on_its_neighbours(family: str, dtype: torch.
         local = engine(policy, rows=1)
         local.submit([request(i)])
         alone |= by_id(drain(local))
-    order = np.random.default_rng(0).permutation(64)
-    for rows, ids in ((64, range(64)), (64, order.tolist()), (7, order.tolist())):
+    order = np.random.default_rng(0).permutation(41)
+    for rows, ids in ((64, range(41)), (7, order.tolist())):
         local = engine(policy, rows=rows)
         local.submit([request(i) for i in ids])
         among = by_id(drain(local))
-        assert len(among) == 64
+        assert len(among) == 41
         for i in wanted:
             assert same(alone[i], among[i]), (rows, i)
 
@@ -149,15 +150,19 @@ def test_a_second_visit_explores_anew_and_a_first_one_repeats():
     assert not any(same(drawn[0][i], drawn[1][i]) for i in range(4))
 
 
+@functools.cache
+def undisturbed(_kind: str) -> tuple[Policy, dict[int, Completion]]:
+    policy = tiny_policy()
+    calm = engine(policy, rows=5)
+    calm.submit([request(i) for i in range(16)])
+    return policy, by_id(drain(calm))
+
+
 @given(st.data())
 @settings(max_examples=12, deadline=None)
 def test_aborts_pauses_and_snapshots_of_others_change_nothing(data: st.DataObject):
     """Any mixture of disturbances: the responses that are left to end are those of an undisturbed engine."""
-    policy = tiny_policy()
-    calm = engine(policy, rows=5)
-    calm.submit([request(i) for i in range(16)])
-    expected = by_id(drain(calm))
-
+    policy, expected = undisturbed(chosen)
     local = engine(policy, rows=data.draw(st.sampled_from([1, 3, 5, 20])))
     ids = data.draw(st.permutations(range(16)))
     local.submit([request(i) for i in ids])

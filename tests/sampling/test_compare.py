@@ -9,6 +9,7 @@ from dapo.sampling.compare import STRATEGIES, Load, compare
 from dapo.sampling.measured import SMALL, compare_measured, tick_cost
 
 
+@pytest.mark.slow
 def test_streaming_fills_sooner_and_wastes_less_than_rounds():
     outcomes = compare(Load(steps=6))
     one, three, stream, fast = (outcomes[name] for name in STRATEGIES)

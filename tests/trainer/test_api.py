@@ -132,6 +132,7 @@ def test_no_recipe_and_an_existing_folder_are_refused(tmp_path: Path):
         dapo.train("quickstart", out=Path(__file__).parent)
 
 
+@pytest.mark.slow
 def test_the_example_runs_as_a_script(tmp_path: Path):
     save_policy(tiny_policy("llama", seed=1), tmp_path / "model")
     arguments = ["--model", str(tmp_path / "model"), "--out", str(tmp_path / "run"), "--steps", "2"]

@@ -5,8 +5,6 @@ import json
 import re
 import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from safetensors.torch import load_file
 from toy import recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from command_line import dapo
 from dapo.config import load_recipe
 from dapo.errors import CheckpointError, ConfigError
 from dapo.trainer import bundle
@@ -126,17 +125,14 @@ def test_what_cannot_be_exported_is_refused(toy_runs: Path, tmp_path: Path):
 )
 def test_the_command_line_says_so_and_exits_2(toy_runs: Path, tmp_path: Path, arguments: tuple[str, ...], message: str):
     typed = [argument.format(runs=toy_runs, tmp=tmp_path) for argument in arguments]
-    answer = subprocess.run(
-        [sys.executable, "-m", "dapo", "export", *typed], capture_output=True, text=True, timeout=120, check=False
-    )
+    answer = dapo("export", *typed)
     assert answer.returncode == 2
     assert message in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
 def test_the_command_line_exports(toy_runs: Path, tmp_path: Path):
-    command = [sys.executable, "-m", "dapo", "export", str(toy_runs / "paper"), "--out", str(tmp_path / "out")]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    answer = dapo("export", str(toy_runs / "paper"), "--out", str(tmp_path / "out"))
     assert answer.returncode == 0, answer.stderr
     assert "after step 2" in answer.stdout
     assert (tmp_path / "out" / "config.json").is_file()
@@ -225,16 +221,6 @@ def test_a_bundle_that_cannot_be_finished_leaves_nothing(
 
 
 def test_the_command_line_makes_a_bundle(toy_runs: Path, tmp_path: Path):
-    command = [
-        sys.executable,
-        "-m",
-        "dapo",
-        "export",
-        str(toy_runs / "paper"),
-        "--out",
-        str(tmp_path / "r"),
-        "--bundle",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = dapo("export", str(toy_runs / "paper"), "--out", str(tmp_path / "r"), "--bundle")
     assert done.returncode == 0, done.stderr
     assert "the run's record in run/" in done.stdout

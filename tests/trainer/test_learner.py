@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from toy import HERE, recipe_file
 
@@ -28,6 +29,7 @@ for other in (learner.value.critic.backbone, learner.reference.backbone):
 """
 
 
+@pytest.mark.slow
 def test_critic_and_reference_are_of_the_revision_that_is_named(tmp_path: Path):
     hub = tmp_path / "home" / "hub" / "models--somebody--tiny"
     for commit in (OLD, NEW):

@@ -2,14 +2,13 @@
 
 import json
 import math
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 import toy
 
+from command_line import Answer, dapo
 from dapo.config import load_recipe
 from dapo.data.problems import load_problems
 from dapo.errors import ConfigError, DataError
@@ -152,10 +151,8 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path[:0] = {sys.path!r}; from dapo.cli.main import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, "data", "probe", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+def probe(*arguments: str) -> Answer:
+    return dapo("data", "probe", *arguments)
 
 
 def test_the_command_writes_counts_and_a_selection(model: Path, tmp_path: Path):
