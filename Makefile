@@ -12,11 +12,12 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help quickstart ladder-smoke test test-slow test-mechanisms test-distributed test-scale test-vllm test-browser test-trackers \
+.PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-distributed test-scale test-vllm test-browser test-trackers \
 	test-package check format lint types docs bench bench-gpu clean
 
 help:
 	@echo "make quickstart   first result on this machine"
+	@echo "make install      the environment alone; make environments those of all test suites too"
 	@echo "make ladder-smoke the ablation ladder, two tiny steps of every rung"
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
@@ -42,6 +43,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m dapo.models.triton_support || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(TRITON) \
 		|| echo "No Triton for this platform: the tests of its kernels are left out."
 	@touch $@
+
+install: $(INSTALLED)
+
+# One after the other: several pips at once fetch the same packages several times.
+environments: $(INSTALLED)
+	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
+		$(MAKE) --no-print-directory $$made || exit 1; done
 
 quickstart: $(INSTALLED)
 	@$(BIN)/dapo quickstart
