@@ -8,6 +8,7 @@ from fake_ladder import job, write_done
 
 from dapo.ablation.arms import LADDER
 from dapo.ablation.plan import Budget, State, parse_budget, parse_seeds, plan_jobs
+from dapo.ablation.summary import learning_rates
 from dapo.errors import ConfigError
 
 
@@ -88,9 +89,37 @@ def test_a_run_that_spent_its_budget_is_done(tmp_path: Path):
     assert planned.state is State.DONE
 
 
-def test_a_recipe_whose_runs_cannot_go_on_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"(?s)checkpoint\.resumable = false.*resumable=true"):
-        plan_jobs("ladder", LADDER, [0], parse_budget(None), ["checkpoint.resumable=false"], tmp_path)
+def test_a_stopped_run_that_keeps_the_model_alone_starts_over_and_what_it_had_stays(tmp_path: Path):
+    planned = job(tmp_path, "naive", 0, "train.steps=4", "checkpoint.resumable=false")
+    for number in (1, 2):
+        write_done(planned, {0: [1, 1], 4: [2, 2]})
+        assert not planned.starts_over  # done
+        (planned.folder / "checkpoints" / "step-000004" / "MANIFEST.json").unlink()
+        assert planned.starts_over
+        assert planned.arguments("ladder")[:2] == ["train", "ladder"]
+        planned.set_aside()
+        assert planned.state is State.NEW
+        assert (tmp_path / "naive" / f"seed-0.stopped-{number}" / "metrics.jsonl").is_file()
+    resumable = job(tmp_path, "naive", 1, "train.steps=4")
+    write_done(resumable, {0: [1, 1], 4: [2, 2]})
+    (resumable.folder / "eval.jsonl").unlink()
+    assert not resumable.starts_over
+
+
+def test_a_key_of_one_arm_wins_over_that_of_all_and_reaches_no_other(tmp_path: Path):
+    sets = ["naive:train.lr=1e-5", "train.lr=2e-4", "dapo:data.eval=['toy:problems', 'b']"]
+    jobs = plan_jobs("ladder", LADDER, [0, 1], Budget(), sets, tmp_path)
+    assert learning_rates(jobs[-1:]) == 2e-4
+    assert learning_rates([jobs[0], *jobs[-2:]]) == "1e-05 (naive), 0.0002 (token-loss, dapo)"
+    for planned in jobs:
+        assert planned.config.train.lr == (1e-5 if planned.arm.name == "naive" else 2e-4)
+        assert (planned.config.data.eval == ("toy:problems", "b")) == (planned.arm.name == "dapo")
+        assert not any(override.startswith(("naive:", "dapo:")) for override in planned.overrides)
+
+
+def test_a_key_of_an_arm_that_is_not_run_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"(?s)naive:train\.lr=1e-5: no arm naive .*dapo"):
+        plan_jobs("ladder", LADDER[-1:], [0], Budget(), ["naive:train.lr=1e-5"], tmp_path)
 
 
 def test_a_folder_of_other_settings_is_refused_by_key_and_value(tmp_path: Path):

@@ -23,7 +23,7 @@ def written(tmp_path: Path) -> Path:
         write_done(own, {0: [0, 2], 4: [2, 3 + at]})
     runs = {own.arm.name: [measure(own)] for own in planned}
     settings = settings_of(
-        HOSTILE, planned[0].config, seeds=[0], budget="steps=4", command=f"dapo ladder {HOSTILE}", extra=[HOSTILE]
+        HOSTILE, planned, seeds=[0], budget="steps=4", command=f"dapo ladder {HOSTILE}", extra=[HOSTILE]
     )
     arms = [own.arm for own in planned] + [ARMS["dapo"]]
     write_all(

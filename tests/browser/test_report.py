@@ -418,7 +418,7 @@ def test_the_ladders_page_draws_its_table_and_plots_and_keeps_text_as_text(watch
     planned = [job(tmp_path, name, 0, "train.steps=4") for name in ("naive", "overlong-filter")]
     for at, own in enumerate(planned):
         write_done(own, {0: [0, 2], 4: [2, 3 + at]})
-    settings = settings_of(HOSTILE, planned[0].config, seeds=[0], budget="steps=4", command=HOSTILE, extra=[])
+    settings = settings_of(HOSTILE, planned, seeds=[0], budget="steps=4", command=HOSTILE, extra=[])
     runs = {own.arm.name: [measure(own)] for own in planned}
     write_all(
         summarise([own.arm for own in planned], runs, settings=settings, machine=this_machine(), failed={}), tmp_path

@@ -97,10 +97,21 @@ class Job:
 
     def arguments(self, recipe: str) -> list[str]:
         """After `dapo`: start the run, or go on with it."""
-        if self.state is State.HALF_DONE:
+        if self.state is State.HALF_DONE and not self.starts_over:
             return ["resume", str(self.folder)]
         sets = [part for override in self.overrides for part in ("--set", override)]
         return ["train", recipe, *sets, "--out", str(self.folder)]
+
+    @property
+    def starts_over(self) -> bool:
+        """Half done, with the model alone saved, which no run can go on from."""
+        return self.state is State.HALF_DONE and not self.config.checkpoint.resumable
+
+    def set_aside(self) -> None:
+        """Make room for a run that starts over; what there was stays beside it, the first as seed-0.stopped-1."""
+        taken = {path.name for path in self.folder.parent.glob(f"{self.folder.name}.stopped-*")}
+        number = next(i for i in range(1, len(taken) + 2) if f"{self.folder.name}.stopped-{i}" not in taken)
+        self.folder.rename(self.folder.with_name(f"{self.folder.name}.stopped-{number}"))
 
     @property
     def state(self) -> State:
@@ -140,14 +151,38 @@ class Job:
             )
 
 
+def split_set(text: str) -> tuple[str, str]:
+    """`KEY=VALUE` is for every arm, `ARM:KEY=VALUE` for that one: (arm or empty, KEY=VALUE)."""
+    arm, colon, key = text.partition("=")[0].partition(":")
+    return (arm.strip(), text.partition(":")[2].strip()) if colon and key else ("", text)
+
+
+def of_arm(extra: Sequence[str], arm: Arm) -> Overrides:
+    """What an arm gets of it: what is for all, then its own, which wins."""
+    parts = [split_set(text) for text in extra]
+    return tuple(text for wanted in ("", arm.name) for name, text in parts if name == wanted)
+
+
+def refuse_other_arms(extra: Sequence[str], arms: Sequence[Arm]) -> None:
+    """A key for an arm that this ladder does not have would have no effect."""
+    for text in extra:
+        name = split_set(text)[0]
+        if name and name not in [arm.name for arm in arms]:
+            raise ConfigError(
+                f"--set {text}: no arm {name} in this ladder.",
+                remedy=f"Add it to --arms, or use one of: {', '.join(arm.name for arm in arms)}.",
+            )
+
+
 def plan_jobs(
     recipe: str, arms: Sequence[Arm], seeds: Sequence[int], budget: Budget, extra: Sequence[str], out: Path
 ) -> list[Job]:
     """Every arm with every seed, seed by seed, so that a ladder cut short has whole seeds. Raises before any run."""
+    refuse_other_arms(extra, arms)
     jobs = []
     for seed in seeds:
         for arm in arms:
-            own = (*extra, *budget.overrides, f"train.seed={seed}")
+            own = (*of_arm(extra, arm), *budget.overrides, f"train.seed={seed}")
             config, overrides = arm_config(recipe, arm, own)
             if config.train.steps == UNBOUNDED_STEPS and config.train.lr_decay != "none":
                 raise ConfigError(
@@ -160,11 +195,6 @@ def plan_jobs(
                 raise ConfigError(
                     f"{key} = {value} in {recipe}: a ladder compares evaluations, and there are none.",
                     remedy="Set eval.every_steps above 0 and name a set in data.eval.",
-                )
-            if not config.checkpoint.resumable:
-                raise ConfigError(
-                    f"checkpoint.resumable = false in {recipe}: a run of a ladder that is stopped must go on later.",
-                    remedy="Add --set checkpoint.resumable=true.",
                 )
             jobs.append(Job(arm, seed, out / arm.name / f"seed-{seed}", config, overrides))
     for job in jobs:

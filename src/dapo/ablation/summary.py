@@ -25,8 +25,8 @@ from dapo.ablation.compare import (
     reaching,
 )
 from dapo.ablation.measure import Measured
+from dapo.ablation.plan import Job
 from dapo.ablation.published import SOURCES, published
-from dapo.config.schema import Config
 from dapo.tracking.files import replace_file
 
 BASELINE = "naive"
@@ -122,9 +122,10 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def settings_of(
-    recipe: str, config: Config, *, seeds: Sequence[int], budget: str, command: str, extra: Sequence[str]
+    recipe: str, jobs: Sequence[Job], *, seeds: Sequence[int], budget: str, command: str, extra: Sequence[str]
 ) -> dict[str, Any]:
     """What the arms have in common, as far as it tells how far the figures carry."""
+    config = jobs[0].config
     train, sampling = config.train, config.sampling
     return {
         "command": command,
@@ -135,13 +136,22 @@ def settings_of(
         "model": config.model.path,
         "data": config.data.train,
         "eval": config.data.eval[0],
-        "lr": train.lr,
+        "lr": learning_rates(jobs),
         "prompts_per_step": sampling.prompts_per_step,
         "responses_per_prompt": sampling.responses_per_prompt,
         "updates_per_step": train.updates_per_step,
         "max_response_tokens": config.limits.max_response_tokens,
         "overlong_buffer_tokens": config.shaping.overlong_buffer_tokens,
     }
+
+
+def learning_rates(jobs: Sequence[Job]) -> float | str:
+    """The one of all arms; else in words: 3e-06 (naive), 6e-06 (token-loss, dapo)."""
+    by_arm = {job.arm.name: job.config.train.lr for job in jobs}
+    rates = sorted(set(by_arm.values()))
+    if len(rates) == 1:
+        return rates[0]
+    return ", ".join(f"{rate:g} ({', '.join(arm for arm in by_arm if by_arm[arm] == rate)})" for rate in rates)
 
 
 def machine_of(folder: Path, *, is_running: bool) -> dict[str, Any]:

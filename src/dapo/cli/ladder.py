@@ -46,7 +46,8 @@ def command(
         Path | None, typer.Option(help="Folder; the same command again goes on in it. Default: runs/ladder-RECIPE.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key in every arm: --set train.lr=1e-4.")
+        list[str] | None,
+        typer.Option("--set", help="Override a key: in every arm train.lr=1e-4, in one naive:train.lr=5e-5."),
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two tiny steps of every arm: does all of it work?")] = False,
     table_only: Annotated[
@@ -94,7 +95,7 @@ def command(
             raise typer.Exit(EXIT_INTERRUPTED)
         config = planned[0].config
         spent = str(own) if own.kind else f"steps={config.train.steps}"
-        settings = settings_of(recipe, config, seeds=wanted, budget=spent, command=typed_command(), extra=extra)
+        settings = settings_of(recipe, planned, seeds=wanted, budget=spent, command=typed_command(), extra=extra)
         summary = summary_of(chosen, outcome, settings, machine)
         written = write_all(summary, folder)
     if as_json:
@@ -136,8 +137,10 @@ def default_folder(recipe: str, *, is_smoke: bool) -> Path:
 
 def refuse_own_keys(sets: list[str], budget: str) -> None:
     """Keys that the ladder itself sets."""
+    from dapo.ablation.plan import split_set
+
     for text in sets:
-        key = text.partition("=")[0].strip()
+        key = split_set(text)[1].partition("=")[0].strip()
         if key in ("train.seed", "preset") or (budget and key == "train.steps"):
             option = {"train.seed": "--seeds", "preset": "--arms"}.get(key, "--budget")
             raise ConfigError(f"--set {text}: the ladder sets {key} itself.", remedy=f"Use {option}.")
