@@ -34,6 +34,7 @@ def test_the_presets_and_recipes_that_the_readme_promises_are_there():
         "dapo-qwen2.5-32b",
         "gsm8k-0.5b-lora-8gb",
         "gsm8k-1.5b-24gb",
+        "gsm8k-coder-0.5b-ladder",
         "gsm8k-coder-1.5b-h200",
         "ladder",
         "math-1.5b-80gb",
