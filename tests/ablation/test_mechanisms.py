@@ -1,6 +1,7 @@
 """What each technique does to training, on the embedded task: five paired seeds, margins stated before the runs.
 
-Two runs of a pair differ in one switch and share their seed. `make test-mechanisms`; about 8 to 20 minutes on two idle cores.
+Two runs of a pair differ in one switch and share their seed. `make test-mechanisms`:
+8 to 20 minutes on two idle cores.
 """
 
 import json

@@ -32,6 +32,7 @@ def test_the_figures_are_written_with_their_commands(tmp_path: Path):
     assert "| figure | value |" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_fails_says_why():
     found = bench.measured("bench step --sides dapo --tokens 16")
     assert "overlong buffer" in found["failed"]

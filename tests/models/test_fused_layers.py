@@ -106,6 +106,7 @@ def test_an_adapter_on_every_matrix_is_trained_the_same():
         assert_close(got[name], expected[name], atol=2e-5, rtol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels_on_cpu")
 def test_a_copy_runs_on_its_own_weights():
     fused = tiny_policy("llama", torch.float32)

@@ -29,6 +29,7 @@ def test_streaming_fills_sooner_and_wastes_less_than_rounds():
         assert outcome.generated_tokens == pytest.approx(outcome.trained_tokens + wasted)
 
 
+@pytest.mark.slow
 def test_the_local_engine_chooses_and_wastes_what_the_virtual_one_does():
     load = replace(SMALL, prompts_per_step=4, responses_per_prompt=4, max_concurrent=24, max_new_tokens=64, steps=3)
     virtual, real = compare(load), compare_measured(load)

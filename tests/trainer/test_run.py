@@ -100,7 +100,15 @@ def test_the_weights_move_and_a_learning_rate_of_zero_moves_nothing(tmp_path: Pa
     assert all(torch.equal(still[name], base[name]) for name in base)
 
 
-@pytest.mark.parametrize("mean", ["token", "sequence", "prompt", "constant"])
+@pytest.mark.parametrize(
+    "mean",
+    [
+        "token",
+        "sequence",
+        pytest.param("prompt", marks=pytest.mark.slow),
+        pytest.param("constant", marks=pytest.mark.slow),
+    ],
+)
 def test_micro_batches_change_nothing(tmp_path: Path, mean: str):
     runs = [
         run_toy(tmp_path, f"run-{budget}", f"train.tokens_per_microbatch={budget}", f"algorithm.mean={mean}")
@@ -114,7 +122,18 @@ def test_micro_batches_change_nothing(tmp_path: Path, mean: str):
             assert_close(weight, whole[name], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("preset", ["dapo", "dapo-fast", "grpo", "grpo-naive", "dr-grpo", "ppo", "vapo"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        "dapo",
+        "dapo-fast",
+        "vapo",
+        pytest.param("grpo", marks=pytest.mark.slow),
+        pytest.param("grpo-naive", marks=pytest.mark.slow),
+        pytest.param("dr-grpo", marks=pytest.mark.slow),
+        pytest.param("ppo", marks=pytest.mark.slow),
+    ],
+)
 def test_every_preset_trains_and_resumes_exactly(tmp_path: Path, preset: str):
     extra = ["algorithm.critic.pretrain_steps=3"] if preset == "vapo" else []
     straight = run_toy(tmp_path, "straight", f"preset={preset}", "train.steps=4", *extra)
@@ -451,7 +470,7 @@ def test_a_checkpoint_within_value_pretraining_gives_way_to_later_ones(tmp_path:
     assert [path.name for path in in_order(run.folder / "checkpoints")] == ["value-000004", "step-000000"]
 
 
-@pytest.mark.parametrize("preset", ["dapo", "ppo"])
+@pytest.mark.parametrize("preset", ["dapo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_gradient_checkpointing_changes_memory_not_mathematics(tmp_path: Path, preset: str):
     plain = run_toy(tmp_path, "plain", f"preset={preset}").folder
     checkpointed = run_toy(tmp_path, "checkpointed", f"preset={preset}", "train.gradient_checkpointing=true").folder
