@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import dapo
+from dapo.cli import verify
 
 ROWS = [
     {"id": "a", "response": "Answer: 42.", "answer": "42"},
@@ -40,6 +41,19 @@ def test_one_verdict_a_line_in_order(tmp_path: Path):
         assert verdicts[3]["id"] is None
         assert "truncated" in verdicts[4]["message"]
         assert done.stderr == ""
+
+
+@pytest.mark.parametrize("n_rows", [1, 4, 5, 6, 11])
+def test_border_every_line_has_its_own_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], n_rows: int
+):
+    monkeypatch.setattr(verify, "CHUNK", 5)
+    path = tmp_path / "numbered.jsonl"
+    path.write_bytes(lines([{"id": i, "response": f"Answer: {i}", "answer": i} for i in range(n_rows)]))
+    verify.command(str(path), workers=1)
+    verdicts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    expected = [(i, "CORRECT", str(i), str(i)) for i in range(n_rows)]
+    assert [(v["id"], v["verdict"], v["extracted"], v["reference"]) for v in verdicts] == expected
 
 
 def test_the_help_works_as_pasted():

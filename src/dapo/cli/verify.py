@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -171,10 +172,7 @@ def stop_reason_in(value: object, where: str) -> StopReason | None:
 def print_verdicts(pool: VerifierPool, rows: Iterator[Row]) -> Counter[str]:
     """Judge in chunks, print in order."""
     counts: Counter[str] = Counter()
-    is_done = False
-    while not is_done:
-        chunk = [row for row, _ in zip(rows, range(CHUNK), strict=False)]
-        is_done = len(chunk) < CHUNK
+    while chunk := list(islice(rows, CHUNK)):
         for row, judgement in zip(chunk, pool.judge_all([row.task for row in chunk]), strict=True):
             counts[judgement.verdict.value] += 1
             sys.stdout.write(
