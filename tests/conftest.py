@@ -5,10 +5,13 @@ import time
 
 import pytest
 import torch
+from hypothesis import settings
 
 from dapo.models.triton_support import has_triton, is_interpreted
 
 torch.set_num_threads(1)
+settings.register_profile("dapo", deadline=None, print_blob=True)  # a busy machine is no error of an example's
+settings.load_profile("dapo")
 if not torch.cuda.is_available():  # read when a kernel is defined, so before any of ours is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -515,7 +515,7 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(WORDS | st.text(max_size=6), max_size=20))
 def test_any_text_is_a_recipe_or_one_message(tmp_path_factory: pytest.TempPathFactory, pieces: list[str]):
     path = tmp_path_factory.getbasetemp() / "any.sh"

@@ -136,7 +136,7 @@ pairs = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=pairs, k=st.integers(1, 5), data=st.data())
 def test_a_file_repeated_k_times_is_the_file_once(pairs, k, data, write_jsonl):
     rows = [{"question": q, "answer": str(a)} for q, a in pairs.items()]

@@ -71,7 +71,7 @@ GROUPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     GROUPS,
     st.sampled_from([(4, 2, 32), (2, 2, 16), (3, 1, 64), (2, 1, 128), (6, 2, 48)]),

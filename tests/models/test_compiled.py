@@ -26,7 +26,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 # ------------------------------------------------------------------ the parts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 9), width=st.integers(1, 130), has_residual=st.booleans(), scale=st.sampled_from([1e-6, 1, 1e6])
 )

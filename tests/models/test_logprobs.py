@@ -27,7 +27,7 @@ def inputs(N: int, H: int, V: int, dtype: torch.dtype = torch.float64) -> tuple[
     temperature=st.floats(0.2, 3.0),
     with_bias=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_chunked_equals_plain(N: int, V: int, chunk: int, temperature: float, with_bias: bool):
     hidden, weight, bias, target = inputs(N, 5, V)
     leaves = [hidden, weight, *([bias] if with_bias else [])]

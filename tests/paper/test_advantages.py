@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -146,7 +146,6 @@ def test_a_terminal_reward_with_gamma_and_lambda_1_is_the_target_everywhere():
     assert_close(ret, torch.full((1, 5), -1.0, dtype=F64))
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 2**31))
 def test_masked_tokens_are_skipped_as_if_absent(kept: list[bool], seed: int):
     generator = torch.Generator().manual_seed(seed)

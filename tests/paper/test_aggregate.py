@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
@@ -118,7 +118,6 @@ def update(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", MEANS)
-@settings(deadline=None)
 @given(batch=update(), data=st.data())
 def test_value_and_gradient_do_not_depend_on_split_order_padding_or_ranks(
     kind: str, batch: tuple[Tensor, Tensor, Tensor], data: st.DataObject

@@ -36,7 +36,7 @@ def decode(text: str, kind: str) -> np.ndarray:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pieces_add_up_to_the_text_whatever_it_is(text: str):
     text = text.encode("utf-8", "replace").decode()
     tokens = PIECES.tokenizer.encode(text).ids

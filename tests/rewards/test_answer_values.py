@@ -49,7 +49,7 @@ SIGNS = st.sampled_from(
 
 
 @given(st.one_of(st.text(max_size=80), st.lists(SIGNS, max_size=30).map("".join)))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_text_has_a_value_that_can_be_counted(text: str):
     assert value_of(text) == value_of(text)
     assert isinstance(hash(value_of(text)), int)

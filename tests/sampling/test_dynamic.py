@@ -120,7 +120,7 @@ def test_length_bias_none_under_the_prefix_rule_and_plain_under_first_finished()
     assert mean_length(first_finished) < 0.9 * mean_length(prefix)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(8, 200))
 def test_every_generated_token_is_trained_on_or_wasted_once(seed: int, concurrent: int):
     written = 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 from toy import recipe
@@ -73,7 +73,6 @@ def test_minibatches_deal_every_group_once_evenly_and_anew_each_time(n: int, upd
         assert deal != deal_minibatches(n, updates, seed=3, step=step + 1, epoch=epoch)
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=2, max_size=16), budget=st.integers(1, 60))
 def test_microbatches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int):
     batch = Batch.__new__(Batch)
