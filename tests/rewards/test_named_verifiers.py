@@ -9,6 +9,7 @@ import pytest
 
 from dapo import rewards
 from dapo.errors import ConfigError
+from dapo.rewards import Task, command
 from dapo.types import Verdict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -200,6 +201,28 @@ def test_command_that_is_missing_or_hangs(tmp_path: Path):
     assert (gone.verdict, "No such file" in gone.message) == (Verdict.CRASH, True)
     slow = program(tmp_path, "import time; time.sleep(60)")
     assert rewards.judge("a", "a", verifier="command", meta={"command": slow}, seconds=1.0).verdict is Verdict.TIMEOUT
+
+
+@pytest.mark.parametrize("n_more", [-1, 0, 1, 120])
+def test_border_the_verdict_is_the_last_line_however_much_was_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_more: int
+):
+    """Behind lines that look like verdicts, and with a sign in it that ends a line elsewhere but not in JSON."""
+    monkeypatch.setattr(command, "_MAX_OUTPUT_BYTES", 100)
+    verdict = '{"verdict": "CORRECT", "extracted": "a\u2028b", "message": "' + "m" * 20 + '"}\n'
+    n_before = 100 - len(verdict.encode()) + n_more
+    path = tmp_path / "said.txt"
+    path.write_text(('{"verdict": "WRONG"}\n' * 20)[-n_before:] + verdict, encoding="utf-8")
+    assert path.stat().st_size == 100 + n_more
+    found = command.decide(Task("a", "a", None, {"command": ["cat", str(path)]}))
+    assert (found.verdict, found.extracted) == (Verdict.CORRECT, "a\u2028b")
+
+
+@pytest.mark.parametrize("n_more", [-1, 0, 1, 2001])
+def test_border_the_end_of_a_long_complaint_is_told(tmp_path: Path, n_more: int):
+    argv = program(tmp_path, f"sys.stderr.write('x' * {2000 - 9 + n_more} + 'the cause'); sys.exit(3)")
+    with pytest.raises(command.CommandError, match="the cause$"):
+        command.decide(Task("a", "a", None, {"command": argv}))
 
 
 def test_command_may_stand_in_the_verifiers_name(tmp_path: Path):

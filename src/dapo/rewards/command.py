@@ -14,7 +14,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from dapo.rewards.rule import Finding
 from dapo.types import Score, Verdict
@@ -47,13 +47,17 @@ def decide(task: Task) -> Finding | Score:
             done = subprocess.run(argv, input=line.encode() + b"\n", stdout=output, stderr=errors, check=False)
         except OSError as error:
             raise CommandError(f"{argv[0]}: {error.strerror}") from None
-        output.seek(0)
-        said = output.read(_MAX_OUTPUT_BYTES)
-        errors.seek(0)
-        complaint = errors.read(2_000).decode("utf-8", "replace").strip()
+        said = end_of(output, _MAX_OUTPUT_BYTES)
+        complaint = end_of(errors, 2_000).decode("utf-8", "replace").strip()
     if done.returncode != 0:
         raise CommandError(f"{argv[0]} left with code {done.returncode}: {complaint[-300:]}")
     return outcome_in(said, argv[0])
+
+
+def end_of(file: IO[bytes], n_bytes: int) -> bytes:
+    """The last bytes of a file, at most so many: a program's verdict and its complaint stand at the end."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - n_bytes))
+    return file.read(n_bytes)
 
 
 def command_of(task: Task) -> list[str]:
@@ -67,10 +71,10 @@ def command_of(task: Task) -> list[str]:
 
 def outcome_in(said: bytes, program: str) -> Finding | Score:
     """The verdict in a program's last line of output."""
-    lines = said.decode("utf-8", "replace").strip().splitlines()
+    lines = said.decode("utf-8", "replace").strip().split("\n")  # no other sign ends a line of JSON
     try:
         answer: Any = json.loads(lines[-1])
-    except (IndexError, ValueError):
+    except ValueError:
         raise CommandError(f"{program} answered no JSON line") from None
     if isinstance(answer, dict) and answer.get("verdict") in _ALLOWED:
         extracted = answer.get("extracted")
