@@ -12,7 +12,10 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.data.chat_server import ChatServer, NoReply, Refused
+from dapo.data.journal import Journal
 from dapo.data.restate import NotVerified, verified
+from dapo.errors import DataError
+from dapo.tracking.files import append_line
 from dapo.types import Problem
 
 # An answer with two roots has no deterministic form, so these problems are asked.
@@ -311,3 +314,42 @@ def test_a_refused_key_stops_everything(asked_set, serve, tmp_path, capsys):
     options = ["--integer-answers", "--llm", server.url, "--model", "tiny", "--llm-workers", "1"]
     assert run(asked_set, "--out", str(tmp_path / "out.jsonl"), *options) == 2
     assert "HTTP 401: the key is refused" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ borders
+
+
+@pytest.mark.parametrize("n_lines", [0, 1, 2, 5])
+def test_border_a_journal_torn_at_any_byte_keeps_every_whole_line(n_lines: int, tmp_path):
+    header, path = {"model": "tiny"}, tmp_path / "journal.jsonl"
+    lines = [{"id": str(i), "why": "no\u2028line ends here"} for i in range(n_lines)]
+    for line in [header, *lines]:
+        append_line(path, line)
+    whole = path.read_bytes()
+    for n_bytes in range(max(0, whole[:-1].rfind(b"\n")), len(whole) + 1):
+        path.write_bytes(whole[:n_bytes])
+        kept = whole[:n_bytes].count(b"\n") - 1
+        journal = Journal(path, header)
+        assert list(journal.done.values())[: max(kept, 0)] == lines[: max(kept, 0)]
+        assert len(journal.done) <= max(kept, 0) + 1  # a last line that lacks its end alone may count
+        journal.add({"id": "new"})
+        assert Journal(path, header).done == journal.done
+
+
+def test_border_a_line_torn_in_the_middle_costs_that_line(tmp_path):
+    """A full disk tears one, and the next worker's line follows it."""
+    header, path = {"model": "tiny"}, tmp_path / "journal.jsonl"
+    Journal(path, header).add({"id": "a"})
+    with path.open("a") as file:
+        file.write('{"id": "b", "wh')
+    append_line(path, {"id": "c"})
+    assert list(Journal(path, header).done) == ["a", "c"]
+
+
+def test_what_is_no_journal_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    for text in ("my notes\n", '{"model": "other"}\n', "[1]\n"):
+        path.write_text(text)
+        with pytest.raises(DataError, match="belongs to another"):
+            Journal(path, {"model": "tiny"})
+        assert path.read_text() == text

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
 
 from dapo.errors import DataError
-from dapo.tracking.files import append_line
+from dapo.tracking.files import append_line, read_lines
 
 
 class Journal:
-    """A JSONL file with a header that says what it belongs to. A torn last line is cut off; the rest is kept."""
+    """A JSONL file with a header that says what it belongs to. A torn line costs that line, and no other."""
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path = path
@@ -24,26 +23,15 @@ class Journal:
             append_line(self.path, header)
 
     def _read(self, header: dict[str, Any]) -> None:
-        whole, _, torn = self.path.read_bytes().rpartition(b"\n")
-        lines: list[dict[str, Any]] = []
-        try:
-            lines = [json.loads(line) for line in whole.splitlines()]
-        except ValueError:
-            raise DataError(
-                f"{self.path}: row {len(lines) + 1}: not a journal.",
-                remedy="Remove it to start anew, or name another --out.",
-            ) from None
-        if whole and lines[0] != header:
+        lines = list(read_lines(self.path))
+        if not lines and b"\n" not in self.path.read_bytes():  # torn while its header was written
+            append_line(self.path, header)
+        elif lines[:1] != [header]:
             raise DataError(
                 f"{self.path}: belongs to another source, model or prompt.",
                 remedy="Remove it to start anew, or name another --out.",
             )
-        if torn:
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole) + 1 if whole else 0)
-        if not whole:
-            append_line(self.path, header)
-        self.done = {line["id"]: line for line in lines[1:]}
+        self.done = {line["id"]: line for line in lines[1:] if "id" in line}
 
     def add(self, line: dict[str, Any]) -> None:
         with self._lock:
