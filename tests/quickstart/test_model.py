@@ -3,12 +3,15 @@
 import hashlib
 import json
 import random
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dapo.quickstart
+from dapo.quickstart import pretrain as pretraining
 from dapo.quickstart.card import measure
 from dapo.quickstart.corpus import Habits, draw_document
 from dapo.quickstart.pretrain import Phase, pretrain, save
@@ -93,3 +96,21 @@ def test_the_card_states_what_is_in_the_folder():
         assert set(scores) == {"1", "2", "3", "4", "5", "all"}
         card = (FOLDER / "README.md").read_text()
         assert all(f"| {row['accuracy']:.3f} | {row['solved']:.3f} |" in card for row in scores.values())
+
+
+@pytest.mark.parametrize("n_documents", [1, 2, 4, 5, 6, 11])
+@pytest.mark.parametrize("tokens", [3, 24, 25, 26, 1000])
+def test_border_a_batch_holds_what_fits_and_no_document_is_left_out(
+    n_documents: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Documents of 5 tokens, the first two of a question; a budget below one of them gives it a batch of its own."""
+    drawn = [([1, 2, 10 * i, 10 * i + 1, 10 * i + 2], 2) for i in range(1, n_documents + 1)]
+    monkeypatch.setattr(pretraining, "draw_document", lambda _habits, _rng: None)
+    monkeypatch.setattr(pretraining, "_encode", lambda _tokenizer, _documents: list(drawn))
+    tokenizer = SimpleNamespace(pad_token_id=0)
+    batches = pretraining.draw_batches(tokenizer, None, random.Random(0), n_documents=n_documents, tokens=tokens)
+    per_batch = max(1, tokens // 5)
+    once = [target for _, target in islice(batches, -(-n_documents // per_batch))]
+    assert all(len(target) <= per_batch for target in once)
+    seen = [row[row >= 0].tolist() for target in once for row in target]
+    assert sorted(seen) == [ids[2:] for ids, _ in drawn]

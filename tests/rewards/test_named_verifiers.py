@@ -221,7 +221,7 @@ def test_border_the_verdict_is_the_last_line_however_much_was_said(
 @pytest.mark.parametrize("n_more", [-1, 0, 1, 2001])
 def test_border_the_end_of_a_long_complaint_is_told(tmp_path: Path, n_more: int):
     argv = program(tmp_path, f"sys.stderr.write('x' * {2000 - 9 + n_more} + 'the cause'); sys.exit(3)")
-    with pytest.raises(command.CommandError, match="the cause$"):
+    with pytest.raises(command.CommandError, match=r"the cause$"):
         command.decide(Task("a", "a", None, {"command": argv}))
 
 

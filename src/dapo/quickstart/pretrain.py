@@ -73,7 +73,7 @@ def draw_batches(
         documents.sort(key=lambda document: len(document[0]))
         batches: list[list[tuple[list[int], int]]] = [[]]
         for document in documents:
-            if (len(batches[-1]) + 1) * len(document[0]) > tokens:
+            if batches[-1] and (len(batches[-1]) + 1) * len(document[0]) > tokens:
                 batches.append([])
             batches[-1].append(document)
         rng.shuffle(batches)
