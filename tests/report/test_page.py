@@ -10,7 +10,10 @@ from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, writ
 
 from command_line import dapo
 from dapo.errors import DataError
+from dapo.report import page_data
 from dapo.report.chunks import parse_script
+from dapo.report.examined import examine_run
+from dapo.report.load import load_run
 from dapo.report.page import SCRIPTS, asset, write_page
 from dapo.report.page_data import read_beside
 from dapo.tracking.metrics import METRICS
@@ -264,3 +267,39 @@ def test_the_report_needs_no_torch(run: Path):
         f"write_page(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 11])
+def test_border_what_the_page_leaves_out_is_counted(n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Problem i has i % 3 of 2 right, then 1: a third of them is learnt, a third lost, a third as before."""
+    monkeypatch.setattr(page_data, "SHOWN_EVENTS", 5)
+    monkeypatch.setattr(page_data, "SHOWN_FLIPS", 5)
+    folder = write_run(tmp_path / "run", metrics(10))
+    ids = [f"p{i}" for i in range(n)]
+    lines = [
+        {"step": step, "set": "s", "k": 2, "ids": ids, "questions": ids, "correct": correct}
+        for step, correct in ((0, [i % 3 for i in range(n)]), (10, [1] * n))
+    ]
+    (folder / "eval_problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = [{"step": 1, "kind": "note", "message": str(i)} for i in range(n)]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    data = page_data.run_data(examine_run(folder), "")
+    assert (data["n_events"], [message for *_, message in data["events"]]) == (n, [str(i) for i in range(n)][-5:])
+    assert data["n_flips"] == {"learnt": len(range(0, n, 3)), "lost": len(range(2, n, 3)), "same": len(range(1, n, 3))}
+    by_change = sorted(range(n), key=lambda i: -abs(1 - i % 3))
+    assert [flip["id"] for flip in data["flips"]] == [f"p{i}" for i in by_change][:5]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 7])
+def test_border_every_missing_record_is_named_or_counted(n: int, tmp_path: Path):
+    """Three are named one by one, more as a range with their number."""
+    write_run(tmp_path / "run", metrics(max(n, 1)), every=1)
+    if n == 0:
+        (tmp_path / "run" / "rollouts" / "step-000001").mkdir(parents=True)
+    told = [text for text in load_run(tmp_path / "run").missing if text.startswith("rollouts/")]
+    if n <= 3:
+        assert told == [f"rollouts/step-{i:06d}.parquet: missing, and so are its scripts" for i in range(1, n + 1)]
+    else:
+        assert told == [
+            f"rollouts/step-000001.parquet … step-{n:06d}.parquet: {n} files missing, and so are their scripts"
+        ]

@@ -67,10 +67,16 @@ def run_data(examined: Examined, place: str) -> dict[str, Any]:
         "metrics": columns(run.metrics),
         "evaluations": evaluations,
         "flips": flips[:SHOWN_FLIPS],
+        "n_flips": {
+            "learnt": sum(flip["change"] > 0 for flip in flips),
+            "lost": sum(flip["change"] < 0 for flip in flips),
+            "same": sum(flip["change"] == 0 for flip in flips),
+        },
         "events": [
             [int(e.get("step") or 0), str(e.get("kind", "")), str(e.get("message", ""))]
             for e in run.events[-SHOWN_EVENTS:]
         ],
+        "n_events": len(run.events),
         "rollouts": [{"step": step, **summary} for step, summary in examined.summaries],
     }  # fmt: skip
 

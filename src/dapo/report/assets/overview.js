@@ -162,9 +162,11 @@ const overview = {
     const table = el("div", { class: "flip-list" });
     const show = (which) => {
       const chosen = run.flips.filter((flip) => (which === "learnt" ? flip.change > 0 : which === "lost" ? flip.change < 0 : flip.change === 0));
-      table.replaceChildren(...chosen.slice(0, 60).map(overview.flip));
-      if (!chosen.length) table.append(el("p", { class: "sub" }, "None."));
-      else if (chosen.length > 60) table.append(el("p", { class: "sub" }, `and ${chosen.length - 60} more`));
+      const shown = chosen.slice(0, 60);
+      const more = run.n_flips[which] - shown.length; // the page holds the most changed ones only
+      table.replaceChildren(...shown.map(overview.flip));
+      if (!run.n_flips[which]) table.append(el("p", { class: "sub" }, "None."));
+      else if (more) table.append(el("p", { class: "sub" }, `and ${more} more`));
     };
     section.replaceChildren(
       el("h2", {}, "Problems that flipped"),
@@ -197,7 +199,8 @@ const overview = {
         parts.push(overview.fold(`${several}Evaluations (${rows.length})`, overview.table(head, rows), true));
       }
       if (run.events.length) {
-        parts.push(overview.fold(`${several}Events (${run.events.length})`, overview.table(["step", "kind", "message"], run.events)));
+        const n = run.events.length < run.n_events ? `the last ${run.events.length} of ${run.n_events}` : run.n_events;
+        parts.push(overview.fold(`${several}Events (${n})`, overview.table(["step", "kind", "message"], run.events)));
       }
       parts.push(overview.fold(`${several}Configuration`, overview.table(["key", "value"], run.config)));
     }
