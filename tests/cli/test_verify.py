@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import dapo
-from dapo.cli import verify
+from dapo.cli import audit, verify
 
 ROWS = [
     {"id": "a", "response": "Answer: 42.", "answer": "42"},
@@ -158,3 +158,19 @@ def test_audit_lists_disagreements_by_kind(tmp_path: Path):
     assert "no column answer" in refused.stderr
     (folder / "step-000001.parquet").write_bytes(b"PAR1 torn")
     assert dapo("verify", "--audit", str(tmp_path / "run")).returncode == 2
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 4, 5, 6, 11])
+def test_border_an_audit_reads_every_row_of_every_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_rows: int
+):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(audit, "BATCH_ROWS", 5)
+    (tmp_path / "rollouts").mkdir()
+    for step in (1, 2):
+        columns = {name: [f"{step}-{i}" for i in range(n_rows)] for name in audit.COLUMNS}
+        table = pyarrow.table({name: pyarrow.array(values, pyarrow.string()) for name, values in columns.items()})
+        parquet.write_table(table, tmp_path / "rollouts" / f"step-{step:06d}.parquet", row_group_size=3)
+    read = [row["problem_id"] for rows in audit.batches(tmp_path) for row in rows]
+    assert read == [f"{step}-{i}" for step in (1, 2) for i in range(n_rows)]

@@ -8,9 +8,14 @@ import pytest
 from dapo.cli.main import main
 from dapo.data import load_problems, sources
 from dapo.data import prepare as preparing
+from dapo.data.chat_server import ChatServer, NoReply
 from dapo.data.contamination import EvaluationTexts, find_contamination
+from dapo.data.integer_answers import Restated, with_answer
+from dapo.data.journal import Journal
+from dapo.data.restate import NotVerified
 from dapo.data.whole_file import write_whole
 from dapo.errors import DataError
+from dapo.types import Problem
 
 LONG = "A train leaves the town of {a} at noon and travels to the north for two hours; how far does it go at {n} mph?"
 
@@ -304,3 +309,59 @@ def test_a_set_made_meanwhile_by_another_is_kept(forty, tmp_path, monkeypatch):
         preparing.prepare(str(forty), out, n_held=3)
     assert out.read_text() == "theirs"
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([forty.name, out.name])
+
+
+# ------------------------------------------------------------------ borders
+
+
+@pytest.mark.parametrize("n_words", [1, 12, 13, 14, 27])
+def test_border_a_question_of_one_run_of_words_is_found_in_a_longer_one(n_words):
+    """A run has 13 words; what is shorter matches as a whole only."""
+    question = " ".join(f"w{i}" for i in range(n_words))
+    texts = EvaluationTexts("eval", [question])
+    assert find_contamination([question], texts).count("exact") == 1
+    assert find_contamination([f"first {question} last"], texts).count("n-gram") == (n_words >= 13)
+
+
+@pytest.mark.parametrize("n_problems", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("n_known", [0, 1, 3])
+def test_border_every_problem_is_asked_once_and_gets_its_own_restatement(n_problems, n_known, tmp_path, monkeypatch):
+    """By three at a time, some of them answered by an earlier attempt; every second one is not verified."""
+    asked = []
+
+    def ask(problem, _server):
+        asked.append(problem.id)
+        if int(problem.id) % 2:
+            raise NotVerified(f"not {problem.id}")
+        return Restated(with_answer(problem, f"{problem.question}!", int(problem.id)), "k", "k", {"k": 1})
+
+    monkeypatch.setattr(preparing, "ask_for_restatement", ask)
+    monkeypatch.setattr(preparing, "cannot_verify", lambda _problem: None)
+    problems = [Problem(str(i), f"{i}?", "x") for i in range(n_problems)]
+    server, path = ChatServer("http://127.0.0.1:9", "tiny"), tmp_path / "journal.jsonl"
+    for some in (problems[:n_known], problems):
+        outcomes = preparing.ask_all(some, server, path, "digest", n_workers=3)
+        told = [one if isinstance(one, str) else one.problem.answer for one in outcomes]
+        assert told == [f"not {p.id}" if int(p.id) % 2 else p.id for p in some]
+    assert sorted(asked) == [problem.id for problem in problems]
+
+
+@pytest.mark.parametrize("n_problems", [1, 3, 4, 5, 9])
+def test_border_a_dead_server_is_asked_so_often_and_nothing_that_came_is_lost(n_problems, tmp_path, monkeypatch):
+    asked, is_up = [], False
+
+    def ask(problem, _server):
+        asked.append(problem.id)
+        if is_up:
+            raise NotVerified("no")
+        raise NoReply("HTTP 503")
+
+    monkeypatch.setattr(preparing, "ask_for_restatement", ask)
+    monkeypatch.setattr(preparing, "GIVE_UP_AFTER", 4)
+    problems = [Problem(str(i), f"{i}?", "x") for i in range(n_problems)]
+    server, journal = ChatServer("http://127.0.0.1:9", "tiny"), Journal(tmp_path / "journal.jsonl", {})
+    with pytest.raises(DataError, match=f"no reply for {n_problems} of {n_problems}"):
+        preparing.fill_journal(problems, server, journal, n_workers=1)
+    assert asked == [problem.id for problem in problems][:4]
+    is_up = True
+    assert list(preparing.fill_journal(problems, server, journal, n_workers=1)) == [p.id for p in problems]

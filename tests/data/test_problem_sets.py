@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpu_time import cpu_seconds
-from dapo.data import Why, hold_out, load_problems
+from dapo.data import Why, hold_out, inventory, load_problems
+from dapo.data import rows as rows_module
 from dapo.data.keys import folded, loose, problem_id
 from dapo.data.prepare import prepare
+from dapo.data.rows import read_rows
 from dapo.data.sources import hub_rows
 from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX, OUTPUT_INSTRUCTION, WRAPPER, bare_question
 from dapo.errors import ConfigError, DataError
@@ -383,3 +385,77 @@ def test_a_verifier_that_is_none_is_refused(write_jsonl):
     path = write_jsonl([{"question": "q", "answer": "1"}])
     with pytest.raises(ConfigError, match="maths"):
         load_problems(str(path), verifier="maths")
+
+
+# ------------------------------------------------------------------ borders
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 4095, 4096, 4097, 8193])
+def test_border_every_row_of_a_parquet_file_comes_once_in_order(n_rows, tmp_path):
+    """Rows are read 4,096 at a time, whatever the file's own groups are."""
+    path = tmp_path / "set.parquet"
+    pq.write_table(pa.table({"question": pa.array(range(n_rows), pa.int64())}), path, row_group_size=1000)
+    assert list(read_rows(path)) == [(i + 1, {"question": i}) for i in range(n_rows)]
+
+
+@pytest.mark.parametrize("n_rows", [1, 4095, 4096, 4097, 8193])
+def test_border_every_row_of_a_hub_data_set_comes_once_in_order(n_rows, monkeypatch):
+    import datasets
+
+    table = datasets.Dataset.from_dict({"question": list(range(n_rows))})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_arguments, **_options: table)
+    monkeypatch.setattr("dapo.data.sources.why_offline", lambda: "")
+    rows = hub_rows("owner/name", config=None, split="train", revision=None)
+    assert list(rows) == [(i + 1, {"question": i}) for i in range(n_rows)]
+
+
+@pytest.mark.parametrize("first_answer", [1, 2, 5, 6, 7, 12])
+@pytest.mark.parametrize("n_rows", [12, 20])
+def test_border_rows_looked_at_for_an_answer_are_read_once_like_the_others(
+    first_answer, n_rows, write_jsonl, monkeypatch
+):
+    """Behind the first row five more are looked at."""
+    monkeypatch.setattr(inventory, "HEAD_ROWS", 5)
+    rows = [{"question": f"{i}?", "answer": None if i < first_answer else str(i)} for i in range(1, n_rows + 1)]
+    problems = load_problems(str(write_jsonl(rows)))
+    assert [p.question for p in problems] == [f"{i}?" for i in range(first_answer, n_rows + 1)]
+    assert [drop.row for drop in problems.drops] == list(range(1, first_answer))
+
+
+@pytest.mark.parametrize("ends", ["", "\n", "\n\n", "\r\n"])
+@pytest.mark.parametrize("n_rows", [1, 2, 3])
+def test_border_the_last_line_counts_with_and_without_its_end(n_rows, ends, tmp_path):
+    rows = [{"question": f"{i}\u2028?", "answer": "1"} for i in range(n_rows)]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + ends, newline="")
+    (tmp_path / "a.csv").write_text(
+        "question,answer\n" + "\n".join(f"{r['question']},1" for r in rows) + ends, newline=""
+    )
+    for name in ("a.jsonl", "a.csv"):
+        assert [row["question"] for _, row in read_rows(tmp_path / name)] == [row["question"] for row in rows]
+
+
+@pytest.mark.parametrize("n_more", [-1, 0, 1, 101])
+@pytest.mark.parametrize("ends", ["", "\n"])
+def test_border_a_line_of_just_the_limit_is_read_and_a_longer_one_refused(n_more, ends, tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_module, "MAX_LINE_BYTES", 100)
+    row = {"question": "", "answer": "1"}
+    row["question"] = "q" * (100 - len(json.dumps(row) + ends) + n_more)
+    short = json.dumps({"question": "s", "answer": "1"}) + "\n"
+    path = tmp_path / "set.jsonl"
+    path.write_text(short + json.dumps(row) + ends)
+    if n_more <= 0:
+        assert [row["question"][0] for _, row in read_rows(path)] == ["s", "q"]
+    else:
+        with pytest.raises(DataError, match="row 2: longer than"):
+            list(read_rows(path))
+
+
+@pytest.mark.parametrize("n_held", [1, 2, 9, 10, 11, 19])
+def test_border_held_out_and_the_rest_are_the_set_in_its_order(n_held, write_jsonl):
+    problems = load_problems(str(write_jsonl([{"question": f"{i}?", "answer": "1"} for i in range(20)])))
+    rest, held = hold_out(problems, n_held, seed=3)
+    assert (len(rest), len(held)) == (20 - n_held, n_held)
+    in_order = {problem.id: place for place, problem in enumerate(problems)}
+    places = [[in_order[problem.id] for problem in part] for part in (rest, held)]
+    assert all(part == sorted(part) for part in places)
+    assert sorted(places[0] + places[1]) == list(range(20))

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from dapo.cli.main import main
+from dapo.data import chat_server
 from dapo.data.chat_server import ChatServer, NoReply, Refused
 from dapo.data.journal import Journal
 from dapo.data.restate import NotVerified, verified
@@ -353,3 +354,17 @@ def test_what_is_no_journal_is_refused_and_left_alone(tmp_path):
         with pytest.raises(DataError, match="belongs to another"):
             Journal(path, {"model": "tiny"})
         assert path.read_text() == text
+
+
+@pytest.mark.parametrize("n_bytes", [65535, 65536, 65537, 131073])
+def test_border_a_reply_read_in_several_parts_is_whole(n_bytes: int, serve, monkeypatch):
+    """It is read 65,536 bytes at a time; the largest allowed here is 131,072."""
+    monkeypatch.setattr(chat_server, "MAX_REPLY_BYTES", 131072)
+    empty = len(json.dumps({"choices": [{"message": {"content": ""}}]}))
+    text = "".join(chr(97 + i % 26) for i in range(n_bytes - empty))
+    server = client(serve(lambda _, handler: say(handler, text)), timeout_s=60.0, tries=1)
+    if n_bytes <= 131072:
+        assert server.ask([{"role": "user", "content": "hello"}]) == text
+    else:
+        with pytest.raises(Refused, match="over"):
+            server.ask([{"role": "user", "content": "hello"}])

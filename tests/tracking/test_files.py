@@ -33,3 +33,16 @@ def test_a_line_that_is_garbage_is_cut_out_and_the_others_stay(tmp_path: Path, g
     path.write_text(f'{{"step": 1}}\n{garbage}\n{{"step": null, "kind": "note"}}\n{{"step": 2}}\n{{"step": 3}}\n')
     cut_back(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": null, "kind": "note"}\n{"step": 2}\n'
+
+
+@pytest.mark.parametrize("last_step", [0, 1, 4, 5, 6])
+def test_border_cutting_back_keeps_every_line_up_to_the_step_and_none_after_it(tmp_path: Path, last_step: int):
+    """Two lines of each of five steps, and one that has no step."""
+    path = tmp_path / "events.jsonl"
+    lines = [{"kind": "note"}, *({"step": step, "at": at} for step in range(1, 6) for at in (0, 1))]
+    for line in lines:
+        append_line(path, line)
+    cut_back(path, last_step)
+    assert list(read_lines(path)) == [line for line in lines if line.get("step", 0) <= last_step]
+    append_line(path, {"step": last_step + 1})
+    assert list(read_lines(path))[-1] == {"step": last_step + 1}

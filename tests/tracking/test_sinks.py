@@ -130,3 +130,22 @@ def test_off_unless_configured_and_a_project_without_a_tracker_is_refused():
         load_recipe("quickstart", ["tracking.project=mine", 'tracking.to=["tensorboard"]'])
     with pytest.raises(ConfigError, match=r"tracking\.to"):
         load_recipe("quickstart", ['tracking.to=["mlflow"]'])
+
+
+@pytest.mark.parametrize("n_lines", [0, 1, 4, 5, 6, 11])
+def test_border_a_tracker_that_is_late_gets_the_first_lines_and_counts_the_others(n_lines: int):
+    may_start = threading.Event()
+
+    class Late(Kept):
+        def start(self) -> None:
+            may_start.wait(60)
+
+    sink = Late()
+    tracker = Tracker("late", sink, lines=5)
+    for step in range(n_lines):
+        tracker.log(step, {})
+    may_start.set()
+    message = tracker.close(60)
+    assert [step for step, _ in sink.lines] == list(range(min(n_lines, 5)))
+    assert tracker.dropped == max(0, n_lines - 5)
+    assert message == (f"late was too slow: it lacks up to {n_lines - 5} lines." if n_lines > 5 else None)
