@@ -106,3 +106,35 @@ def test_a_disk_that_is_full_is_said_and_the_journal_goes_on(tmp_path: Path):
     assert list(AnswerJournal(path, {"k": 4}).known) == [("p", 0)]
     with pytest.raises(DataError, match="cannot be written"), AnswerJournal(Path("/proc/answers.jsonl"), {"k": 4}):
         pass
+
+
+@pytest.mark.parametrize("n_problems", [0, 1, 6, 7, 8, 15])
+@pytest.mark.parametrize("k", [1, 2])
+def test_border_every_problem_is_answered_by_its_own_responses_once(n_problems: int, k: int):
+    """By seven at a time; a virtual response says its own name."""
+    problems = [Problem(str(i), "", "", meta={"pass_rate": 0.5}) for i in range(n_problems)]
+    told: list[tuple[int, int]] = []
+    answers = evaluate(
+        engine([]), VirtualJudge(), problems, [(0,)] * n_problems, k=k, max_new_tokens=50, seed=0,
+        on_answer=lambda _answer, done, total: told.append((done, total)),
+    )  # fmt: skip
+    assert sorted(answers) == sorted((problem.id, i) for problem in problems for i in range(k))
+    assert all(answer.text == f"{name}/0/{i}" for (name, i), answer in answers.items())
+    assert told == [(done, n_problems * k) for done in range(1, n_problems * k + 1)]
+
+
+@pytest.mark.parametrize("n_lines", [0, 1, 2, 5])
+def test_border_a_journal_torn_in_its_last_line_keeps_every_whole_answer(n_lines: int, tmp_path: Path):
+    path, settings = tmp_path / "answers.jsonl", {"k": 4}
+    answers = [Answered("p", i, Verdict.CORRECT, "4\u20282", 3, False, "text\n") for i in range(n_lines)]
+    with AnswerJournal(path, settings) as journal:
+        for answer in answers:
+            journal.add(answer)
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1 if n_lines < 2 else whole[:-1].rindex(b"\n")
+    for n_bytes in (*range(first, first + 3), *range(first + 3, len(whole) - 2, 17), len(whole) - 1, len(whole)):
+        path.write_bytes(whole[:n_bytes])
+        known = list(AnswerJournal(path, settings).known.values())
+        n_whole = max(0, whole[:n_bytes].count(b"\n") - 1)
+        assert known[:n_whole] == answers[:n_whole]
+        assert len(known) <= n_whole + 1  # a last line that lacks its end alone may count

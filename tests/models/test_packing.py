@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -194,3 +194,45 @@ def test_critic_starts_at_zero_and_reads_the_state_before_each_token(rows: Calla
     changed = pack(prompts, [np.roll(response, 1) for response in responses], "cpu")
     for a, b in zip(value, changed.split(critic(changed)), strict=True):
         assert_close(a[:1], b[:1], atol=1e-12, rtol=0)
+
+
+# ------------------------------------------------------------------ borders
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from([1, 3, 4, 5, 8, 74, 75, 76, 100]), min_size=1, max_size=12))
+def test_border_every_cell_lies_in_one_bucket_of_similar_lengths(lengths: list[int]):
+    """A sequence of 3/4 of the longest shares its bucket, a shorter one does not."""
+    packed = pack([[5]] * len(lengths), [list(range(n)) for n in lengths], "cpu", sharing_saves=None)
+    buckets, home = packed.buckets
+    if home is None:
+        assert len(set(lengths)) == 1
+        return
+    cells = torch.cat([bucket.source for bucket in buckets])
+    assert cells[home].tolist() == list(range(packed.n_tokens))
+    in_bucket = [
+        len(set(bucket.source.view(bucket.rows, -1)[row].tolist())) for bucket in buckets for row in range(bucket.rows)
+    ]
+    assert sorted(in_bucket) == sorted(lengths)
+    for bucket in buckets:
+        rows = [len(set(row.tolist())) for row in bucket.source.view(bucket.rows, bucket.length)]
+        assert max(rows) == bucket.length
+        assert min(rows) >= 0.75 * bucket.length
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), min_size=1, max_size=8),
+    saves=st.sampled_from([None, 0.0, 1 / 16]),
+)
+def test_border_every_row_keeps_its_own_prompt_and_response(rows: list[tuple[int, int]], saves: float | None):
+    """Prompts of 1, 2 and 3 tokens, shared by neighbours or not; responses of 0, 1 and more tokens."""
+    prompts = [list(range(3, 4 + p)) for p, _ in rows]
+    responses = [[100 * i + t for t in range(n)] for i, (_, n) in enumerate(rows)]
+    packed = pack(prompts, responses, "cpu", sharing_saves=saves)
+    assert [part.tolist() for part in packed.split(packed.targets)] == responses
+    cells = packed.input_ids if packed.shared is None else packed.input_ids[packed.shared.cells.source]
+    wanted = [prompt + response[:-1] for prompt, response in zip(prompts, responses, strict=True)]
+    assert [part.tolist() for part in cells.split(list(packed.sequence_lengths))] == wanted
+    before = packed.input_ids[packed.target_index].tolist()
+    assert before == [token for p, r in zip(prompts, responses, strict=True) for token in (p[-1:] + r)[: len(r)]]

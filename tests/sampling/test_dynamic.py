@@ -314,3 +314,51 @@ def test_relax_raises_the_staleness_bound_only_when_the_budget_is_spent():
     relaxed = carry(collector, Few(lambda _: 0.0), state, 5, fill_policy="relax")
     assert len(relaxed.groups) == N
     assert all(oldest_version(group) == 0 for group in relaxed.groups)
+
+
+# ---------------------------------------------------------------- borders
+
+
+class EvenIsMixed(VirtualJudge):
+    """Even problems have one right response, the first; odd ones have none."""
+
+    def submit(self, response, answer, *, stop_reason=None, meta=None):  # type: ignore[no-untyped-def]
+        problem, _, index = response.split("/")
+        is_right = int(problem) % 2 == 0 and index == "0"
+        return super().submit(response, answer, stop_reason=stop_reason, meta=meta | {"pass_rate": float(is_right)})
+
+
+@pytest.mark.parametrize("schedule", ["stream", "rounds"])
+@pytest.mark.parametrize("n_informative", [0, 1, N - 1, N, N + 1, 2 * N + 1])
+def test_border_a_step_takes_the_first_informative_groups_up_to_its_size(n_informative: int, schedule: str):
+    """Two problems a piece, of which one is informative, are all that may be tried."""
+    collector, source, state = collector_of(lambda _: 20), EndlessSource(lambda _: 0.0), FillState()
+    collector.judge = EvenIsMixed()
+    done = fill(collector, source, state, budget=2 * n_informative, schedule=schedule)
+    assert ids(done) == [str(2 * i) for i in range(min(n_informative, N))]
+    assert source.at == (2 * N - 1 if n_informative >= N else 2 * n_informative)  # just behind the last one used
+    assert len(done.resolved) == source.at
+
+
+class Nothing(EndlessSource):
+    def next(self):  # type: ignore[no-untyped-def]
+        return None
+
+
+@pytest.mark.parametrize("n_carried", [0, 1, N - 1, N, N + 1, 2 * N + 1])
+def test_border_every_carried_group_is_trained_on_once_in_its_order(n_carried: int):
+    collector, source, state = (
+        collector_of(lambda _: 20, max_concurrent=G * 100),
+        EndlessSource(lambda _: 0.0),
+        CarryState(),
+    )
+    collector.judge = EvenIsMixed()
+    every = fill(collector, source, prompts_per_step=4 * N, budget=8 * N).groups
+    state.carried = every[:n_carried]
+    trained = []
+    for _ in range(3):
+        done = carry(collector, Nothing(lambda _: 0.0), state, 0)
+        assert len(done.groups) <= N
+        trained += ids(done)
+    assert trained == [group.problem.id for group in every[:n_carried]]
+    assert not state.carried

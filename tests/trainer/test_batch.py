@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 from toy import recipe
@@ -16,7 +16,9 @@ from dapo.sampling.accounting import Accounting
 from dapo.sampling.dynamic import Fill
 from dapo.tracking.metrics import check_declared
 from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches, make_batch
+from dapo.trainer.ragged import Ragged, token_mask
 from dapo.trainer.step_metrics import step_metrics
+from dapo.trainer.value import similar_lengths
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
 
@@ -98,3 +100,34 @@ def test_only_steps_with_equal_graded_values_speak_of_them(config: Config):
     assert {name: lines[1][name] for name in lines[1].keys() - lines[0].keys()} == told
     for line in lines:
         check_declared(line)
+
+
+# ---------------------------------------------------------------- borders
+
+
+@settings(max_examples=40)
+@given(lengths=st.lists(st.integers(0, 5), max_size=12), data=st.data())
+def test_border_rows_of_any_length_come_back_as_they_were_put(lengths: list[int], data: st.DataObject):
+    """Empty rows too, in any order and any parts."""
+    rows = [np.arange(10 * i, 10 * i + n, dtype=np.float32) for i, n in enumerate(lengths)]
+    ragged = Ragged(lengths, torch.float64)
+    order = data.draw(st.permutations(range(len(lengths))))
+    cut = data.draw(st.integers(0, len(lengths)))
+    for part in (order[:cut], order[cut:]):
+        ragged.put(part, torch.cat([torch.from_numpy(rows[i]) for i in part] or [torch.zeros(0)]))
+    assert [ragged.row(i).tolist() for i in range(len(lengths))] == [row.tolist() for row in rows]
+    assert torch.equal(ragged.flat, Ragged.of(rows, torch.float64).flat)
+    if lengths:
+        assert ragged.joined(order, "cpu").tolist() == [float(x) for i in order for x in rows[i]]
+        mask = token_mask([lengths[i] for i in order], "cpu")
+        assert torch.equal(ragged.padded(order, "cpu")[mask], ragged.joined(order, "cpu"))
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 3, 4, 5, 9])
+@pytest.mark.parametrize("length", [0, 1, 4, 5, 6, 21])
+def test_border_gae_works_on_every_row_once(n_rows: int, length: int, monkeypatch: pytest.MonkeyPatch):
+    """Twenty padded values at a time: four rows of five; a row beyond that stands alone."""
+    monkeypatch.setattr("dapo.trainer.value.PADDED_VALUES", 20)
+    parts = list(similar_lengths([length] * n_rows))
+    assert [row for part in parts for row in part] == list(range(n_rows))
+    assert all(len(part) == 1 or len(part) * length <= 20 for part in parts)

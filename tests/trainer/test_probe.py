@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import toy
 
 from command_line import Answer, dapo
+from dapo.cli import data_probe
 from dapo.config import load_recipe
 from dapo.data.problems import load_problems
 from dapo.errors import ConfigError, DataError
@@ -20,7 +22,7 @@ from dapo.trainer.loop import train
 from dapo.trainer.probe import Difficulty, difficulties, fitted_prior, histogram, informative_share, select, summary
 from dapo.trainer.resume import resume_run
 from dapo.trainer.start import start_run
-from dapo.types import Group, Judgement
+from dapo.types import Group, Judgement, Problem
 from tiny_models import tiny_policy
 
 
@@ -246,3 +248,41 @@ def test_counts_of_other_problems_and_a_key_without_effect_are_refused(tmp_path:
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"sampling\.posteriors: has no effect here"):
         load_recipe("quickstart", [f"sampling.posteriors={path}"])
+
+
+# ---------------------------------------------------------------- borders
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 6, 11])
+def test_border_every_problem_is_in_the_one_bin_its_pass_rate_lies_in(n: int):
+    """Five bins between never and always; a pass rate on a bin's edge is in the bin that begins there."""
+    for correct in range(n + 1):
+        (row,) = [row for row in histogram(seen(n, correct)) if row["problems"]]
+        rate = Fraction(correct, n)
+        if correct in (0, n):
+            assert row["from"] == row["to"] == rate
+        else:
+            assert Fraction(row["from"]).limit_denominator(5) <= rate < Fraction(row["to"]).limit_denominator(5)
+    assert sum(row["problems"] for row in histogram(seen(n, *range(n + 1)))) == n + 1
+
+
+@pytest.mark.parametrize("n", [1, 19, 20, 21, 41])
+def test_border_problems_beyond_the_table_are_counted(n: int, capsys: pytest.CaptureFixture[str]):
+    table = seen(2, *[1] * n)
+    data_probe.show({"set": "s", "k": 2, "dropped_prompts": 0} | summary(table), table)
+    printed = capsys.readouterr().out
+    shown = [line.split()[0] for line in printed.splitlines() if "question" in line and line.startswith("p")]
+    assert shown == [f"p{i}" for i in range(min(n, 20))]
+    assert ("more: --json" in printed) == (n > 20)
+    assert n <= 20 or f"and {n - 20} more" in printed
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 9])
+def test_border_selection_takes_both_bounds_in(n: int):
+    """Pass rates 0, 1/n, …, 1: from one of them to another are all between, in their order."""
+    table = seen(n, *range(n + 1))
+    problems = [Problem(one.id, "", "") for one in table]
+    for low in range(n + 1):
+        for high in range(low, n + 1):
+            kept = select(problems, table, low / n, high / n)
+            assert kept == problems[low : high + 1]
