@@ -1,5 +1,6 @@
 """Which folders are checkpoints, which go when newer ones come, and what a manifest that is no manifest does."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from dapo.checkpoints.load import newest_intact
-from dapo.checkpoints.manifest import MANIFEST
+from dapo.checkpoints.manifest import MANIFEST, described
 from dapo.checkpoints.save import in_order, name_of, save_checkpoint
 
 
@@ -53,3 +54,17 @@ def test_a_manifest_with_a_broken_entry_is_skipped_by_name(tmp_path: Path, entry
     assert newest == tmp_path / "step-000001"
     assert len(skipped) == 1
     assert "step-000002/state.json" in skipped[0]
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 2**21 + 1])
+def test_border_a_files_digest_is_of_all_its_bytes(tmp_path: Path, n_bytes: int):
+    """It is read a mebibyte at a time."""
+    content = (b"0123456789abcdef" * (n_bytes // 16 + 1))[:n_bytes]
+    (tmp_path / "file").write_bytes(content)
+    assert described(tmp_path / "file") == {"bytes": n_bytes, "sha256": hashlib.sha256(content).hexdigest()}
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 4])
+def test_border_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int):
+    save(tmp_path, 1, 2, 3, keep=keep)
+    assert names(tmp_path) == [name_of(step) for step in (1, 2, 3)][-keep:]

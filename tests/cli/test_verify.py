@@ -1,5 +1,6 @@
 """`dapo verify` as a user meets it: verdicts in order, and bad input named by file, row and remedy."""
 
+import io
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from command_line import dapo
 from dapo.cli import audit, verify
+from dapo.errors import DataError
 
 ROWS = [
     {"id": "a", "response": "Answer: 42.", "answer": "42"},
@@ -174,3 +176,19 @@ def test_border_an_audit_reads_every_row_of_every_file_once(
         parquet.write_table(table, tmp_path / "rollouts" / f"step-{step:06d}.parquet", row_group_size=3)
     read = [row["problem_id"] for rows in audit.batches(tmp_path) for row in rows]
     assert read == [f"{step}-{i}" for step in (1, 2) for i in range(n_rows)]
+
+
+@pytest.mark.parametrize("ends", [b"", b"\n"])
+@pytest.mark.parametrize("n_more", [-1, 0, 1, 101])
+def test_border_a_line_of_just_the_limit_is_read_and_a_longer_one_refused(
+    monkeypatch: pytest.MonkeyPatch, n_more: int, ends: bytes
+):
+    monkeypatch.setattr(verify, "MAX_LINE_BYTES", 100)
+    line = json.dumps({"response": "", "answer": "1"}).encode()
+    line = line.replace(b'""', b'"' + b"x" * (100 - len(line + ends) + n_more) + b'"')
+    source = io.BytesIO(lines(ROWS[:1]) + line + ends)
+    if n_more <= 0:
+        assert [row.task.answer for row in verify.rows_in(source, "f")] == ["42", "1"]
+    else:
+        with pytest.raises(DataError, match="f, row 2: longer than"):
+            list(verify.rows_in(source, "f"))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,9 @@ def requests(n: int) -> list[Request]:
     ]
 
 
-def written_by(engine: Any) -> list[tuple[int, int, list[int]]]:
+def written_by(engine: Any, n: int = 21) -> list[tuple[int, int, list[int]]]:
     """(tick, id, tokens) of what ended, in order."""
-    engine.submit(requests(21))
+    engine.submit(requests(n))
     ended = []
     while engine.n_in_flight or engine.n_waiting:
         ended += [(engine.tick, request.id, completion.tokens.tolist()) for request, completion in engine.advance()]
@@ -287,3 +288,39 @@ def test_a_rank_that_runs_out_of_memory_is_named_and_ends_as_a_failure(capsys: p
     assert raised.value.exit_code == 1  # below the 2 of the ranks that are silent: Ray names the lowest
     with pytest.raises(RuntimeError, match="a bug"):
         end_with(FirstToFail(), Ranks(1, 2), "", RuntimeError("a bug"))
+
+
+# ------------------------------------------------------------------ borders
+
+
+@pytest.mark.parametrize("sizes", [[], [1], [4], [5], [6], [11], [2, 3], [2, 2, 2], [5, 1], [3, 3, 5, 6, 1, 0, 4]])
+def test_border_every_tensor_is_in_one_bucket_within_its_size(sizes: list[int], monkeypatch: pytest.MonkeyPatch):
+    """Buckets of five numbers; a larger tensor stands alone."""
+    monkeypatch.setattr("dapo.distributed.world.BUCKET_BYTES", 5 * 4)
+    tensors = [torch.full((n,), float(i)) for i, n in enumerate(sizes)]
+    dealt = list(buckets(tensors))
+    assert [id(tensor) for bucket in dealt for tensor in bucket] == [id(tensor) for tensor in tensors]
+    assert all(len(bucket) == 1 or sum(t.numel() for t in bucket) <= 5 for bucket in dealt)
+    assert all(sum(t.numel() for t in a) + b[0].numel() > 5 for a, b in pairwise(dealt))
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 17])
+def test_border_two_ranks_write_every_request_once_whatever_their_seats(n: int):
+    """Eight seats in all, four on each rank."""
+    policies = [tiny_policy("llama") for _ in range(2)]
+    for ended in on_ranks(2, lambda world: written_by(make(world, policies[world.rank]), n)):
+        assert sorted(number for _, number, _ in ended) == list(range(n))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 7])
+def test_border_every_response_is_judged_by_one_of_three_ranks(n: int):
+    def judge(world: World) -> Any:
+        own = Own()
+        shared = SharedJudge(own, world)
+        tickets = [shared.submit(f"r{i}", "") for i in range(n)]
+        judged = shared.wait(tickets)
+        return own.asked, [judged[ticket].extracted for ticket in tickets]
+
+    results = on_ranks(3, judge)
+    assert sorted(response for asked, _ in results for response in asked) == [f"r{i}" for i in range(n)]
+    assert all(extracted == [f"r{i}" for i in range(n)] for _, extracted in results)

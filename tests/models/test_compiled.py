@@ -109,10 +109,20 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(monkeypatch
         torch.set_num_threads(n_threads)
 
 
-def test_every_row_is_worked_on_once(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("n", [1, 4, 5, 6, 11])
+def test_border_the_gradient_of_a_norms_weight_is_of_every_row(n: int, monkeypatch: pytest.MonkeyPatch):
+    """Five rows are summed at a time."""
+    monkeypatch.setattr(compiled, "SHARE_ROWS", 5)
+    x, weight = numbers(n, 8), torch.ones(8)
+    total, _, inverse = compiled.norm_forward(x, None, weight, 1e-6)
+    _, got = compiled.norm_backward(torch.ones(n, 8), None, total, weight, inverse)
+    assert_close(got, (x * inverse).sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_border_every_row_is_worked_on_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compiled, "PARALLEL_NUMBERS", 10)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    for n in (1, 2, 3, 7, 64):
+    for n in (1, 2, 3, 4, 5, 7, 9, 64):
         seen: list[int] = []
         compiled.by_rows(n, 1000, lambda a, b: seen.extend(range(a, b)))  # noqa: B023
         assert sorted(seen) == list(range(n))

@@ -156,3 +156,28 @@ def test_chunks_on_cuda_hold_a_gibibyte_and_are_of_equal_size(N: int, V: int):
     assert chunk * V <= (1 << 28) + 128 * V
     n_chunks = -(-N // chunk)
     assert n_chunks * chunk - N < 128 * n_chunks
+
+
+@pytest.mark.parametrize("N", [0, 1, 4, 5, 6, 11])
+@pytest.mark.parametrize("keeps_logits", [False, True])
+def test_border_every_token_is_in_one_chunk_of_the_heads(N: int, keeps_logits: bool, monkeypatch: pytest.MonkeyPatch):
+    """Five tokens at a time: 20 logits of a vocabulary of 4."""
+    monkeypatch.setattr("dapo.models.logprobs.CHUNK_ELEMENTS", 20)
+    hidden, weight, bias, target = inputs(N, 3, 4)
+    results = []
+    for compute, how in ((plain_logprobs, {}), (linear_logprobs, {"keeps_logits": keeps_logits})):
+        logp, entropy = compute(hidden, weight, target, temperature=0.7, bias=bias, **how)
+        grads = torch.autograd.grad((logp * torch.arange(1, N + 1)).sum(), [hidden, weight, bias], allow_unused=True)
+        zeros = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, (hidden, weight, bias), strict=True)]
+        results.append([logp, entropy, *zeros])
+    for plain, chunked in zip(*results, strict=True):
+        assert_close(chunked, plain, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("N", [0, 1, 127, 128, 129, 1663, 1664, 1665, 3329])
+def test_border_chunks_on_cuda_cover_every_token_once(N: int):
+    """At a vocabulary of 160,000 a block holds 1,664 tokens."""
+    chunk = chunk_size(N, 160_000, "cuda")
+    parts = [range(N)[start : start + chunk] for start in range(0, N, chunk)]
+    assert [token for part in parts for token in part] == list(range(N))
+    assert len(parts) == -(-N // 1664)

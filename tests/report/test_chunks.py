@@ -4,6 +4,8 @@ import base64
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from fake_runs import byte_level, row, table_of
@@ -192,3 +194,71 @@ def test_answers_are_counted_by_their_value_not_by_their_spelling():
     # 4 is said four times of six, most often as $4$, and is the reference of the first two problems.
     assert index.to_json()["summary"]["top_answer"] == ["$4$", 4, 2]
     assert index.groups["answers"] == [1, 2, 2]  # nothing read is an answer of its own
+
+
+# ------------------------------------------------------------------ borders
+
+
+@pytest.mark.parametrize("n_groups", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("n_more", [-1, 0, 1])
+def test_border_every_group_lies_in_one_piece_where_the_index_says(
+    n_groups: int, n_more: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A piece holds just three groups, or a character less or more than that."""
+    rows = [row(PIECES, f"the answer is {p}", problem=f"p{p}", index=i) for p in range(n_groups) for i in range(2)]
+    one = parse_script(dict(make_chunks(table_of(rows[:2]), "step-000010", PIECES, load_phrases()))["000"])
+    monkeypatch.setattr(chunks, "PIECE_CHARACTERS", 3 * len(json.dumps(one[0])) + n_more)
+    made = dict(make_chunks(table_of(rows), "step-000010", PIECES, load_phrases()))
+    index = parse_script(made.pop("index"))
+    pieces = [parse_script(made[name]) for name in sorted(made)]
+    assert [group["id"] for piece in pieces for group in piece] == [f"p{p}" for p in range(n_groups)]
+    per_piece = 2 if n_more < 0 else 3
+    assert [len(piece) for piece in pieces] == [
+        len(range(n_groups)[i : i + per_piece]) for i in range(0, n_groups, per_piece)
+    ]
+    places = list(zip(*(index["groups"][name] for name in ("piece", "at")), strict=True))
+    assert places == [(at, i) for at, piece in enumerate(pieces) for i in range(len(piece))]
+    assert index["groups"]["size"] == [2] * n_groups
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("per_group", [1, 2, 3])
+def test_border_rows_keep_their_numbers_where_parts_of_a_table_end(n_rows: int, per_group: int, tmp_path):
+    """Parts of four rows, as parquet has them; rows of no token, one, and more."""
+    rows = [
+        row(
+            PIECES,
+            "x" * (i % 3),
+            problem=f"p{i // per_group}",
+            index=i % per_group,
+            tokens=np.arange(i % 3, dtype=np.int32) + i,
+        )
+        for i in range(n_rows)
+    ]
+    table = pa.concat_tables([table_of(rows[at : at + 4]) for at in range(0, n_rows, 4)])
+    pq.write_table(table, tmp_path / "step-000001.parquet", row_group_size=4)
+    for read in (table, chunks.read_table(tmp_path / "step-000001.parquet")):
+        groups = list(chunks.groups_of(read))
+        assert [len(group) for group in groups] == [
+            len(rows[at : at + per_group]) for at in range(0, n_rows, per_group)
+        ]
+        assert [one["tokens"].tolist() for group in groups for one in group] == [one["tokens"].tolist() for one in rows]
+        assert [one["response_text"] for group in groups for one in group] == [one["response_text"] for one in rows]
+
+
+def test_border_a_step_without_responses_is_an_index_of_nothing():
+    empty = table_of([row(PIECES, "x")]).slice(0, 0)
+    ((name, text),) = make_chunks(empty, "step-000010", PIECES, load_phrases())
+    assert (name, parse_script(text)["summary"]["pieces"]) == ("index", 0)
+
+
+@pytest.mark.parametrize("last_step", [0, 4, 5, 6, 11])
+def test_border_records_after_the_last_step_go_and_no_other(last_step: int, tmp_path):
+    for step in (4, 5, 6, 11):
+        (tmp_path / f"step-{step:06d}.parquet").touch()
+        (tmp_path / f"step-{step:06d}").mkdir()
+    drop_after(tmp_path, last_step)
+    kept = [step for step in (4, 5, 6, 11) if step <= last_step]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        f"step-{s:06d}{end}" for s in kept for end in ("", ".parquet")
+    )

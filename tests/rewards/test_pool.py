@@ -363,3 +363,22 @@ def test_rewards_and_workers_do_not_import_torch():
     code = "import sys, dapo.rewards, dapo.rewards.worker; sys.exit('torch' in sys.modules or 'sympy' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
+
+
+def length(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
+    return Score(float(len(response)), response.endswith("end"))
+
+
+def test_border_a_task_longer_than_a_pipe_holds_arrives_whole():
+    """65,536 bytes are written to a worker at a time; each task is judged by its own length."""
+    sizes = [*range(65_300, 65_600, 37), 65_535, 65_536, 65_537, 131_073, 3]
+    with VerifierPool(f"{HERE}:length", workers=1) as pool:
+        judgements = pool.judge_all([("x" * (n - 3) + "end", "") for n in sizes])
+    assert [(judgement.value, judgement.verdict) for judgement in judgements] == [(n, Verdict.CORRECT) for n in sizes]
+
+
+def test_border_two_workers_judge_every_task_once_in_order():
+    with VerifierPool(f"{HERE}:graded", workers=2) as pool:
+        for n in (0, 1, 2, 3, 5):
+            judgements = pool.judge_all([(str(i), "") for i in range(n)])
+            assert [judgement.value for judgement in judgements] == list(range(n))

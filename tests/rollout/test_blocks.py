@@ -1,6 +1,7 @@
 """Dense blocks: a response keeps its keys and values through promotion, moves and the end of others."""
 
 import numpy as np
+import pytest
 import torch
 
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
@@ -104,3 +105,20 @@ def test_the_hosts_noise_is_the_devices():
     position = np.arange(50) ** 3
     expected = uniform(torch.from_numpy(words), torch.from_numpy(position)).numpy()
     assert (uniform_on_host(words.T.astype(np.uint64), position.astype(np.uint64)) == expected).all()
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 33])
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 31, 32, 33, 65])
+def test_border_responses_keep_their_keys_where_a_block_and_its_length_class_end(n: int, length: int):
+    """Slots grow by sixteen, classes end at 32 and 64 tokens, pages at 4: with what is written there, they stay."""
+    cache, table = cache_and_table(n, 18)
+    whole = cache.dense(table)
+    blocks = Blocks(cache, max_tokens=72)
+    serial = np.arange(n) + 100
+    for T in range(length, length + 3):
+        order = blocks.arrange(serial, np.full(n, T), table, 1)
+        assert sorted(order.tolist()) == list(range(n))
+        for span in blocks.spans:
+            for slot, seat in enumerate(order[span.first : span.end]):
+                assert torch.equal(span.block.data[:, :, slot, :, : T - 1], whole[:, :, seat, :, : T - 1])
+                span.block.data[:, :, slot, :, T - 1] = whole[:, :, seat, :, T - 1]

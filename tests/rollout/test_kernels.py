@@ -90,15 +90,17 @@ def test_mix(window: int | None, splits: int, has_norms: bool, page_tokens: int)
     check_mix(plain, fast, rows, has_norms, window)
 
 
-def check_mix(plain: PlainOps, fast: TritonOps, rows: DeviceRows, has_norms: bool, window: int | None) -> None:
+def check_mix(
+    plain: PlainOps, fast: TritonOps, rows: DeviceRows, has_norms: bool, window: int | None, longest: int = 30
+) -> None:
     """The same result, and the same keys and values in the cache."""
     qkv = torch.randn(N, (NQ + 2 * NK) * D, device=DEVICE)
     norms = (torch.randn(D, device=DEVICE), torch.randn(D, device=DEVICE)) if has_norms else None
     before = plain.cache.data.clone()
-    expected_out = plain.mix(qkv, 1, norms, 1e-6, window, rows, 30)
+    expected_out = plain.mix(qkv, 1, norms, 1e-6, window, rows, longest)
     expected_cache = plain.cache.data.clone()
     plain.cache.data.copy_(before)
-    close(fast.mix(qkv, 1, norms, 1e-6, window, rows, 30), expected_out, rows)
+    close(fast.mix(qkv, 1, norms, 1e-6, window, rows, longest), expected_out, rows)
     torch.testing.assert_close(plain.cache.data[:, :, 1:], expected_cache[:, :, 1:], atol=1e-5, rtol=1e-5)
     assert not torch.equal(before, expected_cache)
 
@@ -147,6 +149,36 @@ def test_a_vocabulary_of_several_blocks():
         rows.state.copy_(before)
         fast.draw(logits, SamplingParams(), is_end, rows)
         assert rows.out_token[0, :N].tolist() == token.tolist()
+
+
+@pytest.mark.parametrize("size", [15, 16, 17, 33])
+def test_border_the_last_token_of_a_vocabulary_can_be_drawn(size: int, monkeypatch: pytest.MonkeyPatch):
+    """Blocks of sixteen: once by chance among all tokens, once with nearly all weight on the last one."""
+    monkeypatch.setattr("dapo.rollout.local.ops.DRAW_BLOCK", 16)
+    plain, _, rows = setting()
+    fast = TritonOps(plain.cache, plain.cos, plain.sin, plain.scaling, NQ, n_rows=16, n_tokens=size)
+    is_end = torch.zeros(size, dtype=torch.bool, device=DEVICE)
+    for weight in (0.0, 50.0):
+        logits = torch.randn(N, size, device=DEVICE)
+        logits[:, -1] += weight
+        before = rows.state.clone()
+        plain.draw(logits, SamplingParams(), is_end, rows)
+        token, logp = rows.out_token[0, :N].clone(), rows.out_logp[0, :N].clone()
+        rows.state.copy_(before)
+        fast.draw(logits, SamplingParams(), is_end, rows)
+        assert rows.out_token[0, :N].tolist() == token.tolist()
+        torch.testing.assert_close(rows.out_logp[0, :N], logp)
+        rows.state.copy_(before)
+    assert token.tolist() == [size - 1] * N
+
+
+def test_border_attention_where_blocks_of_keys_and_pages_end(monkeypatch: pytest.MonkeyPatch):
+    """Blocks of sixteen keys, pages of four; the third row is dead."""
+    monkeypatch.setattr("dapo.rollout.local.ops.ATTEND_BLOCK", 16)
+    plain, fast, rows = setting()
+    rows.length[:N] = torch.tensor([15, 16, 5, 17, 33], dtype=torch.int32)
+    fast.splits = lambda _n: 1  # type: ignore[method-assign]
+    check_mix(plain, fast, rows, False, None, longest=33)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What only the paged engine does: pages that run out, prompts that are shared, several tokens a tick, Triton."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ from dapo.models.policy import Policy
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.local.pages import PagePool, Prompt, pages_for
+from dapo.rollout.local.prefixes import Prefix, prefill, slots_of
 from dapo.rollout.local.weights import side_by_side
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.plain.kv_cache import KVCache
+from dapo.rollout.written import Written, from_state, to_state
 from dapo.types import Completion
 from tiny_models import VOCABULARY, tiny_policy
 
@@ -322,3 +326,127 @@ def test_a_card_that_fails_is_not_called_full(monkeypatch: pytest.MonkeyPatch):
         PagedCache(n_pages=4, page_tokens=16, **shape)
     with pytest.raises(torch.AcceleratorError, match="unspecified launch failure"):
         KVCache(rows=4, max_tokens=64, **shape)
+
+
+# ------------------------------------------------------------------ borders
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 9])
+def test_border_pages_are_enough_and_each_token_has_a_cell_of_its_own(n: int):
+    """Pages of four tokens."""
+    pool = PagePool(12)
+    pages = pool.take(pages_for(n, 4))
+    slots = slots_of(pages, n, 4)
+    assert len(pages) == sum(1 for t in range(n) if t % 4 == 0)
+    assert len(set(slots.tolist())) == n
+    assert all(slots >= 4)  # page 0 is nobody's
+    prompt = Prompt(tuple(range(n)), 4, pages)
+    assert 4 * len(prompt.shared) + (n % 4) == n
+    assert len(prompt.tail) == (n % 4 > 0)
+    rest = pool.take(pool.n_free)
+    assert sorted([*pages.tolist(), *rest.tolist()]) == list(range(1, 12))
+    pool.give(rest)
+    pool.give(pages)
+    assert sorted(pool.take(pool.n_free).tolist()) == list(range(1, 12))
+
+
+class Prefilled:
+    """A decoder that only remembers which token it was given for which cell."""
+
+    def __init__(self) -> None:
+        self.cache = SimpleNamespace(data=torch.zeros(0))
+        self.widths: list[tuple[int, int]] = []
+        self.token: dict[int, int] = {}
+        self.n_given = 0
+
+    def prefill(self, ids: torch.Tensor, slots: torch.Tensor) -> None:
+        self.widths.append(tuple(ids.shape))
+        for token, slot in zip(ids.flatten().tolist(), slots.flatten().tolist(), strict=True):
+            if slot:
+                self.token[slot] = token
+                self.n_given += 1
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 9])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 33, 368, 369])
+def test_border_every_prefix_is_computed_once_whatever_a_pass_holds(
+    n: int, length: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Four prefixes of 16 tokens a pass, with a longer one and a shorter one among them."""
+    monkeypatch.setattr("dapo.rollout.local.prefixes.PREFILL_TOKENS", 64)
+    lengths = [length] * n + ([length + 1, max(1, length - 1)] if n else [])
+    starts = np.cumsum([1, *lengths])
+    prefixes = [Prefix(np.arange(m, dtype=np.int32) + 7 * i, starts[i] + np.arange(m)) for i, m in enumerate(lengths)]
+    decoder = Prefilled()
+    prefill(decoder, prefixes)  # type: ignore[arg-type]
+    wanted = {int(slot): int(token) for p in prefixes for slot, token in zip(p.slots, p.tokens, strict=True)}
+    assert decoder.token == wanted
+    assert decoder.n_given == len(wanted)
+    assert all(rows == 1 or rows * width <= 64 for rows, width in decoder.widths)
+
+
+@pytest.mark.parametrize("kind", [LocalEngine, PlainEngine])
+@pytest.mark.parametrize("n_tokens", [16, 32, 48])
+def test_border_prefills_in_several_passes_change_nothing(
+    kind: type[LocalEngine] | type[PlainEngine], n_tokens: int, monkeypatch: pytest.MonkeyPatch
+):
+    policy, wanted = tiny_policy(), [request(i, i, n_prompt=2 + 8 * (i % 3), max_new_tokens=2) for i in range(9)]
+    together = expected(policy, wanted)
+    monkeypatch.setattr(f"{kind.__module__.replace('local.engine', 'local.prefixes')}.PREFILL_TOKENS", n_tokens)
+    engine = kind(policy, sampling=SamplingParams(), max_concurrent=8, max_tokens=MAX_TOKENS)
+    engine.submit(wanted)
+    assert_same(drain(engine), together)
+
+
+@pytest.mark.parametrize(
+    ("ops", "kv_tokens", "tokens_per_tick"), [("auto", None, 3), ("auto", 40, 1), ("plain", None, 1), ("plain", 40, 3)]
+)
+def test_border_prompts_and_limits_around_the_ends_of_pages(ops: str, kv_tokens: int | None, tokens_per_tick: int):
+    """Pages of four: prompts of 1 to 9 tokens, each with limits that end before, at and behind a page's end."""
+    policy, ends = tiny_policy(), (3, 4, 5, 9, 12)
+    wanted = [
+        request(i, n_prompt, n_prompt, max_new_tokens=end)
+        for i, (n_prompt, end) in enumerate((p, e) for p in (1, 3, 4, 5, 6, 9) for e in ends)
+    ]
+    engine = local(policy, rows=7, kv_tokens=kv_tokens, tokens_per_tick=tokens_per_tick, max_tokens=21, ops=ops)
+    engine.submit(wanted)
+    assert_same(drain(engine), expected(policy, wanted))
+    assert engine._pool.n_free == engine._pool.n_pages, "pages were lost"
+
+
+@pytest.mark.parametrize("kind", [LocalEngine, PlainEngine])
+@pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 11, 15, 16, 17, 33])
+def test_border_every_request_is_answered_once_by_five_rows_or_sixteen(
+    kind: type[LocalEngine] | type[PlainEngine], n: int
+):
+    """Sixteen is what rows are rounded up to. Requests are answered in the order in which they end."""
+    policy = tiny_policy()
+    wanted = [request(i, i, n_prompt=2, max_new_tokens=1 + i % 3) for i in range(n)]
+    for rows in (5, 16):
+        engine = kind(policy, sampling=SamplingParams(), max_concurrent=rows, max_tokens=MAX_TOKENS)
+        engine.submit(wanted)
+        ended: list[Finished] = []
+        while engine.n_in_flight or engine.n_waiting:
+            ended += engine.advance()
+            assert engine.n_in_flight <= rows
+        assert sorted(request.id for request, _ in ended) == list(range(n))
+        state = engine.snapshot()
+        assert (state.meta["n_running"], state.meta["requests"]) == (0, [])
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [3], [0, 1, 2], [2, 0, 0, 5, 1]])
+def test_border_what_is_in_flight_comes_back_from_a_snapshot(lengths: list[int]):
+    items = [
+        Written(
+            request(i, i, n_prompt=2),
+            10 + i,
+            np.arange(n, dtype=np.int32) + 100 * i,
+            -np.arange(n, dtype=np.float32),
+            np.full(n, i, np.int32),
+        )
+        for i, n in enumerate(lengths)
+    ]
+    again = from_state(to_state(items, np.float32, {"tick": 1}))
+    assert [(item.request, item.order) for item in again] == [(item.request, item.order) for item in items]
+    for name in ("tokens", "logp", "version"):
+        assert [getattr(item, name).tolist() for item in again] == [getattr(item, name).tolist() for item in items]

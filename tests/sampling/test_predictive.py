@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.sampling.predictive import Posteriors, n_right
+from dapo.sampling.predictive import Posteriors, PredictiveSource, n_right
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
 G = 8
@@ -52,3 +52,38 @@ def test_a_problem_whose_graded_values_differ_becomes_likelier_and_one_whose_val
 def test_a_graded_group_counts_as_mixed_exactly_if_it_is_informative(values: list[float]):
     group = graded(*values)
     assert (0 < n_right(group) < len(values)) == group.is_informative
+
+
+class Five:
+    """Problems 0 to 4 of a step, and how many of them were used."""
+
+    def __init__(self) -> None:
+        self.at = self.used = 0
+
+    def start_step(self) -> None:
+        self.at = 0
+
+    def next(self):  # type: ignore[no-untyped-def]
+        if self.at == 5:
+            return None
+        self.at += 1
+        return Problem(str(self.at - 1), "", ""), 0, (0,)
+
+    def rewind(self, n_used: int) -> None:
+        self.used = n_used
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("n_used", [0, 1, 4, 5])
+def test_border_every_problem_of_a_step_comes_once_passed_over_or_not(n_used: int, seed: int):
+    base, posteriors = Five(), Posteriors(counts={str(i): (40.0, 0.0) for i in range(5)})  # hardly ever mixed
+    source = PredictiveSource(base, posteriors, G=G, seed=seed)
+    for _ in range(2):
+        source.start_step()
+        came, drawn = [], []
+        while (one := source.next()) is not None:
+            came.append(int(one[0].id))
+            drawn.append(base.at)
+        assert sorted(came) == list(range(5))
+        source.rewind(n_used)
+        assert base.used == ([0, *drawn][n_used])

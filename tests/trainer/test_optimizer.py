@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from dapo.config.schema import TrainConfig
 from dapo.trainer.moments import (
     BLOCK,
+    EightBitMoments,
     Kind,
     pack_first,
     pack_second,
@@ -220,3 +221,18 @@ def test_state_saved_and_loaded_goes_on_bit_for_bit(dtype: torch.dtype, moments:
     three_steps(straight, optimizer, 10)
     three_steps(resumed, other, 10)
     assert torch.equal(straight.weight, resumed.weight)
+
+
+@pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1])
+def test_border_every_weight_has_its_own_moments_where_blocks_and_slices_end(n: int, monkeypatch: pytest.MonkeyPatch):
+    """One update by gradients that grow: θ − lr·g/(|g| + ε) as AdamW's first is, and m = (1 − β₁)·g in its place."""
+    monkeypatch.setattr("dapo.trainer.moments.SLICE", BLOCK)
+    weight = torch.nn.Parameter(torch.arange(n, dtype=torch.float32))
+    weight.grad = torch.linspace(0.5, 1, n)
+    moments = EightBitMoments((0.9, 0.999), 0.0)
+    moments.update({"w": weight}, lr=0.25)
+    assert_close(weight.detach(), torch.arange(n, dtype=torch.float32) - 0.25)
+    first = unpack_first(moments.codes["m.w"], moments.codes["m_scale.w"])
+    second = unpack_second(moments.codes["v.w"], moments.codes["v_scale.w"])
+    assert_close(first, 0.1 * weight.grad, rtol=2 * 2 / 127, atol=0)
+    assert_close(second, 0.001 * weight.grad**2, rtol=4 * 4 / 255, atol=0)
