@@ -1,13 +1,15 @@
 """Budgets and seeds as typed, and how far a run has come: told by its folder alone."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from fake_ladder import job, write_done
 
+from dapo.ablation import run
 from dapo.ablation.arms import LADDER
-from dapo.ablation.plan import Budget, State, parse_budget, parse_seeds, plan_jobs
+from dapo.ablation.plan import Budget, Job, State, parse_budget, parse_seeds, plan_jobs
 from dapo.ablation.summary import learning_rates
 from dapo.errors import ConfigError
 
@@ -142,3 +144,36 @@ def test_a_budget_without_a_last_step_refuses_a_rate_that_falls_towards_it(tmp_p
     with pytest.raises(ConfigError, match=r"--budget tokens=5000: train\.lr_decay = linear"):
         plan_jobs("ladder", LADDER, [0], parse_budget("tokens=5000"), ["train.lr_decay=linear"], tmp_path)
     assert plan_jobs("ladder", LADDER, [0], parse_budget("steps=50"), ["train.lr_decay=linear"], tmp_path)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 7])
+def test_border_every_job_runs_once_and_never_more_than_three_together(
+    n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    started: list[str] = []
+
+    class Process:
+        returncode = 0
+
+        def __init__(self) -> None:
+            self.looks = 0
+
+        def poll(self) -> int | None:
+            self.looks += 1
+            return 0 if self.looks > 2 else None
+
+    def start(job: Job, _recipe: str, _lock: int) -> run.Running:
+        started.append(job.name)
+        write_done(job, {0: [1], job.config.train.steps: [2]})
+        return run.Running(job, Process(), io.BytesIO(), 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run, "start", start)
+    monkeypatch.setattr(run, "LOOK_EVERY_S", 0.0)
+    jobs = [job(tmp_path, "naive", seed, "train.steps=2") for seed in range(n)]
+    together: list[int] = []
+    outcome = run.run_jobs(
+        jobs, "ladder", at_once=3, lock=0, progress=lambda running, _outcome, _what: together.append(len(running))
+    )
+    assert started == [job.name for job in jobs]
+    assert sorted(job.name for job in outcome.done) == sorted(started)
+    assert max(together, default=0) == min(n, 3)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import dapo
 from dapo.cli import bench_presets
 from dapo.cli.bench import command
+from dapo.cli.bench_hf_sides import batched
 from dapo.cli.bench_loads import parse_load
 from dapo.config.model_shapes import BENCH_SHAPES, ModelShape
 from dapo.errors import ConfigError
@@ -74,3 +75,11 @@ def test_flops_are_six_per_weight_and_token_and_the_square_of_the_length():
     assert one == pytest.approx(6 * weights * 8192, rel=0.05)
     attention = training_flops(shape, [8192]) - one
     assert attention == pytest.approx(6 * 28 * 1536 * (8192**2 - 8 * 1024**2))
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 11])
+def test_border_every_sequence_is_in_one_batch(n: int):
+    rows = [[i] for i in range(n)]
+    batches = batched(rows, 5)
+    assert [row for batch in batches for row in batch] == rows
+    assert [len(batch) for batch in batches] == [5] * (n // 5) + ([n % 5] if n % 5 else [])
