@@ -1,6 +1,7 @@
 """The packed forward is the library's own forward on each sequence alone: values and gradients, every family."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from types import MethodType
 from typing import Any
 
@@ -218,6 +219,7 @@ def test_border_every_cell_lies_in_one_bucket_of_similar_lengths(lengths: list[i
         rows = [len(set(row.tolist())) for row in bucket.source.view(bucket.rows, bucket.length)]
         assert max(rows) == bucket.length
         assert min(rows) >= 0.75 * bucket.length
+    assert all(shorter.length < 0.75 * bucket.length for bucket, shorter in pairwise(buckets))
 
 
 @settings(max_examples=40)

@@ -369,8 +369,11 @@ def length(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
     return Score(float(len(response)), response.endswith("end"))
 
 
-def test_border_a_task_longer_than_a_pipe_holds_arrives_whole():
-    """65,536 bytes are written to a worker at a time; each task is judged by its own length."""
+@pytest.mark.parametrize("room", [65_536, 1_000])
+def test_border_a_task_longer_than_a_pipe_holds_arrives_whole(room: int, monkeypatch: pytest.MonkeyPatch):
+    """65,536 bytes are written to a worker at a time, or as many as its pipe has room for."""
+    write = os.write
+    monkeypatch.setattr("os.write", lambda pipe, data: write(pipe, data[:room]))
     sizes = [*range(65_300, 65_600, 37), 65_535, 65_536, 65_537, 131_073, 3]
     with VerifierPool(f"{HERE}:length", workers=1) as pool:
         judgements = pool.judge_all([("x" * (n - 3) + "end", "") for n in sizes])

@@ -14,6 +14,7 @@ from dapo.errors import EngineError
 from dapo.models.load import save_policy
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
+from dapo.rollout.families import rounded_up
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.pages import PagePool, Prompt, pages_for
@@ -372,8 +373,9 @@ class Prefilled:
 def test_border_every_prefix_is_computed_once_whatever_a_pass_holds(
     n: int, length: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """Four prefixes of 16 tokens a pass, with a longer one and a shorter one among them."""
-    monkeypatch.setattr("dapo.rollout.local.prefixes.PREFILL_TOKENS", 64)
+    """Four prefixes a pass, with a longer one and a shorter one among them; beyond 368 tokens widths are not mixed."""
+    budget = 4 * rounded_up(length)
+    monkeypatch.setattr("dapo.rollout.local.prefixes.PREFILL_TOKENS", budget)
     lengths = [length] * n + ([length + 1, max(1, length - 1)] if n else [])
     starts = np.cumsum([1, *lengths])
     prefixes = [Prefix(np.arange(m, dtype=np.int32) + 7 * i, starts[i] + np.arange(m)) for i, m in enumerate(lengths)]
@@ -382,7 +384,7 @@ def test_border_every_prefix_is_computed_once_whatever_a_pass_holds(
     wanted = {int(slot): int(token) for p in prefixes for slot, token in zip(p.slots, p.tokens, strict=True)}
     assert decoder.token == wanted
     assert decoder.n_given == len(wanted)
-    assert all(rows == 1 or rows * width <= 64 for rows, width in decoder.widths)
+    assert all(rows == 1 or rows * width <= budget for rows, width in decoder.widths)
 
 
 @pytest.mark.parametrize("kind", [LocalEngine, PlainEngine])
