@@ -10,6 +10,7 @@ from fake_ladder import job, write_done
 from dapo.ablation import run
 from dapo.ablation.arms import LADDER
 from dapo.ablation.plan import Budget, Job, State, parse_budget, parse_seeds, plan_jobs
+from dapo.ablation.run import claimed, start
 from dapo.ablation.summary import learning_rates
 from dapo.errors import ConfigError
 
@@ -106,6 +107,18 @@ def test_a_stopped_run_that_keeps_the_model_alone_starts_over_and_what_it_had_st
     write_done(resumable, {0: [1, 1], 4: [2, 2]})
     (resumable.folder / "eval.jsonl").unlink()
     assert not resumable.starts_over
+
+
+def test_starting_over_makes_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started: list[list[str]] = []
+    monkeypatch.setattr("dapo.ablation.run.subprocess.Popen", lambda command, **_: started.append(command))
+    planned = job(tmp_path, "naive", 0, "train.steps=4", "checkpoint.resumable=false")
+    write_done(planned, {0: [1, 1]})
+    with claimed(tmp_path) as lock:
+        start(planned, "ladder", lock).log.close()
+    assert started[0][3:5] == ["train", "ladder"]  # after python -m dapo
+    assert not planned.folder.exists()
+    assert (tmp_path / "naive" / "seed-0.stopped-1").is_dir()
 
 
 def test_a_key_of_one_arm_wins_over_that_of_all_and_reaches_no_other(tmp_path: Path):
