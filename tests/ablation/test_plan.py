@@ -10,7 +10,6 @@ from fake_ladder import job, write_done
 from dapo.ablation import run
 from dapo.ablation.arms import LADDER
 from dapo.ablation.plan import Budget, Job, State, parse_budget, parse_seeds, plan_jobs
-from dapo.ablation.run import claimed, start
 from dapo.ablation.summary import learning_rates
 from dapo.errors import ConfigError
 
@@ -92,33 +91,17 @@ def test_a_run_that_spent_its_budget_is_done(tmp_path: Path):
     assert planned.state is State.DONE
 
 
-def test_a_stopped_run_that_keeps_the_model_alone_starts_over_and_what_it_had_stays(tmp_path: Path):
-    planned = job(tmp_path, "naive", 0, "train.steps=4", "checkpoint.resumable=false")
-    for number in (1, 2):
-        write_done(planned, {0: [1, 1], 4: [2, 2]})
-        assert not planned.starts_over  # done
-        (planned.folder / "checkpoints" / "step-000004" / "MANIFEST.json").unlink()
-        assert planned.starts_over
-        assert planned.arguments("ladder")[:2] == ["train", "ladder"]
-        planned.set_aside()
-        assert planned.state is State.NEW
-        assert (tmp_path / "naive" / f"seed-0.stopped-{number}" / "metrics.jsonl").is_file()
-    resumable = job(tmp_path, "naive", 1, "train.steps=4")
-    write_done(resumable, {0: [1, 1], 4: [2, 2]})
-    (resumable.folder / "eval.jsonl").unlink()
-    assert not resumable.starts_over
+def test_a_recipe_whose_runs_cannot_go_on_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"(?s)checkpoint\.resumable = false.*resumable=true"):
+        plan_jobs("ladder", LADDER, [0], parse_budget(None), ["checkpoint.resumable=false"], tmp_path)
 
 
-def test_starting_over_makes_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    started: list[list[str]] = []
-    monkeypatch.setattr("dapo.ablation.run.subprocess.Popen", lambda command, **_: started.append(command))
-    planned = job(tmp_path, "naive", 0, "train.steps=4", "checkpoint.resumable=false")
-    write_done(planned, {0: [1, 1]})
-    with claimed(tmp_path) as lock:
-        start(planned, "ladder", lock).log.close()
-    assert started[0][3:5] == ["train", "ladder"]  # after python -m dapo
-    assert not planned.folder.exists()
-    assert (tmp_path / "naive" / "seed-0.stopped-1").is_dir()
+def test_runs_that_keep_the_model_alone_can_be_tabulated(tmp_path: Path):
+    sets = ["checkpoint.resumable=false", "train.steps=4"]
+    planned = plan_jobs("ladder", LADDER, [0], Budget(), sets, tmp_path, is_table_only=True)
+    write_done(planned[0], {0: [1, 1], 4: [2, 2]})
+    again = plan_jobs("ladder", LADDER, [0], Budget(), sets, tmp_path, is_table_only=True)
+    assert [own.state for own in again] == [State.DONE] + [State.NEW] * 5
 
 
 def test_a_key_of_one_arm_wins_over_that_of_all_and_reaches_no_other(tmp_path: Path):

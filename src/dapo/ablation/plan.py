@@ -97,21 +97,10 @@ class Job:
 
     def arguments(self, recipe: str) -> list[str]:
         """After `dapo`: start the run, or go on with it."""
-        if self.state is State.HALF_DONE and not self.starts_over:
+        if self.state is State.HALF_DONE:
             return ["resume", str(self.folder)]
         sets = [part for override in self.overrides for part in ("--set", override)]
         return ["train", recipe, *sets, "--out", str(self.folder)]
-
-    @property
-    def starts_over(self) -> bool:
-        """Half done, with the model alone saved, which no run can go on from."""
-        return self.state is State.HALF_DONE and not self.config.checkpoint.resumable
-
-    def set_aside(self) -> None:
-        """Make room for a run that starts over; what there was stays beside it, the first as seed-0.stopped-1."""
-        taken = {path.name for path in self.folder.parent.glob(f"{self.folder.name}.stopped-*")}
-        number = next(i for i in range(1, len(taken) + 2) if f"{self.folder.name}.stopped-{i}" not in taken)
-        self.folder.rename(self.folder.with_name(f"{self.folder.name}.stopped-{number}"))
 
     @property
     def state(self) -> State:
@@ -175,9 +164,19 @@ def refuse_other_arms(extra: Sequence[str], arms: Sequence[Arm]) -> None:
 
 
 def plan_jobs(
-    recipe: str, arms: Sequence[Arm], seeds: Sequence[int], budget: Budget, extra: Sequence[str], out: Path
+    recipe: str,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    budget: Budget,
+    extra: Sequence[str],
+    out: Path,
+    *,
+    is_table_only: bool = False,
 ) -> list[Job]:
-    """Every arm with every seed, seed by seed, so that a ladder cut short has whole seeds. Raises before any run."""
+    """Every arm with every seed, seed by seed, so that a ladder cut short has whole seeds. Raises before any run.
+
+    A table alone starts nothing, so what it tabulates need not be able to go on.
+    """
     refuse_other_arms(extra, arms)
     jobs = []
     for seed in seeds:
@@ -195,6 +194,11 @@ def plan_jobs(
                 raise ConfigError(
                     f"{key} = {value} in {recipe}: a ladder compares evaluations, and there are none.",
                     remedy="Set eval.every_steps above 0 and name a set in data.eval.",
+                )
+            if not (config.checkpoint.resumable or is_table_only):
+                raise ConfigError(
+                    f"checkpoint.resumable = false in {recipe}: a run of a ladder that is stopped must go on later.",
+                    remedy="Add --set checkpoint.resumable=true.",
                 )
             jobs.append(Job(arm, seed, out / arm.name / f"seed-{seed}", config, overrides))
     for job in jobs:

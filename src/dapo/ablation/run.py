@@ -114,8 +114,6 @@ def run_jobs(jobs: Sequence[Job], recipe: str, *, at_once: int, lock: int, progr
 def start(job: Job, recipe: str, lock: int) -> Running:
     """`dapo train` or `dapo resume` with one thread, in a session of its own: Ctrl-C reaches it through us, once."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
-    if job.starts_over:
-        job.set_aside()
     log = job.log.open("ab")
     os.set_inheritable(lock, True)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if on_cpu(job.config) else os.environ

@@ -78,7 +78,7 @@ def command(
     folder = out or default_folder(recipe, is_smoke=smoke)
     wanted = parse_seeds(seeds if seeds is not None else "0" if smoke else "0,1,2")
     refuse_own_keys(set_ or [], own.kind)
-    planned = plan_jobs(recipe, chosen, wanted, own, extra, folder)
+    planned = plan_jobs(recipe, chosen, wanted, own, extra, folder, is_table_only=table_only)
     done = done_so_far(planned, folder) if table_only else None
     with claimed(folder) as lock:
         machine = machine_of(folder, is_running=done is None and any(job.state is not State.DONE for job in planned))
