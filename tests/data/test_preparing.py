@@ -77,7 +77,7 @@ def test_the_share_is_of_the_evaluation_problems_ngrams():
     changed = " ".join([*words[:-1], "other"])
     found = find_contamination([changed, "nothing alike"], texts, share=7 / 8).found
     assert [(one.index, one.how, one.share) for one in found] == [(0, "n-gram", 7 / 8)]
-    assert not find_contamination([changed], texts, share=0.9).found
+    assert not find_contamination([changed], texts, share=0.9, twins=False).found
 
 
 def test_integer_answers_without_a_server(dirty, tmp_path, capsys):
@@ -226,9 +226,9 @@ def test_a_data_set_of_the_cache_says_itself_what_it_lacks(monkeypatch):
 
 @pytest.fixture
 def forty(write_jsonl) -> Path:
-    """Forty problems that have nothing in common but two of them, which differ in one number."""
+    """Forty problems, most too short to have a template; two have one, and differ in one number."""
     towns = ["Ayr", "Bude", "Corby", "Deal"]
-    rows = [{"question": f"Reckon {n} times {n * n + 7} and give the result.", "answer": str(n)} for n in range(38)]
+    rows = [{"question": f"Reckon {n} times {n * n + 7}.", "answer": str(n)} for n in range(38)]
     return write_jsonl(
         rows + [{"question": LONG.format(a=towns[0], n=n), "answer": str(n)} for n in (30, 50)], "f.jsonl"
     )
@@ -264,6 +264,70 @@ def test_a_twin_of_a_held_out_problem_is_not_trained_on(forty, tmp_path):
         lonely += trains == [0, 1]
         assert prepared.problems.dropped.get("contaminated", 0) == (trains == [0, 1])
     assert lonely  # or nothing was tested
+
+
+TWIN = "{name} has {a} {what} and buys {b} more at the market. How many {what} does {pronoun} have now?"
+PEOPLE = [("Tom", "he"), ("Anna", "she"), ("Mary Ann", "she"), ("Mark", "he"), ("Zoë", "they"), ("Tuan", "he")]
+
+
+@pytest.fixture
+def twins(write_jsonl) -> Path:
+    """120 problems made from one template, among thirty that were not."""
+    rows = [
+        TWIN.format(name=name, pronoun=pronoun, a=f"{a * 700:,}", b=a + 2, what="apples")
+        for a in range(20)
+        for name, pronoun in PEOPLE
+    ]
+    others = [
+        f"In year {n} of its {kind} the {thing} was sold {how}; by what share did its price rise after that?"
+        for n, (kind, thing, how) in enumerate(
+            (f"kind{i}", f"thing{i % 5} of wood{i}", f"twice in town{i} and once at sea{i}") for i in range(30)
+        )
+    ]
+    return write_jsonl([{"question": q, "answer": str(at)} for at, q in enumerate(rows + others)], "twins.jsonl")
+
+
+def test_of_problems_made_from_one_template_none_is_trained_on_beside_those_held_out(twins, tmp_path, capsys):
+    out = tmp_path / "train.jsonl"
+    assert run("prepare", str(twins), "--hold-out", "20", "--out", str(out)) == 0
+    train, held = load_problems(str(out)), load_problems(str(out.with_name("train.held-out.jsonl")))
+    n_held = sum("apples" in p.question for p in held)
+    assert n_held
+    assert not any("apples" in p.question for p in train)
+    assert len(train) == 30 - (20 - n_held)
+    printed = capsys.readouterr().out
+    assert f"20 problems held out; {120 - n_held} others resemble one of them and were dropped." in printed
+    assert "up to numbers and names" in printed
+    manifest = json.loads((tmp_path / "train.jsonl.manifest.json").read_text())
+    assert manifest["held_out"]["resembling_dropped"] == 120 - n_held
+    twin = next(drop for drop in manifest["drops"] if drop["detail"].startswith("twin match"))
+    assert "apples" in twin["detail"]  # the evidence: the problem held out
+
+
+def test_twins_stay_where_they_are_asked_for(twins, tmp_path, capsys):
+    """A set made from one template alone cannot be split otherwise: refused with the option that does it."""
+    alike = tmp_path / "alike.jsonl"
+    alike.write_text("".join(line for line in twins.read_text().splitlines(keepends=True) if "apples" in line))
+    out = tmp_path / "a b.jsonl"
+    assert run("prepare", str(alike), "--hold-out", "20", "--out", str(out)) == 2
+    error = capsys.readouterr().err
+    assert "every problem resembles one of the 20 held out" in error
+    assert "--keep-twins" in error
+    assert run("prepare", str(alike), "--hold-out", "20", "--keep-twins", "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    assert len(load_problems(str(out))) > 20
+    assert "numbers and names" not in printed  # nobody looked for them
+    assert f"--set 'data.train={out}'" in printed
+    assert run("prepare", str(alike), "--keep-twins", "--out", str(tmp_path / "c.jsonl")) == 2
+    assert "no effect without --hold-out or --against" in capsys.readouterr().err
+
+
+def test_check_counts_twins_of_an_evaluation_set(twins, write_jsonl, capsys):
+    person = {"question": TWIN.format(name="Ute", pronoun="she", a=3, b=400, what="apples"), "answer": "7"}
+    evaluation = write_jsonl([person], "eval.jsonl")
+    assert run("check", str(twins), "--against", str(evaluation)) == 0
+    table = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "exact 0, loose 0, 13-gram 0, twin 120: 1 of its 1 problems" in table
 
 
 def test_the_same_problems_are_held_out_again(forty, tmp_path):

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from dapo.cli.console import Pipe
 from dapo.cli.data_probe import probe_command
+from dapo.commands import set_options, suggest
 from dapo.data.chat_server import ChatServer
 from dapo.data.check import Report, check
-from dapo.data.contamination import SHARE
+from dapo.data.contamination import SHARE, looked_for
 from dapo.data.prepare import Prepared, prepare
 from dapo.data.prompts import TEMPLATES, PromptFormat, Tokenizer
 from dapo.errors import DataError
@@ -76,6 +77,12 @@ def prepare_command(
     n_held: Annotated[
         int, typer.Option("--hold-out", min=0, help="Set so many problems aside for evaluation: OUT.held-out.jsonl.")
     ] = 0,
+    keep_twins: Annotated[
+        bool,
+        typer.Option(
+            "--keep-twins", help="Leave in what equals a held-out or --against problem up to numbers and names."
+        ),
+    ] = False,
     integer_answers: Annotated[
         bool, typer.Option("--integer-answers", help="Restate problems to ask for one integer; drop what cannot be.")
     ] = False,
@@ -96,12 +103,19 @@ def prepare_command(
     """
     if llm is not None and not integer_answers:
         raise DataError(f"--llm {llm}: has no effect without --integer-answers.", remedy="Add --integer-answers.")
+    if keep_twins and not n_held and not against:
+        raise DataError(
+            "--keep-twins: has no effect without --hold-out or --against.", remedy="Add one of them, or leave it out."
+        )
     server = ChatServer(llm, model, timeout_s=llm_timeout_s, tries=llm_tries) if llm is not None else None
     prepared = prepare(
-        file, out, fields=parse_fields(field), verifier=verifier, against=against or (), share=share, n_held=n_held,
-        integer_answers=integer_answers, server=server, n_workers=llm_workers,
+        file, out, fields=parse_fields(field), verifier=verifier, against=against or (), share=share,
+        twins=not keep_twins, n_held=n_held, integer_answers=integer_answers, server=server,
+        n_workers=llm_workers,
     )  # fmt: skip
-    typer.echo(json.dumps(summary(prepared), ensure_ascii=False)) if as_json else show_prepared(prepared)
+    typer.echo(json.dumps(summary(prepared), ensure_ascii=False)) if as_json else show_prepared(
+        prepared, looked_for(share=share, twins=not keep_twins)
+    )
 
 
 def parse_fields(pairs: list[str] | None) -> dict[str, str] | None:
@@ -177,7 +191,8 @@ def lines(report: Report) -> list[tuple[str, str]]:
         rows.append(("prompts over the limit", f"{report.over_limit:,} (dropped, never cut)"))
     rows += [(f"{what} taken off", f"{n:,} rows") for what, n in report.removed.items()]
     for one in report.contamination:
-        found = f"exact {one.count('exact'):,}, loose {one.count('loose'):,}, 13-gram {one.count('n-gram'):,}"
+        kinds = {"exact": "exact", "loose": "loose", "13-gram": "n-gram", "twin": "twin"}
+        found = ", ".join(f"{shown} {one.count(how):,}" for shown, how in kinds.items())
         hit = f"{one.n_hit:,} of its {one.n_evaluation:,} problems; largest 13-gram share {one.max_share:.2f}"
         rows.append((f"shared with {Path(one.name).name}", f"{found}: {hit}"))
     return rows
@@ -215,10 +230,12 @@ def summary(prepared: Prepared) -> dict[str, Any]:
         "dropped": problems.dropped,
         "restated": prepared.n_restated,
         "held_out": str(prepared.held_out) if prepared.held_out else None,
+        "like_held_out": prepared.n_like_held,
     }
 
 
-def show_prepared(prepared: Prepared) -> None:
+def show_prepared(prepared: Prepared, resemblance: str) -> None:
+    """What was written; `resemblance`: what was looked for between the problems held out and the others."""
     problems = prepared.problems
     typer.echo(f"{prepared.out}: {len(problems):,} problems; {prepared.manifest.name} says what was dropped and why.")
     for note in problems.notes:
@@ -229,5 +246,11 @@ def show_prepared(prepared: Prepared) -> None:
     if prepared.n_restated:
         typer.echo(f"  restated {prepared.n_restated:,} to ask for an integer")
     if prepared.held_out:
-        typer.echo(f"{prepared.held_out}: {prepared.n_held:,} problems held out; none of the others resembles them.")
-        typer.echo(f"Train: --set data.train={prepared.out} --set 'data.eval=[\"{prepared.held_out}\"]'")
+        typer.echo(
+            f"{prepared.held_out}: {prepared.n_held:,} problems held out; {prepared.n_like_held:,} others resemble one "
+            f"of them and were dropped."
+        )
+        typer.echo(f"  Looked for: {resemblance}.")
+        evaluation = json.dumps([str(prepared.held_out)], ensure_ascii=False)
+        keys = {"data.train": prepared.out, "data.eval": evaluation}
+        typer.echo(f"Train: {suggest('train', 'RECIPE', *set_options(keys))}")

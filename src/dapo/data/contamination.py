@@ -1,24 +1,34 @@
-"""Evaluation problems in a training set: word for word, in all but signs and blanks, or in long shared runs."""
+"""Evaluation problems in a training set: word for word, in all but signs and blanks, in long shared runs, or as twins."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dapo.data.keys import folded, loose, ngrams
+from dapo.data.templates import RUN, Templates
 
 NGRAM = 13  # words; shorter runs are stock phrases
 SHARE = 0.5  # of the evaluation problem's n-grams; stock phrases reach 0.29 between AIME 2024 and its training files
+TWIN = 0.7  # of the runs of both templates; below, pairs of GSM8K and MATH mostly share a phrase and not the problem
+
+
+def looked_for(*, share: float = SHARE, twins: bool = True) -> str:
+    """What `find_contamination` looks for, in words."""
+    alike = f"the same text (case, blanks and signs apart) or {share:.0%} of its runs of {NGRAM} words"
+    return (
+        f"{alike}, or the same text up to numbers and names ({TWIN:.0%} of the runs of {RUN} words)" if twins else alike
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A question that resembles an evaluation question. `how` is "exact" (folded), "loose" or "n-gram"."""
+    """A question that resembles an evaluation question. `how` is "exact" (folded), "loose", "n-gram" or "twin"."""
 
     index: int  # of the question in the set that was checked
     how: str
-    share: float  # of the evaluation question's n-grams; 1 for exact and loose
+    share: float  # of the evaluation question's n-grams; of a twin the similarity of the templates; else 1
     question: str
     evaluation: str
 
@@ -53,12 +63,12 @@ class EvaluationTexts:
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """What a set shares with one evaluation file; `found`: exact, loose, or a share over the limit."""
+    """What a set shares with one evaluation file; `found`: exact, loose, a share over the limit, or a twin."""
 
     name: str
     n_evaluation: int
     found: tuple[Overlap, ...]
-    max_share: float  # the largest n-gram share below or above the limit, exact and loose matches apart
+    max_share: float  # the largest n-gram share below or above the limit, exact and loose matches and twins apart
 
     @property
     def n_hit(self) -> int:
@@ -69,16 +79,30 @@ class Contamination:
         return sum(overlap.how == how for overlap in self.found)
 
 
-def find_contamination(questions: Iterable[str], texts: EvaluationTexts, *, share: float = SHARE) -> Contamination:
-    """Every question against every evaluation question. Over-reports on purpose: `loose` erases signs."""
+def find_contamination(
+    questions: Sequence[str], texts: EvaluationTexts, *, share: float = SHARE, twins: bool = True
+) -> Contamination:
+    """Every question against every evaluation question. Over-reports on purpose: `loose` erases signs.
+
+    `twins`: also those that are the same up to numbers and names.
+    """
+    templates = Templates(texts.questions, others=questions) if twins else None
     found: list[Overlap] = []
     largest = 0.0
     for index, question in enumerate(questions):
         overlap = texts.nearest(index, question)
-        if overlap is None:
-            continue
-        if overlap.how == "n-gram":
+        if overlap is not None and overlap.how == "n-gram":
             largest = max(largest, overlap.share)
-        if overlap.how != "n-gram" or overlap.share >= share:
+            overlap = overlap if overlap.share >= share else None
+        if overlap is None and templates is not None:
+            overlap = twin_of(index, question, templates, texts)
+        if overlap is not None:
             found.append(overlap)
     return Contamination(texts.name, len(texts.questions), tuple(found), largest)
+
+
+def twin_of(index: int, question: str, templates: Templates, texts: EvaluationTexts) -> Overlap | None:
+    nearest = templates.nearest(question)
+    if nearest is None or nearest.similarity < TWIN:
+        return None
+    return Overlap(index, "twin", nearest.similarity, question, texts.questions[nearest.at])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.data.chat_server import ChatServer, NoReply
-from dapo.data.contamination import SHARE, EvaluationTexts, find_contamination
+from dapo.data.contamination import SHARE, EvaluationTexts, find_contamination, looked_for
 from dapo.data.integer_answers import Restated, integer_answer, with_answer
 from dapo.data.journal import Journal
 from dapo.data.problems import Drop, ProblemSet, Why, hold_out, load_problems
@@ -25,6 +25,8 @@ from dapo.types import Problem
 OUT_SUFFIXES = (".jsonl", ".parquet")
 GIVE_UP_AFTER = 32  # questions without a reply, each tried several times: the server is gone
 HOLD_OUT_SEED = 0  # the same problems are held out whenever the same set is prepared
+EVIDENCE_CHARS = 200  # of a question in the manifest
+KEEP_TWINS = ", or leave in what differs by numbers and names only (a set made from one template): --keep-twins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Prepared:
     n_restated: int
     held_out: Path | None = None
     n_held: int = 0
+    n_like_held: int = 0  # dropped from the set because they resemble a problem held out
 
 
 def prepare(
@@ -47,6 +50,7 @@ def prepare(
     verifier: str = "math",
     against: Sequence[str] = (),
     share: float = SHARE,
+    twins: bool = True,
     n_held: int = 0,
     integer_answers: bool = False,
     server: ChatServer | None = None,
@@ -54,6 +58,7 @@ def prepare(
 ) -> Prepared:
     """Load, clean, take out evaluation problems, make answers integers and hold some out where asked.
 
+    `twins`: what equals an evaluation problem or one held out up to numbers and names is taken out too.
     Sets and manifest are written whole, or nothing is.
     """
     manifest_path, journal_path = out.with_name(f"{out.name}.manifest.json"), out.with_name(f"{out.name}.journal.jsonl")
@@ -62,13 +67,15 @@ def prepare(
         raise DataError(f"--out {out}: suffix {out.suffix!r}.", remedy=f"Write {' or '.join(OUT_SUFFIXES)}.")
     refuse_existing(out, manifest_path, *([held_path] if n_held else []))
     problems = load_problems(source, fields=fields, verifier=verifier)
-    problems = without_contaminated(problems, against, share=share)
+    problems = without_contaminated(problems, against, share=share, twins=twins)
     restated: list[Restated] = []
     if integer_answers:
         problems, restated = with_integer_answers(problems, server, journal_path, n_workers=n_workers)
-    sets = {out: problems}
+    sets, n_like_held = {out: problems}, 0
     if n_held:
-        problems, held = without_resemblance(*hold_out(problems, n_held, seed=HOLD_OUT_SEED), share=share)
+        rest, held = hold_out(problems, n_held, seed=HOLD_OUT_SEED)
+        problems = without_resemblance(rest, held, share=share, twins=twins)
+        n_like_held = len(rest) - len(problems)
         sets = {held_path: held, out: problems}
     written: list[Path] = []
     try:
@@ -77,44 +84,53 @@ def prepare(
             written.append(path)
         manifest = describe(problems, restated, out, against=against, server=server)
         if n_held:
-            manifest["held_out"] = {"out": held_path.name, "out_sha256": sha256_of(held_path), "problems": n_held}
+            manifest["held_out"] = {
+                "out": held_path.name, "out_sha256": sha256_of(held_path), "problems": n_held,
+                "resembling_dropped": n_like_held, "looked_for": looked_for(share=share, twins=twins),
+            }  # fmt: skip
         write_whole(manifest_path, lambda path: write_json(path, manifest))
     except BaseException:
         for path in written:  # a set without its manifest is half a result; a file that appeared meanwhile is not ours
             path.unlink(missing_ok=True)
         raise
-    return Prepared(out, manifest_path, problems, len(restated), held_path if n_held else None, n_held)
+    return Prepared(out, manifest_path, problems, len(restated), held_path if n_held else None, n_held, n_like_held)
 
 
-def without_contaminated(problems: ProblemSet, against: Sequence[str], *, share: float) -> ProblemSet:
+def without_contaminated(problems: ProblemSet, against: Sequence[str], *, share: float, twins: bool) -> ProblemSet:
     """The set without problems that resemble one of the evaluation sets named."""
     for name in against:
         evaluation = load_problems(name, use="eval")
-        problems = without_those_like(problems, evaluation, name, share=share)
+        problems = without_those_like(problems, evaluation, name, share=share, twins=twins)
     if not problems.problems:
         raise DataError(
-            f"{problems.name}: every problem resembles one of {', '.join(against)}.", remedy="Check --against."
+            f"{problems.name}: every problem resembles one of {', '.join(against)}: {looked_for(share=share, twins=twins)}.",
+            remedy=f"Check --against{KEEP_TWINS if twins else '.'}",
         )
     return problems
 
 
-def without_resemblance(problems: ProblemSet, held: ProblemSet, *, share: float) -> tuple[ProblemSet, ProblemSet]:
+def without_resemblance(problems: ProblemSet, held: ProblemSet, *, share: float, twins: bool) -> ProblemSet:
     """What was held out is no test where a twin of it, with another number or name, is trained on."""
-    rest = without_those_like(problems, held, "a problem held out", share=share)
+    rest = without_those_like(problems, held, "a problem held out", share=share, twins=twins)
     if not rest.problems:
         raise DataError(
-            f"{problems.name}: every problem resembles one of the {len(held):,} held out.", remedy="Hold out fewer."
+            f"{problems.name}: every problem resembles one of the {len(held):,} held out: "
+            f"{looked_for(share=share, twins=twins)}.",
+            remedy=f"Hold out fewer{KEEP_TWINS if twins else '.'}",
         )
-    return rest, held
+    return rest
 
 
-def without_those_like(problems: ProblemSet, evaluation: ProblemSet, name: str, *, share: float) -> ProblemSet:
+def without_those_like(
+    problems: ProblemSet, evaluation: ProblemSet, name: str, *, share: float, twins: bool
+) -> ProblemSet:
     texts = EvaluationTexts(name, [problem.question for problem in evaluation])
-    found = {o.index: o for o in find_contamination((p.question for p in problems), texts, share=share).found}
+    overlaps = find_contamination([p.question for p in problems], texts, share=share, twins=twins).found
+    found = {overlap.index: overlap for overlap in overlaps}
     drops = [
         Drop(
             Why.CONTAMINATED, problems.rows[problems[index].id], problems[index].question,
-            f"{overlap.how} match with {name}, share {overlap.share:.2f}",
+            f"{overlap.how} match with {name}, share {overlap.share:.2f}: {overlap.evaluation[:EVIDENCE_CHARS]}",
         )
         for index, overlap in found.items()
     ]  # fmt: skip
@@ -248,7 +264,8 @@ def describe(
 ) -> dict[str, Any]:
     """The manifest: enough to know what is in the file and why the rest is not."""
     drops = [
-        {"why": d.why.value, "row": d.row, "detail": d.detail, "question": d.question[:200]} for d in problems.drops
+        {"why": d.why.value, "row": d.row, "detail": d.detail, "question": d.question[:EVIDENCE_CHARS]}
+        for d in problems.drops
     ]
     return {
         "out": out.name,

@@ -1,0 +1,16 @@
+"""Commands that a message suggests: as they can be pasted into a shell, whatever the names of the files are."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+
+def suggest(*words: object) -> str:
+    """`dapo` with these words, each quoted where a shell would read it otherwise. `FILE`, `DIR`: for the reader to fill."""
+    return shlex.join(["dapo", *map(str, words)])
+
+
+def set_options(keys: Mapping[str, object]) -> list[str]:
+    """These keys as words for `suggest`."""
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
