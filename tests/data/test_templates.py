@@ -55,7 +55,7 @@ def test_no_twins(one, other):
 
 def test_the_similarity_is_of_the_runs_of_three_words_of_both():
     """Ten words have 8 runs; another last word spoils one: 7 are shared, of 9."""
-    words = "we all know that old boats are seldom sold cheaply".split()
+    words = ["we", "all", "know", "that", "old", "boats", "are", "seldom", "sold", "cheaply"]
     nearest = Templates(["unlike all of the rest here", " ".join(words)], others=[]).nearest(
         " ".join([*words[:-1], "quickly"])
     )

@@ -1,4 +1,4 @@
-"""Evaluation problems in a training set: word for word, in all but signs and blanks, in long shared runs, or as twins."""
+"""Evaluation problems in a training set: word for word, in all but signs and blanks, by long shared runs, as twins."""
 
 from __future__ import annotations
 

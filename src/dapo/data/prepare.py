@@ -103,7 +103,8 @@ def without_contaminated(problems: ProblemSet, against: Sequence[str], *, share:
         problems = without_those_like(problems, evaluation, name, share=share, twins=twins)
     if not problems.problems:
         raise DataError(
-            f"{problems.name}: every problem resembles one of {', '.join(against)}: {looked_for(share=share, twins=twins)}.",
+            f"{problems.name}: every problem resembles one of {', '.join(against)}: "
+            f"{looked_for(share=share, twins=twins)}.",
             remedy=f"Check --against{KEEP_TWINS if twins else '.'}",
         )
     return problems

@@ -17,11 +17,11 @@ MIN_WORDS = 4  # besides numbers and names; a shorter template ("What is # + #?"
 
 TOKEN = re.compile(r"\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?|[一-鿿]|[^\W\d_](?:(?![一-鿿])[^\W_])*|[-+*/^=<>|!]")
 WORD_OR_STOP = re.compile(r"[^\W\d_]+|[.?!:;\n\"“]")
-NUMBER_WORDS = frozenset(
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
-    "nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion".split()
+NUMBER_WORD = re.compile(
+    "(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
+    "(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|million|billion)"
 )
-PRONOUNS = frozenset("he she him her his hers himself herself they them their theirs themselves".split())
+PRONOUNS = {"he", "she", "him", "her", "his", "hers", "himself", "herself", "they", "them", "their", "theirs"}
 
 Run = tuple[str, ...]
 
@@ -63,7 +63,7 @@ def template(question: str, names: frozenset[str]) -> list[str]:
 
 
 def kind(word: str, names: frozenset[str]) -> str:
-    if word[0].isdigit() or word in NUMBER_WORDS:
+    if word[0].isdigit() or NUMBER_WORD.fullmatch(word):
         return NUMBER
     if word in PRONOUNS:
         return PRONOUN
@@ -79,14 +79,14 @@ def runs(tokens: list[str]) -> frozenset[Run]:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """The indexed question whose template is nearest. `similarity`: shared runs by all runs of the two, 1 when equal."""
+    """The indexed question whose template is nearest. `similarity`: shared runs by all runs of both, 1 when equal."""
 
     at: int
     similarity: float
 
 
 class Templates:
-    """Questions indexed by the runs of their templates. `others`: what they are compared with, where names count too."""
+    """Questions indexed by the runs of their templates. `others`: what they are compared with; names come from both."""
 
     def __init__(self, questions: Sequence[str], others: Iterable[str]) -> None:
         self.names = names_among([*questions, *others])
