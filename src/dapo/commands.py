@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def suggest(*words: object) -> str:
-    """`dapo` with these words, each quoted where a shell would read it otherwise. FILE and DIR: for the reader to fill."""
+    """`dapo` with these words, each quoted where a shell would read it otherwise. FILE and DIR are the reader's."""
     return shlex.join(["dapo", *map(str, words)])
 
 

@@ -2,16 +2,16 @@
 
 import pytest
 
-from dapo.data.templates import NAME, NUMBER, PRONOUN, Templates, names_among, template
+from dapo.data.templates import NAME, NUMBER, PRONOUN, Kinds, Templates, names_among, template
 
 TOM = "Tom has 3 apples and buys 5 more. How many apples does he have?"
 ANNA = "Anna has twelve apples and buys 1,250.5 more. How many apples does she have?"
 
 
 def test_numbers_names_and_pronouns_become_one_token_each():
-    names = names_among([TOM, ANNA])
+    kinds = Kinds(names_among([TOM, ANNA]))
     expected = f"{NAME} has {NUMBER} apples and buys {NUMBER} more {NAME} many apples does {PRONOUN} have".split()
-    assert template(TOM, names) == template(ANNA, names) == expected  # "How" is never written small here
+    assert template(TOM, kinds) == template(ANNA, kinds) == expected  # "How" is never written small here
 
 
 def test_a_word_is_a_name_by_how_it_is_written_inside_sentences():

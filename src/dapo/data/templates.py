@@ -51,23 +51,34 @@ def names_among(questions: Iterable[str]) -> frozenset[str]:
     return frozenset(word for word, n in capital_inside.items() if n >= lower[word])
 
 
-def template(question: str, names: frozenset[str]) -> list[str]:
+class Kinds(dict[str, str]):
+    """What stands for a word in a template, worked out once for each word."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __missing__(self, word: str) -> str:
+        self[word] = self.kind(word)
+        return self[word]
+
+    def kind(self, word: str) -> str:
+        if word[0].isdigit() or NUMBER_WORD.fullmatch(word):
+            return NUMBER
+        if word in PRONOUNS:
+            return PRONOUN
+        return NAME if word in self.names else word
+
+
+def template(question: str, kinds: Kinds) -> list[str]:
     """Words, numbers and operators in order; several numbers or names in a row are one, and all pronouns are equal."""
     tokens: list[str] = []
     for found in TOKEN.findall(question):
-        token = kind(found.lower(), names)
+        token = kinds[found.lower()]
         if token in (NUMBER, NAME) and tokens and tokens[-1] == token:
             continue
         tokens.append(token)
     return tokens
-
-
-def kind(word: str, names: frozenset[str]) -> str:
-    if word[0].isdigit() or NUMBER_WORD.fullmatch(word):
-        return NUMBER
-    if word in PRONOUNS:
-        return PRONOUN
-    return NAME if word in names else word
 
 
 def runs(tokens: list[str]) -> frozenset[Run]:
@@ -89,18 +100,18 @@ class Templates:
     """Questions indexed by the runs of their templates. `others`: what they are compared with; names come from both."""
 
     def __init__(self, questions: Sequence[str], others: Iterable[str]) -> None:
-        self.names = names_among([*questions, *others])
+        self.kinds = Kinds(names_among([*questions, *others]))
         self.sizes: list[int] = []
         self.holders: dict[Run, list[int]] = defaultdict(list)
         for at, question in enumerate(questions):
-            own = runs(template(question, self.names))
+            own = runs(template(question, self.kinds))
             self.sizes.append(len(own))
             for run in own:
                 self.holders[run].append(at)
 
     def nearest(self, question: str) -> Twin | None:
         """The most similar one, the first of several; None where no run is shared."""
-        own = runs(template(question, self.names))
+        own = runs(template(question, self.kinds))
         shared = Counter(at for run in own for at in self.holders.get(run, ()))
         if not shared:
             return None
