@@ -218,6 +218,61 @@ def test_a_reward_function_that_is_not_carried_over_is_named(tmp_path: Path, rew
     assert any(f"{reward} is not carried over" in remark.why for remark in out.missing) is is_said
 
 
+def test_what_changes_the_experiment_is_named_first():
+    """Rows changed in code, system prompts and reward functions of the user's own; then the rest, by weight."""
+    out = translate(FILES / "grpo_rows.py")
+    lists = dict(out.lists())
+    (first, changing), *_, (last, minor) = lists.items()
+    assert "changes the experiment" in first
+    assert "without effect" in last
+    text = (FILES / "grpo_rows.py").read_text().splitlines()
+    for key in ("dataset.map", "dataset.filter", "system_prompt"):
+        remark = next(remark for remark in changing if remark.setting.startswith(f"{key} = "))
+        line = int(remark.setting.rpartition("(line ")[2].rstrip(")"))
+        assert key.rpartition(".")[2] in text[line - 1] or "system" in text[line - 1]
+    assert "Think first" in next(remark.setting for remark in changing if "system_prompt" in remark.setting)
+    lost = [remark.why for remark in changing if "reward_funcs" in remark.setting]
+    assert len(lost) == 1  # the accuracy and the penalty of length have a counterpart
+    assert lost[0].startswith("format_reward is not carried over")
+    weights = [remark.weight for remark in changing]
+    assert weights == sorted(weights)
+    assert changing[-1].setting.startswith("repetition_penalty")  # after what the model is asked and rewarded for
+    assert {remark.setting.partition(" ")[0] for remark in minor} >= {"output_dir", "logging_steps", "dataset.shuffle"}
+    head = recipe_text(out, "a file").splitlines()
+    assert head.index("# Not carried over, and it changes the experiment:") < 3
+
+
+@pytest.mark.parametrize("key", ["system_prompt", "reward_weights"])
+def test_yaml_names_them_too(tmp_path: Path, key: str):
+    out = translate(write(tmp_path, "a.yaml", f"num_generations: 8\nmax_steps: 4\n{key}: Be brief.\n"))
+    assert out.lists()[0][1][0].setting.startswith(f"{key} = Be brief.")
+
+
+def test_only_what_was_set_is_listed(tmp_path: Path):
+    """TRL's defaults stay silent; what a recipe cannot do without is asked for."""
+    out = translate(write(tmp_path, "a.py", 'GRPOTrainer("org/m", accuracy_reward, args=GRPOConfig(max_steps=4))'))
+    assert not out.missing
+    assert {remark.setting.partition(" ")[0] for remark in out.differs} == {"train_dataset", "trainer.reward_funcs"}
+    for vllm, n_lost in (("", 0), ('vllm_importance_sampling_mode="sequence_mask"', 1)):
+        text = f'GRPOTrainer("org/m", accuracy_reward, args=GRPOConfig(max_steps=4, use_vllm=True, {vllm}))'
+        assert len(translate(write(tmp_path, "b.py", text)).missing) == n_lost
+
+
+@pytest.mark.parametrize(
+    ("code", "is_found"),
+    [
+        ("load_dataset('a/b', split='train').map(f)", True),
+        ("a = load_dataset('a/b')\nb = a['train']\nb = b.select(range(9))\nc = b.map(f)", True),
+        ("def rows(data):\n    return data.map(f)", True),
+        ("with Pool() as pool:\n    pool.map(f, range(3))", False),
+        ("a = a.map(f)", False),
+    ],
+)
+def test_a_map_of_rows_is_told_from_others(tmp_path: Path, code: str, is_found: bool):
+    out = translate(write(tmp_path, "a.py", f"{code}\nGRPOConfig(max_steps=4)\n"))
+    assert any(remark.setting.startswith("dataset.map = f") for remark in out.missing) is is_found
+
+
 def test_arithmetic_with_names_in_python(tmp_path: Path):
     code = """
     def train(model):
@@ -482,7 +537,7 @@ def test_out_is_whole_new_and_read_back(tmp_path: Path):
     out = tmp_path / "new" / "mine.toml"
     answer = dapo(FILES / "dapo_32b.sh", "--out", out)
     assert answer.returncode == 0
-    assert "Without a counterpart" in answer.stderr
+    assert "Not carried over" in answer.stderr
     assert load_recipe(str(out)).config.sampling.prompts_per_step == 512
     assert [path.name for path in out.parent.iterdir()] == ["mine.toml"]
     again = dapo(FILES / "dapo_32b.sh", "--out", out)

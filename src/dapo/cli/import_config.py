@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dapo.commands import suggest
 from dapo.config.peers.settings import Remark, Translation
 from dapo.config.peers.translate import PEERS, check, recipe_text, translate
 from dapo.errors import ConfigError, DiskError
@@ -18,7 +19,7 @@ MOST = 10**12  # GPUs or rows; beyond it a number is a slip, and beyond a float 
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A verl or OpenRLHF script, a TRL file, YAML or JSON.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the recipe here; must be new.")] = None,
-    peer: Annotated[str | None, typer.Option(help="verl, trl or openrlhf; default: found out.")] = None,
+    peer: Annotated[str | None, typer.Option(help="verl, trl or openrlhf; default: auto-detected.")] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="TRL counts per device: on so many of them (1).")
     ] = None,
@@ -27,7 +28,7 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Turn a peer's config into a recipe, and say what has no counterpart and what means something else here.
+    """Turn another framework's config into a recipe; say what is not carried over and what means something else here.
 
     Nothing in the file is run: variables of a script are put in as text, of Python only literals are read.
 
@@ -51,21 +52,16 @@ def command(
     if out is None:
         typer.echo(text, nl=False)
         return
-    say(found.differs, "Means something else here")
-    say(found.missing, "Without a counterpart")
-    typer.echo(f"{out}: {len(found.keys)} keys from {found.peer}. Next: dapo explain {out}")
-
-
-def say(remarks: list[Remark], title: str) -> None:
-    if remarks:
+    for title, remarks in found.lists():
         typer.echo(f"{title}:", err=True)
-    for remark in remarks:
-        typer.echo(f"  {remark.setting}: {remark.why}", err=True)
+        for remark in remarks:
+            typer.echo(f"  {remark.setting}: {remark.why}", err=True)
+    typer.echo(f"{out}: {len(found.keys)} keys from {found.peer}. Next: {suggest('explain', out)}")
 
 
 def as_data(found: Translation, text: str, out: Path | None) -> dict[str, object]:
     def listed(remarks: list[Remark]) -> list[dict[str, str]]:
-        return [{"setting": remark.setting, "why": remark.why} for remark in remarks]
+        return [{"setting": one.setting, "why": one.why, "changes": one.weight.name.lower()} for one in remarks]
 
     return {
         "peer": found.peer,
@@ -73,7 +69,7 @@ def as_data(found: Translation, text: str, out: Path | None) -> dict[str, object
         "keys": found.keys,
         "origin": found.origin,
         "differs": listed(found.differs),
-        "no_counterpart": listed(found.missing),
+        "no_counterpart": listed(sorted(found.missing, key=lambda remark: remark.weight)),
         "recipe": text,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-from dapo.config.peers.settings import Setting, Settings, Translation, Value
+from dapo.config.peers.settings import Setting, Settings, Translation, Value, Weight
 
 # Rows of the published training files, to count steps from epochs; the first holds its 17,917 rows 100 times.
 KNOWN_ROWS = {"dapo-math-17k": 1_791_700, "gsm8k": 7_473}
@@ -111,11 +111,20 @@ def without_top_k(found: Value) -> Value:
     return Value(0, found.origin, found.is_given) if found.value is not None and found.value < 0 else found
 
 
-def take_rest(settings: Settings, out: Translation, reasons: dict[str, str]) -> None:
-    """What nobody asked for: known, with the reason why it is not needed, or not known."""
+def take_rest(
+    settings: Settings, out: Translation, reasons: dict[str, str], *, task: tuple[str, ...], training: tuple[str, ...]
+) -> None:
+    """What nobody asked for: known, with the reason why it is not needed, or not known.
+
+    `task` and `training` are the keys of these reasons that change the experiment; a key that is not known may too.
+    """
     for setting in settings.rest():
-        why = next((why for prefix, why in reasons.items() if matches(setting.key, prefix)), None)
-        out.has_none(setting, why or "not known to this importer.")
+        prefix = next((prefix for prefix in reasons if matches(setting.key, prefix)), None)
+        if prefix is None:
+            out.has_none(setting, "not known to this importer.")
+        else:
+            weight = Weight.TASK if prefix in task else Weight.TRAINING if prefix in training else Weight.MINOR
+            out.has_none(setting, reasons[prefix], weight)
 
 
 def matches(key: str, prefix: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dapo.config.peers.common import divided, steps_of, take_data, take_decay, take_model, take_rest, whole_distribution
-from dapo.config.peers.settings import Settings, Translation, Value
+from dapo.config.peers.settings import Settings, Translation, Value, Weight
 
 ADVANTAGES = {"gae": ("gae", None), "group_norm": ("group", "sample"), "dr_grpo": ("group", "none")}
 MEANS = {"token-mean": "token", "seq-mean-token-mean": "sequence"}
@@ -62,6 +62,12 @@ REASONS = {
     "deepspeed_enable_sleep": MEMORY,
     "freezing_actor_steps": "algorithm.critic.pretrain_steps.",
 }
+TASK = ("train.agent_func_path", "reward_*", "reward.*", "remote_rm_url", "input_template", "data.*")
+TRAINING = (
+    "train.enable_ema", "critic*", "normalize_reward", "actor.min_lr_ratio", "actor.optim", "actor.muon",
+    "actor.entropy_coef", "entropy_loss_coef", "actor.policy_loss_type", "policy_loss_type", "use_icepop",
+    "stop_properly_penalty_coef", "freezing_actor_steps",
+)  # fmt: skip
 
 
 def from_openrlhf(s: Settings, *, rows: int | None) -> Translation:
@@ -82,7 +88,7 @@ def from_openrlhf(s: Settings, *, rows: int | None) -> Translation:
     ratio = s.real("actor.lr_warmup_ratio", "lr_warmup_ratio", default=0.03)
     out.take("train.warmup_steps", ratio, round(ratio.value * out.keys["train.steps"]))
     rest_of_run(s, out)
-    take_rest(s, out, REASONS)
+    take_rest(s, out, REASONS, task=TASK, training=TRAINING)
     return out
 
 
@@ -273,7 +279,8 @@ def rest_of_run(s: Settings, out: Translation) -> None:
     if s.find("use_wandb", "logger.wandb.key") is not None:
         out.put("tracking.to", ["wandb"], "use_wandb")
         out.take_given("tracking.project", s.text("logger.wandb.project", "wandb_project"))
-        out.has_none("the tracker's key", "not repeated here; wandb reads its own settings ($WANDB_API_KEY).")
+        why = "not repeated here; wandb reads its own settings ($WANDB_API_KEY)."
+        out.has_none("the tracker's key", why, Weight.MINOR)
     out.put("rewards.verifier", "math", "our default")
     url = s.find("reward.remote_url", "remote_rm_url", "reward_pretrain", "reward.model_name_or_path")
     out.means_other(

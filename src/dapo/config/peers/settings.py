@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from dapo.errors import ConfigError
@@ -37,12 +38,21 @@ class Value:
     is_given: bool
 
 
+class Weight(IntEnum):
+    """How much an experiment changes where a setting is not carried over."""
+
+    TASK = 0  # what the model is asked, or rewarded for
+    TRAINING = 1  # how it is trained; or not known, which may be anything
+    MINOR = 2  # nothing that is learned: names, logs, memory, speed
+
+
 @dataclass(frozen=True, slots=True)
 class Remark:
     """What a reader must know about one setting."""
 
     setting: str
     why: str
+    weight: Weight = Weight.TRAINING
 
 
 def shown(key: str, value: object) -> str:
@@ -115,7 +125,7 @@ class Settings:
     def _value(self, keys: tuple[str, ...], default: Any, convert: Any) -> Value:
         setting = self.find(*keys)
         if setting is None:
-            return Value(default, f"{self.peer}'s default", is_given=False)
+            return Value(default, f"{keys[0]} ({self.peer}'s default)", is_given=False)
         return Value(convert(setting), str(setting), is_given=True)
 
     def _integer(self, setting: Setting) -> int:
@@ -193,7 +203,7 @@ class Translation:
     peer: str
     keys: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
-    missing: list[Remark] = field(default_factory=list)  # no counterpart
+    missing: list[Remark] = field(default_factory=list)  # not carried over
     differs: list[Remark] = field(default_factory=list)  # carried over, but it does not mean quite the same
 
     def put(self, key: str, value: Any, origin: str) -> None:
@@ -209,8 +219,19 @@ class Translation:
         if found.is_given:
             self.take(key, found, value)
 
-    def has_none(self, setting: object, why: str) -> None:
-        self.missing.append(Remark(str(setting), why))
+    def has_none(self, setting: object, why: str, weight: Weight = Weight.TRAINING) -> None:
+        self.missing.append(Remark(str(setting), why, weight))
 
     def means_other(self, setting: object, why: str) -> None:
         self.differs.append(Remark(str(setting), why))
+
+    def lists(self) -> list[tuple[str, list[Remark]]]:
+        """What is said of the translation under its headings, what changes the experiment most first."""
+        ranked = sorted(self.missing, key=lambda remark: remark.weight)
+        changing = [remark for remark in ranked if remark.weight < Weight.MINOR]
+        all_lists = [
+            ("Not carried over, and it changes the experiment", changing),
+            ("Means something else here", self.differs),
+            ("Not carried over, without effect on what is learned", ranked[len(changing) :]),
+        ]
+        return [(title, remarks) for title, remarks in all_lists if remarks]

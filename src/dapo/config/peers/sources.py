@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -17,6 +18,7 @@ from dapo.errors import ConfigError
 
 LARGEST_FILE = 1 << 20
 MOST_SETTINGS = 10_000
+MOST_NAMES = 6  # that a data set is handed on by, and assignments to each that are looked at
 
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
@@ -29,6 +31,12 @@ _TRL_CALLS = {
     "load_dataset": "dataset.",
     "get_soft_overlong_punishment": "overlong.",
 }
+_LOADERS = ("load_dataset", "load_from_disk", "concatenate_datasets", "from_list", "from_dict", "from_generator")
+# What changes the rows of a data set before training, as a method of it.
+_ROW_CHANGES = {
+    "map", "filter", "select", "take", "skip", "train_test_split", "shuffle", "rename_column", "rename_columns",
+    "remove_columns",
+}  # fmt: skip
 _POSITIONS = {"load_dataset": ("path", "name"), "GRPOTrainer": ("model", "reward_funcs")}
 
 
@@ -156,11 +164,39 @@ def calls_in(text: str, path: Path) -> list[Setting]:
     for node, name in calls:
         if name in _TRL_CALLS:
             found += arguments(node, name, names)
+        elif name in _ROW_CHANGES and names.is_dataset(node.func):
+            number = sum(setting.key.startswith(f"dataset.{name}") for setting in found) + 1
+            found.append(Setting(f"dataset.{name}{f' {number}' if number > 1 else ''}", what(node), node.lineno))
         if len(found) > MOST_SETTINGS:
             raise ConfigError(
                 f"{path}: more than {MOST_SETTINGS:,} settings; that is no config.", remedy="Name the config alone."
             )
-    return found
+    return found + system_prompts(tree, names)
+
+
+def system_prompts(tree: ast.Module, names: Names) -> list[Setting]:
+    """What chat turns of the role `system` say, each text once."""
+    found: dict[str, Setting] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Dict):
+            continue
+        turn = {key.value: value for key, value in zip(node.keys, node.values, strict=True) if is_text(key)}
+        if "content" in turn and is_text(turn.get("role")) and ast.literal_eval(turn["role"]) == "system":
+            text = str(names.value_of(turn["content"]))
+            found.setdefault(text, Setting(f"system_prompt{f' {len(found) + 1}' if found else ''}", text, node.lineno))
+    return list(found.values())
+
+
+def is_text(node: ast.expr | None) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def what(call: ast.Call) -> str:
+    """The arguments of a call as they are written."""
+    try:
+        return ", ".join(ast.unparse(node) for node in (*call.args, *call.keywords)) or "()"
+    except ValueError:
+        return "…"
 
 
 def called(node: ast.Call) -> str:
@@ -170,29 +206,58 @@ def called(node: ast.Call) -> str:
 def arguments(node: ast.Call, name: str, names: Names) -> Iterator[Setting]:
     prefix = _TRL_CALLS[name]
     for place, value in zip(_POSITIONS.get(name, ()), node.args, strict=False):
-        yield Setting(prefix + place, names.value_of(value), value.lineno)
+        read = names.items_of if place == "reward_funcs" else names.value_of
+        yield Setting(prefix + place, read(value), value.lineno)
     for keyword in node.keywords:
         if keyword.arg is not None:
-            yield Setting(prefix + keyword.arg, names.value_of(keyword.value), keyword.value.lineno)
+            read = names.items_of if keyword.arg == "reward_funcs" else names.value_of
+            yield Setting(prefix + keyword.arg, read(keyword.value), keyword.value.lineno)
 
 
 class Names:
     """What the names of a Python file are bound to. Each is worked out once, however many arguments use it."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.bound = {
-            target.id: node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
+        self.assigned: dict[str, list[ast.expr]] = defaultdict(list)
+        for node in ast.walk(tree):
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                if isinstance(target, ast.Name):
+                    self.assigned[target.id].append(node.value)
+        self.bound = {name: values[-1] for name, values in self.assigned.items()}
         self.numbers = {
             name: str(node.value)
             for name, node in self.bound.items()
             if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= LARGEST
         }
         self.known: dict[str, Any] = {}
+        self.parameters = {
+            argument.arg for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for argument in node.args.args
+        }
+
+    def is_dataset(self, node: ast.expr, *, on_the_way: frozenset[str] = frozenset()) -> bool:
+        """Whether this is a data set or made from one: back through its methods and names to where it was loaded.
+
+        A parameter of a function may be one, and is taken for it.
+        """
+        while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+            if isinstance(node, ast.Call):
+                if called(node) in _LOADERS:
+                    return True
+                node = node.func
+            else:
+                node = node.value
+        if not isinstance(node, ast.Name) or node.id in on_the_way or len(on_the_way) > MOST_NAMES:
+            return False
+        before = on_the_way | {node.id}
+        values = self.assigned.get(node.id, [])[:MOST_NAMES]
+        return node.id in self.parameters or any(self.is_dataset(value, on_the_way=before) for value in values)
+
+    def items_of(self, node: ast.expr) -> Any:
+        """The elements of a list, each as its value or its source; of anything else the value."""
+        bound = self.bound.get(node.id, node) if isinstance(node, ast.Name) else node
+        if not isinstance(bound, ast.List | ast.Tuple):
+            return self.value_of(node)
+        return [str(self.value_of(inner)) for inner in bound.elts]
 
     def value_of(self, node: ast.expr) -> Any:
         if not isinstance(node, ast.Name) or node.id not in self.bound:

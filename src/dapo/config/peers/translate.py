@@ -122,10 +122,11 @@ def check(out: Translation, name: str) -> Resolved:
 
 
 def recipe_text(out: Translation, source: str) -> str:
-    """The recipe as TOML, every key with where it comes from, and the two lists as comments at its head."""
+    """The recipe as TOML, every key with where it comes from, and what is said of the rest as comments at its head."""
     head = f"From {source} ({out.peer}), by `dapo import-config`. Read the remarks, then: dapo explain THIS_FILE"
     lines = [f"# {comment(head)}"]
-    lines += remarks("Means something else here", out.differs) + remarks("Without a counterpart", out.missing)
+    for title, found in out.lists():
+        lines += remarks(title, found)
     lines += ["", f'preset = "{out.keys["preset"]}"']
     section = ""
     for key in known_keys():
@@ -141,8 +142,6 @@ def recipe_text(out: Translation, source: str) -> str:
 
 
 def remarks(title: str, found: list[Remark]) -> list[str]:
-    if not found:
-        return []
     return ["#", f"# {title}:", *(f"#   {comment(remark.setting)}: {comment(remark.why)}" for remark in found)]
 
 

@@ -12,10 +12,14 @@ from dapo.config.peers.common import (
     take_rest,
     whole_distribution,
 )
-from dapo.config.peers.settings import Settings, Translation, Value, as_list
+from dapo.config.peers.settings import Settings, Translation, Value, Weight, as_list, shown
 
 MEANS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}
 STDS = {"group": "sample", "true": "sample", "none": "none", "false": "none"}
+ROWS = (
+    "rows are used as they are in the set: write the changed ones to a file (to_json), or yield them from a function, "
+    'data.train = "pkg.mod:function".'
+)
 REASONS = {
     "logging_*": "every step is logged.",
     "log_*": "`dapo report` shows the responses (rollouts.every_steps).",
@@ -64,16 +68,41 @@ REASONS = {
     "top_entropy_quantile": "all tokens are trained on.",
     "off_policy_mask_threshold": "no such mask.",
     "max_tool_calling_iterations": "tools are not supported.",
-    "trainer.args": "read where GRPOConfig is called.",
-    "trainer.peft_config": "read where LoraConfig is called.",
-    "trainer.train_dataset": "read where load_dataset is called, if it is.",
+    "trainer.peft_config": "not a call of LoraConfig in this file: set model.lora.rank and model.lora.alpha.",
+    "trainer.tools": "tools are not supported.",
+    "trainer.rollout_func": "rollouts are the engine's: one response to one prompt.",
+    "trainer.environment_factory": "environments are not supported.",
+    "trainer.optimizers": "AdamW.",
+    "trainer.reward_processing_classes": "rewards come from a verifier (rewards.verifier).",
     "trainer.eval_dataset": "set data.eval.",
     "trainer.processing_class": "the model's own tokenizer.",
     "trainer.callbacks": "subclass dapo.Observer.",
     "lora.*": "model.lora.rank and model.lora.alpha are all there is; all linear layers get an adapter.",
+    "dataset.shuffle*": "each epoch is a new permutation, a function of (train.seed, epoch).",
+    "dataset.rename_column*": "known columns need no names; others are mapped by data.fields.",
+    "dataset.remove_columns*": "columns that are not needed are left alone.",
+    "dataset.map*": f"{ROWS} Prompts are made from the question by data.template.",
+    "dataset.filter*": ROWS,
+    "dataset.select*": ROWS,
+    "dataset.take*": ROWS,
+    "dataset.skip*": ROWS,
+    "dataset.train_test_split*": "`dapo data prepare FILE --hold-out N` sets problems aside.",
+    "system_prompt*": "prompts are made by data.template, without a system text: put it into each question, or train "
+    'without it. Your own questions: data.train = "pkg.mod:function".',
     "dataset.*": "data.train names the set: org/name@COMMIT:split.",
     "report_to": "tracking.to knows tensorboard, wandb and trackio.",
 }
+TASK = (
+    "dataset.map*", "dataset.filter*", "dataset.select*", "dataset.take*", "dataset.skip*", "system_prompt*",
+    "reward_weights", "multi_objective_aggregation", "trainer.reward_processing_classes", "chat_template_kwargs",
+    "trainer.tools", "trainer.rollout_func", "trainer.environment_factory", "max_tool_calling_iterations",
+)  # fmt: skip
+TRAINING = (
+    "dataset.*", "generation_kwargs", "min_p", "repetition_penalty", "fp16", "optim", "lr_scheduler_kwargs",
+    "sync_ref_model", "ref_model_*", "entropy_coef*", "use_adaptive_entropy", "top_entropy_quantile",
+    "off_policy_mask_threshold", "trainer.peft_config", "trainer.optimizers", "trainer.callbacks",
+    "lora.*",
+)  # fmt: skip
 
 
 def from_trl(s: Settings, *, gpus: int, rows: int | None) -> Translation:
@@ -92,7 +121,8 @@ def from_trl(s: Settings, *, gpus: int, rows: int | None) -> Translation:
         out.put("cluster.backend", "torchrun", "--gpus")
         out.put("cluster.gpus", gpus, "--gpus")
     rewards(s, out)
-    take_rest(s, out, REASONS)
+    carried_by_their_own_calls(s)
+    take_rest(s, out, REASONS, task=TASK, training=TRAINING)
     return out
 
 
@@ -103,9 +133,9 @@ def data(s: Settings, out: Translation) -> str:
         out.put("data.train", "TRAIN", "not a literal in the file")
         out.means_other("train_dataset", "not to be read from the file: set data.train.")
         return ""
-    if config is not None:
-        out.has_none(config, "a data set has no configurations here: name a file instead.")
     known = take_data(out, "data.train", name, [name.value])[0]
+    if config is not None and known == name.value:
+        out.has_none(config, "a data set has no configurations here: name a file instead.", Weight.TASK)
     if split.is_given and split.value != "train" and known == name.value:
         out.take("data.train", name, f"{name.value}:{split.value}")
     return known
@@ -138,11 +168,12 @@ def batches(s: Settings, out: Translation, gpus: int) -> tuple[int, int]:
     )
     out.take("sampling.responses_per_prompt", n)
     out.put("train.updates_per_step", updates, f"{n_passes} passes / {accumulated.value} accumulated")
-    out.means_other(
-        each.origin,
-        f"counts completions per device: on {gpus} GPU(s) {completions} completions = {prompts} prompts a step. The "
-        "number of GPUs is not in the file: --gpus.",
-    )
+    if each.is_given:
+        out.means_other(
+            each.origin,
+            f"counts completions per device: on {gpus} GPU(s) {completions} completions = {prompts} prompts per step. "
+            "The number of GPUs is not in the file: --gpus.",
+        )
     out.take("train.epochs_per_step", s.count("num_iterations", default=1))
     return prompts, updates
 
@@ -159,8 +190,8 @@ def algorithm(s: Settings, out: Translation) -> None:
     out.take("algorithm.mean", loss, MEANS[loss.value])
     if loss.value == "bnpo":
         out.means_other(loss.origin, "counted over the whole update, not over a device's batch.")
-    if loss.value == "dapo" and not loss.is_given:
-        out.means_other("loss_type", 'the default "dapo" is the token mean only; dynamic sampling is not in TRL.')
+    if loss.value == "dapo" and loss.is_given:
+        out.means_other(loss.origin, "the token mean only; dynamic sampling is not in TRL (preset dapo has it).")
     low = s.real("epsilon", default=0.2)
     high = s.real("epsilon_high")
     out.take("algorithm.clip.low", low)
@@ -196,13 +227,14 @@ def importance(s: Settings, out: Translation) -> None:
     cap = s.real("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap", default=3.0)
     if is_vllm.value and is_on.value and mode.value == "token_truncate":
         out.take("algorithm.importance_cap", cap)
-    elif is_vllm.value and is_on.value:
+    elif is_vllm.value and is_on.value and mode.is_given:
         out.has_none(
-            f"vllm_importance_sampling_mode = {mode.value}",
+            mode.origin,
             "engine and trainer share their weights here; algorithm.importance_cap truncates per token where wanted.",
         )
     if is_vllm.value:
-        out.means_other(is_vllm.origin, 'our own engine writes the responses; rollout.engine = "vllm" is there too.')
+        why = "our own engine generates, from the trainer's weights, so that there is nothing to correct for"
+        out.means_other(is_vllm.origin, f'{why}; rollout.engine = "vllm" is there too.')
 
 
 def lengths(s: Settings, out: Translation) -> None:
@@ -267,14 +299,16 @@ def evaluation(s: Settings, out: Translation) -> None:
     if every.is_given:
         n = in_steps(s, out, every, "eval_steps", "eval.every_steps")
         also = "" if n is None else f", and eval.every_steps = {n}"
-        out.has_none(every.origin, f"set data.eval to the sets that are evaluated (avg@k, pass@k, maj@k){also}.")
+        why = f"set data.eval to the sets that are evaluated (avg@k, pass@k, maj@k){also}."
+        out.has_none(every.origin, why, Weight.MINOR)
     save, strategy = s.real("save_steps", default=500.0), s.text("save_strategy", default="steps")
     if strategy.value == "no":
         out.take("checkpoint.every_steps", strategy, 0)
     elif (n := in_steps(s, out, save, "save_steps", "checkpoint.every_steps")) is not None:
         out.take("checkpoint.every_steps", save, n)
     if strategy.value not in ("no", "steps"):
-        out.has_none(strategy.origin, "checkpoints are written every so many steps: checkpoint.every_steps.")
+        why = "checkpoints are written every so many steps: checkpoint.every_steps."
+        out.has_none(strategy.origin, why, Weight.MINOR)
     out.take_given("checkpoint.keep", s.integer("save_total_limit"))
     s.find("num_generations_eval")
     reported = s.find("report_to")
@@ -300,20 +334,29 @@ def in_steps(s: Settings, out: Translation, found: Value, theirs: str, ours: str
     return n
 
 
-KNOWN_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward")  # TRL's own, which compare with a reference answer
+# TRL's own that have a counterpart: comparison with a reference answer, and the penalty of a long response.
+KNOWN_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "get_soft_overlong_punishment")
 
 
 def rewards(s: Settings, out: Translation) -> None:
     functions = s.find("trainer.reward_funcs", "reward_funcs")
     out.put("rewards.verifier", "math", "our default")
-    named = "accuracy_reward" if functions is None else str(functions.value)
-    why = (
-        'the reward is ±1 by the verdict here, 0 or 1 there. Your own: rewards.verifier = "pkg.mod:function" with '
-        "function(response, answer, meta)."
-    )
-    out.means_other(functions or f"reward_funcs ({named})", why)
-    if named.strip("[]()'\" ") not in KNOWN_REWARDS:
-        out.has_none(
-            functions or "reward_funcs",
-            f"{named} is not carried over: answers are judged by the verifier math instead.",
+    if functions is None:
+        out.means_other("rewards.verifier", "the file names no reward: answers are judged by the verifier math, ±1.")
+        return
+    lost = [name for name in as_list(functions.value) if name.partition("(")[0].strip("()'\" ") not in KNOWN_REWARDS]
+    for name in lost:
+        why = (
+            f"{shown('', name)} is not carried over: answers are judged by the verifier math instead. Your own: "
+            'rewards.verifier = "pkg.mod:function" with function(response, answer, meta).'
         )
+        out.has_none(functions, why, Weight.TASK)
+    if not lost:
+        out.means_other(functions, "the reward is ±1 by the verdict here, 0 or 1 there.")
+
+
+def carried_by_their_own_calls(s: Settings) -> None:
+    """Arguments of the trainer that are read where they are made are not listed as lost."""
+    s.find("trainer.args")
+    if any(key.startswith("lora.") for key in s.by_key):
+        s.find("trainer.peft_config")

@@ -13,7 +13,7 @@ from dapo.config.peers.common import (
     whole_distribution,
     without_top_k,
 )
-from dapo.config.peers.settings import Settings, Translation, Value
+from dapo.config.peers.settings import Settings, Translation, Value, Weight
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -101,6 +101,11 @@ REASONS = {
     "custom_reward_function": OWN_REWARD,
     "reward.custom_reward_function": OWN_REWARD,
 }
+TASK = (
+    f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.agent", f"{MODEL}.override_config", "algorithm.filter_groups.metric",
+    "reward_model.enable", "custom_reward_function", "reward.custom_reward_function",
+)  # fmt: skip
+TRAINING = (f"{ACTOR}.optim.min_lr_ratio", f"{ACTOR}.optim.num_cycles", "algorithm.rollout_correction")
 
 
 def from_verl(s: Settings, *, rows: int | None) -> Translation:
@@ -115,7 +120,7 @@ def from_verl(s: Settings, *, rows: int | None) -> Translation:
     verifier(s, out)
     evaluation(s, out)
     trainer(s, out, prompts=generated or prompts, rows=rows, train_set=train_set)
-    take_rest(s, out, REASONS)
+    take_rest(s, out, REASONS, task=TASK, training=TRAINING)
     return out
 
 
@@ -382,7 +387,8 @@ def trainer(s: Settings, out: Translation, *, prompts: int, rows: int | None, tr
     if {"wandb", "trackio"} & set(known):
         out.take_given("tracking.project", project)
     elif project.is_given:
-        out.has_none(project.origin, "a project name is for wandb and trackio only.")
+        out.has_none(project.origin, "a project name is for wandb and trackio only.", Weight.MINOR)
     others = [name for name in loggers.value if name not in (*known, "console")]
     if others:
-        out.has_none(loggers.origin, f"no tracker {', '.join(others)}; there are tensorboard, wandb, trackio.")
+        why = f"no tracker {', '.join(others)}; there are tensorboard, wandb, trackio."
+        out.has_none(loggers.origin, why, Weight.MINOR)
