@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping
 
 
-def suggest(*words: object) -> str:
+def dapo_command(*words: object) -> str:
     """`dapo` with these words, each quoted where a shell would read it otherwise. FILE and DIR are the reader's."""
     return shlex.join(["dapo", *map(str, words)])
 
 
 def set_options(keys: Mapping[str, object]) -> list[str]:
-    """These keys as words for `suggest`."""
+    """These keys as words for `dapo_command`."""
     return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]

@@ -100,7 +100,10 @@ def test_a_torn_checkpoint_is_passed_over_by_name(toy_runs: Path, tmp_path: Path
         newest.write_bytes(whole)
     assert exported.step == 1
     assert "step-000002/state.json" in exported.skipped[0]
-    assert "after: step 1 of 1" in (tmp_path / "out" / "README.md").read_text().lower()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "1 steps of the 2 planned" in card
+    assert re.search(r"avg@2 \|.*\| 1 \|\n", card)  # the scores are of this model's step
+    assert "not its own" not in card
 
 
 def test_what_cannot_be_exported_is_refused(toy_runs: Path, tmp_path: Path):

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dapo.cli.console import Pipe
 from dapo.cli.data_probe import probe_command
-from dapo.commands import set_options, suggest
+from dapo.commands import dapo_command, set_options
 from dapo.data.chat_server import ChatServer
 from dapo.data.check import Report, check
 from dapo.data.contamination import SHARE, looked_for
@@ -253,4 +253,4 @@ def show_prepared(prepared: Prepared, resemblance: str) -> None:
         typer.echo(f"  Looked for: {resemblance}.")
         evaluation = json.dumps([str(prepared.held_out)], ensure_ascii=False)
         keys = {"data.train": prepared.out, "data.eval": evaluation}
-        typer.echo(f"Train: {suggest('train', 'RECIPE', *set_options(keys))}")
+        typer.echo(f"Train: {dapo_command('train', 'RECIPE', *set_options(keys))}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dapo.commands import suggest
+from dapo.commands import dapo_command
 from dapo.config.peers.settings import Remark, Translation
 from dapo.config.peers.translate import PEERS, check, recipe_text, translate
 from dapo.errors import ConfigError, DiskError
@@ -56,7 +56,7 @@ def command(
         typer.echo(f"{title}:", err=True)
         for remark in remarks:
             typer.echo(f"  {remark.setting}: {remark.why}", err=True)
-    typer.echo(f"{out}: {len(found.keys)} keys from {found.peer}. Next: {suggest('explain', out)}")
+    typer.echo(f"{out}: {len(found.keys)} keys from {found.peer}. Next: {dapo_command('explain', out)}")
 
 
 def as_data(found: Translation, text: str, out: Path | None) -> dict[str, object]:

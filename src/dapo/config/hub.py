@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
+from pathlib import Path
 
 TIMEOUT_S = 5.0
 
@@ -16,12 +17,26 @@ def is_hub_name(path: str) -> bool:
 
 def is_cached(name: str, revision: str | None) -> bool:
     """Does the cache know this model? Not whether it has all of its files."""
+    return cached_file(name, "config.json", revision=revision) is not None
+
+
+def cached_file(name: str, file: str, *, revision: str | None) -> Path | None:
+    """A file of a hub model where the cache has it; nothing is fetched."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+        found = try_to_load_from_cache(name, file, revision=revision)
     except ValueError:  # no name that the hub could have
-        return False
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def model_file(path: str, file: str, *, revision: str | None = None) -> Path | None:
+    """A file of a model: of its folder, or of the cache where `path` is a name of the hub; nothing is fetched."""
+    if is_hub_name(path):
+        return cached_file(path, file, revision=revision)
+    found = Path(path) / file
+    return found if os.path.isfile(found) else None
 
 
 @cache

@@ -1,0 +1,71 @@
+"""What a run starts from: the base model's name and licence, as far as its own files tell; nothing is fetched."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dapo.config.hub import is_hub_name, model_file
+from dapo.config.model_shapes import EMBEDDED
+
+NAME = re.compile(r"[A-Za-z0-9][\w.+/-]{0,199}")
+CARD_CHARS = 1 << 16  # of a card that are looked at; the front matter stands at its head
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """`hub_name`: of the base itself, or of what its card says it was made from. Empty: not known."""
+
+    path: str
+    in_words: str
+    hub_name: str = ""
+    licence: str = ""
+    licence_from: str = ""
+    has_own_terms: bool = False  # none of the hub's list of licences: `license: other` with a name
+
+    @property
+    def licence_in_words(self) -> str:
+        if self.licence:
+            return f"{self.licence} ({self.licence_from})"
+        return "unknown: no card of it was found on the machine that exported; look it up before you publish"
+
+
+def base_model_of(path: str, revision: str | None) -> BaseModel:
+    """What config `model.path` names, with what the card in its folder or in the cache of the hub says of it."""
+    if path == EMBEDDED:
+        return BaseModel(path, "the toy model that ships with dapo", "", "apache-2.0", "dapo's own licence")
+    card = front_matter_of(model_file(path, "README.md", revision=revision))
+    own_terms, licence = only_text(card.get("license_name")), only_text(card.get("license"))
+    licence = own_terms or ("" if licence in ("unknown", "other") else licence)
+    if is_hub_name(path):
+        in_words, hub_name = f"`{path}`{f' at `{revision}`' if revision else ''} of the hub", path
+    else:
+        hub_name = only_text(card.get("base_model"))
+        made_from = f", made from `{hub_name}`" if hub_name else "; what it was made from is unknown"
+        in_words = f"the local folder `{Path(path).name}`{made_from}"
+    return BaseModel(path, in_words, hub_name, licence, "as its own card says", bool(own_terms))
+
+
+def front_matter_of(card: Path | None) -> dict[str, Any]:
+    """The YAML at the head of a model card; empty where there is none that can be read."""
+    if card is None:
+        return {}
+    try:
+        with card.open(encoding="utf-8") as file:
+            text = file.read(CARD_CHARS)
+        if not text.startswith("---\n"):
+            return {}
+        found = yaml.safe_load(text[4:].partition("\n---")[0])
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def only_text(value: object) -> str:
+    """The first of one or several names; what is no name may not get into a card of ours."""
+    first = value[0] if isinstance(value, list) and value else value
+    return first if isinstance(first, str) and NAME.fullmatch(first) else ""
