@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -14,3 +15,8 @@ def dapo_command(*words: object) -> str:
 def set_options(keys: Mapping[str, object]) -> list[str]:
     """These keys as words for `dapo_command`."""
     return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+
+
+def name_run(text: str, folder: object) -> str:
+    """A message that speaks of RUN, with the run it is about."""
+    return re.sub(r"\bRUN\b", lambda _: shlex.quote(str(folder)), text)

@@ -25,6 +25,7 @@ def command(
     dapo resume runs/first --set train.steps=200
     """
     from dapo.cli.doctor import print_verdict
+    from dapo.cli.run_messages import errors_name, say_end
     from dapo.cli.watch_terminal import terminal_observer
     from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
@@ -38,7 +39,11 @@ def command(
         command = ["-m", "dapo", *sys.argv[1:]]
         supervise(config.cluster, lambda: command, folder.absolute(), on_gpus=config.model.device != "cpu")
         return
-    with open_world(config.cluster) as world, terminal_observer(is_shown=world.is_first) as view:
+    with (
+        errors_name(folder),
+        open_world(config.cluster) as world,
+        terminal_observer(is_shown=world.is_first) as view,
+    ):
         run = resume_run(folder, changes, [view], world=world)
         try:
             train(run)
@@ -46,5 +51,5 @@ def command(
             run.close()
     if not world.is_first:
         raise typer.Exit
-    typer.echo(f"{'Done' if run.is_complete else 'Stopped'} after step {run.step}: {folder}")
+    say_end(run, folder)
     print_verdict(folder)

@@ -29,8 +29,9 @@ def command(
 
 
 def run_to_end(resolved: Resolved, out: Path | None) -> Path:
-    """Start a run and train it; say where it is and how to go on."""
+    """Start a run and train it; say where it is and how to resume it."""
     from dapo.cli.doctor import print_verdict
+    from dapo.cli.run_messages import errors_name, say_end
     from dapo.cli.watch_terminal import terminal_observer
     from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
@@ -41,20 +42,15 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     with open_world(resolved.config.cluster) as world, terminal_observer(is_shown=world.is_first) as view:
         now = time.strftime("%Y%m%d-%H%M%S")
         folder = Path(world.from_first(str(out or Path("runs") / f"{resolved.name}-{now}")))
-        run = start_run(resolved, folder, [view], world=world)
-        try:
-            train(run)
-        finally:
-            run.close()
+        with errors_name(folder):
+            run = start_run(resolved, folder, [view], world=world)
+            try:
+                train(run)
+            finally:
+                run.close()
     if not world.is_first:
         raise typer.Exit
-    if not run.is_complete:
-        typer.echo(f"Stopped after step {run.step} of {run.config.train.steps}. Go on: dapo resume {folder}")
-    else:
-        typer.echo(
-            f"Done: {run.step} steps. Evaluate: dapo eval --model {folder} --data FILE. "
-            f"Export: dapo export {folder} --out DIR"
-        )
+    say_end(run, folder)
     print_verdict(folder)
     return folder
 

@@ -16,6 +16,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from dapo.commands import dapo_command
 from dapo.config.checks import check_combinations, unused_keys
 from dapo.config.machine import gpu_memory_gib
 from dapo.config.schema import PRESET_KEYS, Config
@@ -86,7 +87,8 @@ def find_recipe(recipe: str) -> Path:
     if is_run(recipe):
         raise ConfigError(
             f"{recipe}: is the folder of a run, not a recipe.",
-            remedy=f"Go on with the run: dapo resume {recipe}\nIts recipe, for a new run: {path / 'config.toml'}",
+            remedy=f"Resume the run: {dapo_command('resume', recipe)}\n"
+            f"Its recipe, for a new run: {dapo_command('train', path / 'config.toml')}",
         )
     if path.suffix == ".toml" or "/" in recipe:
         if os.path.isdir(path):
@@ -100,7 +102,7 @@ def find_recipe(recipe: str) -> Path:
     if recipe in preset_names():
         raise ConfigError(
             f"{recipe}: is a preset (an algorithm), not a recipe (model, data and sizes).",
-            remedy=f"For this machine: dapo explain {nearest_recipe()} --set preset={recipe}",
+            remedy=f"For this machine: {dapo_command('explain', nearest_recipe(), '--set', f'preset={recipe}')}",
         )
     raise ConfigError(f"{recipe}: no such recipe.", remedy=suggest(recipe, recipe_names()))
 

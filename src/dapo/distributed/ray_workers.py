@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from dapo.commands import dapo_command
 from dapo.config.schema import ClusterConfig
 from dapo.errors import ConfigError, EngineError
 
@@ -147,7 +148,7 @@ def supervise(cluster: ClusterConfig, command_for: Callable[[], list[str]], fold
             if not was_killed or asked or restarts > MAX_RESTARTS:
                 raise EngineError(
                     f"cluster.backend = ray: {why(ranks)}.",
-                    remedy=f"Its log is above it in {ranks.logs[0].parent}. Go on: dapo resume {folder}",
+                    remedy=f"Its log is above it in {ranks.logs[0].parent}. Resume: {dapo_command('resume', folder)}",
                 )
             print(f"Starting again from the newest checkpoint ({newest or 'none yet'}).", flush=True)
     finally:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dapo.commands import dapo_command
 from dapo.errors import DataError
 from dapo.report import differences
 from dapo.report.answers import answer_all, flips_of
@@ -38,7 +38,6 @@ def run_data(examined: Examined, place: str) -> dict[str, Any]:
     run = examined.run
     flips = flips_of(run) if run.eval_problems else []
     evaluations = [trimmed(line) for line in run.evaluations]
-    folder = shlex.quote(str(run.folder))
     return {
         "name": run.folder.resolve().name,
         "folder": str(run.folder),
@@ -52,10 +51,10 @@ def run_data(examined: Examined, place: str) -> dict[str, Any]:
         "data": str(run.key("data", "train", default="?")),
         "verifier": str(run.key("rewards", "verifier", default="?")),
         "commands": [
-            ["go on", f"dapo resume {folder}"],
-            ["evaluate", f"dapo eval --model {folder} --data FILE --k 32"],
-            ["export", f"dapo export {folder} --out DIR"],
-            ["watch", f"dapo watch {folder}"],
+            ["resume", dapo_command("resume", run.folder)],
+            ["evaluate", dapo_command("eval", "--model", run.folder, "--data", "FILE", "--k", 32)],
+            ["export", dapo_command("export", run.folder, "--out", "DIR")],
+            ["watch", dapo_command("watch", run.folder)],
         ],
         "config": flat(run.config),
         "verdict": verdict(examined.findings, run),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dapo.commands import dapo_command
 from dapo.report.findings import WARNING, Finding, Visit
 from dapo.report.load import RunRecord
 
@@ -120,7 +121,8 @@ def reward_hacking(v: Visit) -> Iterator[Finding]:
             WARNING,
             "Accuracy rises while the working disappears",
             f"Accuracy {rise:+.3f}; {numbers}.",
-            "Read the responses; audit the verdicts (dapo verify --audit RUN); can answers be guessed from prompts?",
+            f"Read the responses; audit the verdicts ({dapo_command('verify', '--audit', v.run.folder)}); can answers "
+            "be guessed from prompts?",
             v.whole,
             ("accuracy", "length/mean"),
         )
@@ -137,7 +139,8 @@ def reward_hacking(v: Visit) -> Iterator[Finding]:
                     "One answer dominates",
                     f"{share:.0%} of the responses of step {step} answer {answer!r}; it is the reference of "
                     f"{expected:.0%} of their problems.",
-                    "Read those responses; audit the verdicts (dapo verify --audit RUN): is it accepted wrongly?",
+                    f"Read those responses; audit the verdicts ({dapo_command('verify', '--audit', v.run.folder)}): is "
+                    "it accepted wrongly?",
                     (step, step),
                     ("accuracy",),
                 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dapo.commands import dapo_command
 from dapo.report.findings import NOTE, SEVERE, WARNING, Finding, Thresholds, Visit
 from dapo.report.load import RunRecord, is_number
 
@@ -160,7 +161,8 @@ def checkpoints(v: Visit) -> Iterator[Finding]:
             WARNING,
             "Checkpoints are rare",
             f"{kept}: a crash costs up to {minutes:.0f} minutes of work.",
-            f"dapo resume RUN --set checkpoint.every_steps={advised} writes one about every half hour.",
+            f"{dapo_command('resume', v.run.folder, '--set', f'checkpoint.every_steps={advised}')} writes one about "
+            "every half hour.",
             v.whole,
             ("timing.step_s",),
         )
@@ -188,6 +190,6 @@ def stopped(v: Visit) -> Iterator[Finding]:
             NOTE,
             "The run has stopped before its end",
             f"{v.run.steps} of {v.run.wanted_steps} steps; nothing was written for {v.run.silent_s / 60:.0f} minutes.",
-            f"dapo resume {v.run.folder}",
+            dapo_command("resume", v.run.folder),
             (v.run.steps, v.run.steps),
         )

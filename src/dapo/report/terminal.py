@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from dapo.commands import dapo_command
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
@@ -78,7 +79,8 @@ def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:
         if problem is None or any(str(name).startswith(problem) for name in problem_ids(path)):
             return path
     raise DataError(
-        f"--problem {problem}: no recorded step has it.", remedy=f"List them: dapo report {run.folder} --terminal"
+        f"--problem {problem}: no recorded step has it.",
+        remedy=f"List them: {dapo_command('report', run.folder, '--terminal')}",
     )
 
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from dapo.commands import dapo_command
 from dapo.errors import ConfigError
 
 _claimed: dict[Path, int] = {}  # folder -> its open handle; a process may go on with a run of its own
@@ -23,7 +24,7 @@ def claim(folder: Path) -> None:
         os.close(handle)
         raise ConfigError(
             f"{folder}: another process is training this run.",
-            remedy=f"Look on: dapo watch {folder}. Or end that process, and go on with the run then.",
+            remedy=f"Watch it: {dapo_command('watch', folder)}\nOr end that process, and resume the run then.",
         ) from None
     except OSError:  # a file system without locks: as before
         os.close(handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dapo.commands import dapo_command
 from dapo.config.load import Resolved, to_toml
 from dapo.config.model_shapes import model_location
 from dapo.distributed.world import ALONE, World
@@ -31,7 +32,7 @@ def refuse_existing(folder: Path) -> None:
             raise ConfigError(f"--out {folder}: exists already, and is no run.", remedy="Name a new folder.")
         raise ConfigError(
             f"--out {folder}: exists already.",
-            remedy=f"Name another folder; or go on with that run: dapo resume {folder}",
+            remedy=f"Name another folder; or resume that run: {dapo_command('resume', folder)}",
         )
 
 

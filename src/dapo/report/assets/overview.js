@@ -19,7 +19,7 @@ const overview = {
       n === 1 ? el("div", { class: "answers" }, ...run.answers.map((answer) => overview.answer(answer, run))) : null,
       overview.findings(run),
       el("details", { class: "commands" },
-        el("summary", {}, "Commands: go on, evaluate, export"),
+        el("summary", {}, "Commands: resume, evaluate, export"),
         ...run.commands.map(([name, text]) => el("div", { class: "row" }, el("span", { class: "label" }, name), commandLine(text)))),
     );
   },
