@@ -40,7 +40,8 @@ def test_the_published_run_spends_about_70_percent_of_its_time_in_rollouts():
     scale = largest_scale(PUBLISHED, 128 // 4)
     time = step_time(PUBLISHED, chosen, rates, gpus=128, mean_tokens=MEAN, scale=scale)
     assert time.rollout_share == pytest.approx(0.7, abs=0.1)
-    assert time.gpu_hours(128, 10) == pytest.approx(128 * 10 * time.step_s / 3600)
+    assert time.hours(10) == pytest.approx(10 * time.step_s / 3600)
+    assert time.gpu_hours(128, 10) == pytest.approx(128 * time.hours(10))
 
 
 @pytest.mark.parametrize(("model", "tokens_per_s"), [("1.5b", 29_000), ("7b", 27_000)])
@@ -94,6 +95,7 @@ def test_explain_shows_the_plan():
     assert chosen["step_s"] == pytest.approx(chosen["rollout_s"] + chosen["training_s"], abs=0.2)
     assert chosen["rollout_share"] == pytest.approx(chosen["rollout_s"] / chosen["step_s"], abs=0.01)
     assert 0 <= chosen["idle_share_of_rollout"] < 1
+    assert chosen["hours"] == pytest.approx(chosen["gpu_hours"] / 8, abs=0.2)
 
 
 def test_what_belongs_to_a_cluster_needs_one():

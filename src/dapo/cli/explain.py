@@ -20,7 +20,7 @@ from dapo.config.cluster_plan import SHEET
 from dapo.config.load import flatten, load_recipe_or_run, suggest
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
 from dapo.config.model_shapes import shape_of
-from dapo.config.plan import memory_of, parts_of, work_of
+from dapo.config.plan import concurrency_of, memory_of, parts_of, work_of
 from dapo.config.schema import TrainConfig
 from dapo.errors import ConfigError
 
@@ -84,12 +84,12 @@ def plan_of(resolved: Resolved, gpu: str | None, gpus: int | None) -> dict[str, 
     """Everything `explain` knows of one recipe, as plain data."""
     config = resolved.config
     device, device_gib = device_for(gpu)
-    shape = shape_of(config.model.path)
+    shape = shape_of(config.model.path, config.model.revision)
     memory = None
     if shape is not None:
         n_gpus = gpus or config.cluster.gpus
         estimate = memory_of(config, shape, is_cuda=device != "cpu", gpus=n_gpus)
-        limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+        at_once = concurrency_of(config, estimate, device_gib=device_gib, gpus=n_gpus)
         memory = {
             "device": device,
             "device_gib": round(device_gib, 1),
@@ -98,7 +98,9 @@ def plan_of(resolved: Resolved, gpu: str | None, gpus: int | None) -> dict[str, 
             "parts_gib": {part: round(size / GIB, 2) for part, size in estimate.parts.items()},
             "fixed_gib": round(estimate.fixed / GIB, 2),
             "kv_mib_per_1000_tokens": round(estimate.kv_bytes_per_token * 1000 / 2**20, 2),
-            "full_length_responses_at_once": estimate.full_length_responses(device_gib, limit),
+            "full_length_responses_at_once": at_once.at_full_length,
+            "allowed_responses_at_once": at_once.allowed,
+            "replicas": at_once.replicas,
         }
     return {
         "name": resolved.name,
@@ -163,18 +165,42 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
 
 def print_memory(console: Console, config: Config, memory: dict[str, Any] | None) -> None:
     if memory is None:
-        console.print(f"Memory: the shape of {escape(config.model.path)} is not known here (no config.json).\n")
+        path = escape(config.model.path)
+        console.print(
+            f"Memory: the shape of {path} is not known: no config.json of a dense decoder in such a folder or in the "
+            f"Hugging Face cache. Of a hub model: hf download {path} config.json\n"
+        )
         return
     rows = [(part, f"{size:,.2f} GiB") for part, size in memory["parts_gib"].items()]
-    fits = memory["full_length_responses_at_once"]
-    limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
     rows.append(("sum", f"{memory['fixed_gib']:,.2f} of {memory['device_gib']:g} GiB"))
     rows.append(("KV cache", f"{memory['kv_mib_per_1000_tokens']:,.2f} MiB per 1,000 tokens"))
-    verdict = f"{fits:,} responses of {limit:,} tokens at once" if fits else "[bold]does not fit[/bold]"
-    rows.append(("the rest holds", verdict))
+    rows += at_once_in_words(config, memory)
     each = f" on each of {memory['gpus']}" if memory["gpus"] > 1 else ""
     title = f"Memory, estimated{each} ({memory['device']}, {memory['parameters'] / 1e9:,.3g} B parameters)"
     print_table(console, title, rows, escaped=False)
+
+
+def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, str]]:
+    """What bounds the number of responses generated at once, and which of the bounds is the one that counts."""
+    fits, allowed, replicas = (
+        memory[key] for key in ("full_length_responses_at_once", "allowed_responses_at_once", "replicas")
+    )
+    if not fits:
+        return [("responses at once", "[bold]does not fit[/bold]")]
+    limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+    shared = f" / {replicas:,} replicas = {allowed:,} each" if replicas > 1 else ""
+    setting = f"rollout.max_concurrent_responses = {config.rollout.max_concurrent_responses:,}{shared}"
+    if fits >= allowed:
+        verdict = f"{allowed:,}: {setting}, and memory would hold {fits:,} of full length ({limit:,} tokens)"
+    else:
+        verdict = (
+            f"{fits:,} to {allowed:,}: memory holds {fits:,} of full length ({limit:,} tokens), more while they are "
+            f"shorter, up to {setting}"
+        )
+    per_step = config.responses_per_step
+    rounds = -(-per_step // min(per_step, allowed * replicas))
+    step = f"{per_step:,}, in {rounds} rounds or more" if rounds > 1 else f"{per_step:,}"
+    return [("responses at once", verdict), ("responses of a step", step)]
 
 
 def learning_rate_in_words(train: TrainConfig) -> str:

@@ -21,7 +21,7 @@ def cluster_of(config: Config, card: str, gpus: int, mean_tokens: int | None, sc
     """Layouts that fit, the step by phase in the chosen one, and the run's GPU-hours; None for an unknown shape."""
     from dapo.sampling.scaling import largest_scale, step_time
 
-    shape = shape_of(config.model.path)
+    shape = shape_of(config.model.path, config.model.revision)
     if shape is None:
         return None
     mean = float(mean_tokens or MEAN_SHARE * config.limits.max_response_tokens)
@@ -47,7 +47,11 @@ def cluster_of(config: Config, card: str, gpus: int, mean_tokens: int | None, sc
         "rollout_share": round(time.rollout_share, 3),
         "idle_share_of_rollout": round(time.idle_share, 3),
         "wasted_share_of_tokens": round(time.wasted_share, 3),
+        "hours": round(time.hours(config.train.steps), 1),
         "gpu_hours": round(time.gpu_hours(gpus, config.train.steps)),
+        "steps": config.train.steps,
+        "replicas": gpus // chosen.tensor_parallel,
+        "max_concurrent_responses": config.rollout.max_concurrent_responses,
         "simulated_at_one_of": scale,
     }
     if scaling:
@@ -59,7 +63,7 @@ def scaling_table(config: Config, card: str, mean: float) -> list[dict[str, Any]
     """The same step on more and more cards, in the layout chosen for each number; the fill at its full size."""
     from dapo.sampling.scaling import step_time
 
-    shape = shape_of(config.model.path)
+    shape = shape_of(config.model.path, config.model.revision)
     assert shape is not None, "a plan was made for it"
     rows = []
     for gpus in CARDS:
@@ -119,7 +123,12 @@ def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
         ("updates", f"{chosen['training_s']:,.0f} s"),
         ("idle in rollouts", f"{100 * chosen['idle_share_of_rollout']:.0f} % (waiting for the longest responses)"),
         ("wasted tokens", f"{100 * chosen['wasted_share_of_tokens']:.0f} % (not trained on)"),
-        ("the run", f"{chosen['gpu_hours']:,} GPU-hours"),
+        ("responses at once", at_once_in_words(chosen)),
+        (
+            "the run",
+            f"{chosen['hours']:,} hours of wall-clock time ({chosen['steps']:,} steps of {chosen['step_s']:,.0f} s) on "
+            f"{plan['gpus']} GPUs = {chosen['gpu_hours']:,} GPU-hours, without evaluation",
+        ),
     ]
     print_table(console, "A step in it", rows)
     if plan.get("scaling"):
@@ -128,6 +137,22 @@ def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
         for row in plan["scaling"]:
             table.add_row(*(str(row[name]) for name in names))
         console.print(table)
+
+
+def at_once_in_words(chosen: dict[str, Any]) -> str:
+    """What the step was reckoned with, and whether the recipe's own limit lets the run do the same."""
+    seats, replicas, limit = chosen["seats"], chosen["replicas"], chosen["max_concurrent_responses"]
+    total, allowed = seats * replicas, -(-limit // replicas)
+    counted, setting = (
+        f"{seats:,} per replica x {replicas:,} = {total:,}",
+        f"rollout.max_concurrent_responses = {limit:,}",
+    )
+    if seats == allowed:
+        return f"{counted}, by {setting}; memory would hold as many or more"
+    counted += ", as many as memory holds at the mean length"
+    if seats < allowed:
+        return f"{counted}; {setting} allows more"
+    return f"{counted}. {setting} allows {allowed:,} per replica: set it to {total:,}, or a step takes longer than this"
 
 
 def write_plot(path: Path, recipe: str, cluster: dict[str, Any] | None) -> None:

@@ -129,8 +129,11 @@ class StepTime:
     def rollout_share(self) -> float:
         return self.rollout_s / self.step_s
 
+    def hours(self, steps: int) -> float:
+        return steps * self.step_s / 3600
+
     def gpu_hours(self, gpus: int, steps: int) -> float:
-        return gpus * steps * self.step_s / 3600
+        return gpus * self.hours(steps)
 
 
 def training_seconds(config: Config, rates: Rates, *, gpus: int, trained_tokens: float) -> float:

@@ -6,7 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+from dapo.config.hub import is_hub_name, model_file
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of a mixture, whose sizes mean something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,13 @@ def model_location(path: str) -> str:
 
 def config_of(path: str) -> dict[str, Any] | None:
     """The config.json of a model folder; None where there is none that can be read."""
+    return read_config(Path(model_location(path)) / "config.json")
+
+
+def read_config(file: Path) -> dict[str, Any] | None:
     try:
-        config = json.loads((Path(model_location(path)) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
 
@@ -115,28 +123,41 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     return max(positions, int(factor * (stretch.get("original_max_position_embeddings") or positions)))
 
 
-def shape_of(path: str) -> ModelShape | None:
-    """The shape of a model folder or of a common hub name (-Instruct, -Math, -Coder variants too); None if unknown."""
+def shape_of(path: str, revision: str | None = None) -> ModelShape | None:
+    """The shape of a model folder, of a common hub name (-Instruct, -Math, -Coder variants too) or of a hub model in
+    the cache; None if unknown. Nothing is fetched."""
     config = config_of(path)
     if config is not None:
         return shape_from_config(config)
     name = path.lower().removesuffix("-instruct").replace("2.5-math-", "2.5-").replace("2.5-coder-", "2.5-")
-    return KNOWN.get(name)
+    if name in KNOWN:
+        return KNOWN[name]
+    file = model_file(path, "config.json", revision=revision) if is_hub_name(path) else None
+    config = read_config(file) if file is not None else None
+    return shape_from_config(config) if config is not None else None
 
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape | None:
+    """None where it is no Llama-like decoder of which all layers are alike and every weight is read for every token."""
+    text = config.get("text_config")
+    config = text if isinstance(text, dict) else config
     wanted = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-    if any(key not in config for key in wanted):
+    if not all(is_count(config.get(key)) for key in wanted) or any(config.get(key) for key in EXPERTS):
         return None
     heads = config["num_attention_heads"]
+    kv_heads, head_size = config.get("num_key_value_heads"), config.get("head_dim")
     return ModelShape(
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
         feed_forward=config["intermediate_size"],
         heads=heads,
-        kv_heads=config.get("num_key_value_heads", heads),
-        head_size=config.get("head_dim") or config["hidden_size"] // heads,
+        kv_heads=kv_heads if is_count(kv_heads) else heads,
+        head_size=head_size if is_count(head_size) else config["hidden_size"] // heads,
         vocabulary=config["vocab_size"],
         is_tied=bool(config.get("tie_word_embeddings", False)),
         has_qkv_bias=str(config.get("model_type", "")).startswith("qwen2"),
     )
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value > 0

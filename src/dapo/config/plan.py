@@ -137,6 +137,30 @@ class Memory:
         return max(0, int((0.9 * device_gib * GIB - self.fixed) // (self.kv_bytes_per_token * tokens)))
 
 
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """How many responses one copy of the model generates at once, by each of the things that bound it."""
+
+    replicas: int  # copies of the model that generate
+    allowed: int  # by rollout.max_concurrent_responses, which is shared by all replicas
+    at_full_length: int  # that memory holds when every one of them is at the limit
+
+    @property
+    def is_bound_by_memory(self) -> bool:
+        """Whether responses may have to wait for memory: not at once, but where many of them get long."""
+        return self.at_full_length < self.allowed
+
+
+def concurrency_of(config: Config, memory: Memory, *, device_gib: float, gpus: int) -> Concurrency:
+    replicas = max(1, gpus // config.rollout.tensor_parallel)
+    limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+    return Concurrency(
+        replicas=replicas,
+        allowed=-(-config.rollout.max_concurrent_responses // replicas),
+        at_full_length=memory.full_length_responses(device_gib, limit),
+    )
+
+
 def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) -> Memory:
     """An estimate from the shape, by the rules named in the code; sharded parts are divided by `gpus`."""
     weight = {"bfloat16": 2, "float32": 4, "float64": 8, "auto": 2 if is_cuda else 4}[config.model.dtype]
