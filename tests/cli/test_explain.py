@@ -36,7 +36,7 @@ def test_memory_bounds_where_the_setting_allows_more():
 
 
 def test_the_setting_is_shared_by_all_replicas():
-    memory, said = words("rollout.max_concurrent_responses=100", "cluster.gpus=4", gpus=4)
+    memory, said = words("rollout.max_concurrent_responses=100", gpus=4)
     assert (memory["replicas"], memory["allowed_responses_at_once"]) == (4, 25)
     assert "100 / 4 replicas = 25 each" in said["responses at once"]
 

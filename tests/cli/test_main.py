@@ -1,11 +1,10 @@
-"""The command line as a user meets it: a real process, its exit code, what it prints and how fast."""
+"""The command line as a user meets it: a real process, its exit code, what it prints and what it loads."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -17,19 +16,70 @@ from dapo.algorithms.aggregate import token_mean
 from dapo.config.load import find_recipe, load_recipe, to_toml
 
 
+def modules_after(*arguments: str, **environment: str) -> tuple[str, set[str]]:
+    """What a command prints, and every module that it has loaded when it is done."""
+    code = (
+        "import sys\nfrom dapo.__main__ import main\n"
+        "sys.argv = ['dapo', *sys.argv[1:]]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "print('\\n'.join(['', 'MODULES', *sys.modules]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | environment,
+    )
+    printed, _, modules = done.stdout.partition("\nMODULES\n")
+    return printed, set(modules.split())
+
+
+HEAVY = {"torch", "transformers", "numpy", "pydantic", "pyarrow", "datasets", "huggingface_hub", "rich", "yaml"}
+
+
 def test_help_lists_the_verbs_at_once():
-    start = time.perf_counter()
-    shown = dapo("--help")
-    first = time.perf_counter() - start
-    again = [first]
-    for _ in range(4):
-        start = time.perf_counter()
-        dapo("--help")
-        again.append(time.perf_counter() - start)
-    assert shown.returncode == 0
-    assert "explain" in shown.stdout
-    assert "selfcheck" in shown.stdout
-    assert min(again) < 0.4  # the best of five: what it costs, not what else the machine is doing
+    """Quick because nothing is loaded for it: no library but the command line's, no verb, a few hundred modules."""
+    printed, modules = modules_after("--help")
+    assert "explain" in printed
+    assert "selfcheck" in printed
+    assert not HEAVY & modules
+    assert {name for name in modules if name.startswith("dapo.")} == {
+        "dapo.__main__", "dapo.cli", "dapo.cli.main", "dapo.errors",
+    }  # fmt: skip
+    assert len(modules) < 400  # 150 of them; torch alone brings 1,500
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "expected"),
+    [
+        ("dapo tr", 1, ["train"]),
+        ("dapo import", 1, ["import-config"]),
+        ("dapo train --s", 2, ["--set"]),  # the verb's own options, for which it is loaded
+        ("dapo data pre", 2, ["prepare"]),
+    ],
+)
+def test_bash_completes_verbs_and_options_without_loading_torch(words: str, at: int, expected: list[str]):
+    request = {"_DAPO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+    printed, modules = modules_after(**request)
+    assert printed.split() == expected
+    assert not {"torch", "transformers"} & modules
+
+
+def test_other_shells_complete_a_verbs_options():
+    request = {"_DAPO_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "dapo resume --s"}
+    assert '"--set"' in modules_after(**request)[0]
+
+
+def test_completion_is_installed_for_bash(tmp_path: Path):
+    home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    script, _ = modules_after("--show-completion", "bash", **home)
+    assert "complete -o default -F _dapo_completion dapo" in script
+    printed, _ = modules_after("--install-completion", "bash", **home)
+    assert "bash completion installed" in printed
+    installed = tmp_path / ".bash_completions" / "dapo.sh"
+    assert installed.read_text().strip() == script.strip()
+    assert str(installed) in (tmp_path / ".bashrc").read_text()
 
 
 def test_help_fits_eighty_columns_without_cutting_a_summary(monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ import typer
 from dapo import __version__
 from dapo.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, DapoError, DiskError, out_of_memory
 
+COMPLETION = "_DAPO_COMPLETE"  # set by a shell that asks for completions
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         try:
-            build_app(verb_in(arguments))(args=arguments, prog_name="dapo")
+            build_app(verb_in(being_completed() or arguments))(args=arguments, prog_name="dapo")
         except SystemExit:
             flush_output()  # here, where a failure can be told
             raise
@@ -97,7 +98,6 @@ def build_app(wanted: str | None) -> typer.Typer:
     """All verbs by name and summary; only the wanted one with its real code and options."""
     app = typer.Typer(
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -119,6 +119,16 @@ def build_app(wanted: str | None) -> typer.Typer:
 
 def verb_in(arguments: list[str]) -> str | None:
     return next((argument for argument in arguments if not argument.startswith("-")), None)
+
+
+def being_completed() -> list[str]:
+    """The words that a shell asks to complete, without `dapo`: their verb is the one to load, for its options.
+
+    bash hands them over in one variable, the other shells in another; both are typer's.
+    """
+    if COMPLETION not in os.environ:
+        return []
+    return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
 def print_version(wanted: bool) -> None:
