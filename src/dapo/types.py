@@ -26,7 +26,7 @@ class Verdict(StrEnum):
     CORRECT = "CORRECT"
     WRONG = "WRONG"
     UNPARSEABLE = "UNPARSEABLE"  # no final answer could be found or read in the response
-    TIMEOUT = "TIMEOUT"  # judging it exceeded its own time limit (queue time does not count)
+    TIMEOUT = "TIMEOUT"  # judging it used up its CPU time, or slept too long (waiting in the queue does not count)
     CRASH = "CRASH"  # the verifier raised, died or ran out of memory on it
 
 
@@ -59,13 +59,13 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict with its evidence: what was extracted, what it was compared with, and how long that took."""
+    """A verdict with its evidence: what was extracted, what it was compared with, and how much work that took."""
 
     verdict: Verdict
     value: float  # raw reward before shaping: +1 / −1 for rule-based verifiers (DAPO eq. 7)
     extracted: str | None = None
     reference: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # CPU time of a worker and its children; by the clock where it slept too long or died
     message: str = ""  # why, for everything but CORRECT and WRONG
     graded: bool = False  # True when `value` alone decides (Score.correct was None)
 

@@ -16,7 +16,8 @@ import pytest
 
 from dapo import rewards
 from dapo.errors import ConfigError
-from dapo.rewards import VerifierPool
+from dapo.rewards import VerifierPool, limits, workers
+from dapo.rewards.limits import Limits
 from dapo.rewards.workers import WorkerPool
 from dapo.types import Score, StopReason, Verdict
 
@@ -44,6 +45,32 @@ HERE = f"{__name__}"
 # Reward functions of a user, imported by the workers.
 def sleepy(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
     time.sleep(float(response))
+    return Score(1.0, True)
+
+
+def busy(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
+    """Works for that many seconds of CPU time, however long they take."""
+    end = time.process_time() + float(response)
+    while time.process_time() < end:
+        pass
+    return Score(1.0, True)
+
+
+def forking(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
+    """One child after the other; each works a little and is waited for."""
+    while True:
+        child = os.fork()
+        if child == 0:
+            busy("0.03", "", {})
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def delegating(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
+    """Children in sessions of their own do the work; their parent sleeps. Their ids go to the file `response`."""
+    children = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(2)]
+    Path(response).write_text(" ".join(str(child.pid) for child in children))
+    time.sleep(600)
     return Score(1.0, True)
 
 
@@ -153,20 +180,105 @@ def test_order_is_kept_and_tickets_are_collected_once():
 
 
 def test_a_stuck_worker_is_killed_and_its_neighbours_lose_nothing():
-    with VerifierPool(f"{HERE}:sleepy", workers=2, seconds=0.8) as pool:
+    with VerifierPool(f"{HERE}:busy", workers=2, seconds=0.4) as pool:
         pool.judge_all([("0", "")] * 2)  # workers are up
         judgements = pool.judge_all([("60", ""), ("0", ""), ("0.1", ""), ("60", ""), *[("0.05", "")] * 6])
     assert [judgement.verdict for judgement in judgements] == [
         Verdict.TIMEOUT, Verdict.CORRECT, Verdict.CORRECT, Verdict.TIMEOUT, *[Verdict.CORRECT] * 6
     ]  # fmt: skip
-    assert all(0.7 < judgements[row].seconds < 2.0 for row in (0, 3))
+    for row in (0, 3):
+        assert judgements[row].message == "stopped after 0.4 s of CPU time"
+        assert 0.4 <= judgements[row].seconds < 3  # CPU time, whatever the clock said
 
 
-def test_the_clock_starts_when_work_starts():
-    with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=0.6) as pool:
-        judgements = pool.judge_all([("0.3", "")] * 6)  # the last waits 1.5 s in the queue
-    assert [judgement.verdict for judgement in judgements] == [Verdict.CORRECT] * 6
-    assert max(judgement.seconds for judgement in judgements) < 0.6
+def test_counting_starts_when_work_starts():
+    with VerifierPool(f"{HERE}:busy", workers=1, seconds=0.4) as pool:
+        judgements = pool.judge_all([("0.2", "")] * 4)  # the last waits longer than its limit, and is not the first
+    assert [judgement.verdict for judgement in judgements] == [Verdict.CORRECT] * 4
+    assert all(0.2 <= judgement.seconds < 0.4 for judgement in judgements)
+
+
+def test_time_asleep_is_not_counted_until_the_wall_limit(monkeypatch: pytest.MonkeyPatch):
+    with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=0.1) as pool:
+        judgement = pool.judge_all([("0.5", "")])[0]
+    assert judgement.verdict is Verdict.CORRECT
+    assert judgement.seconds < 0.1
+    assert pool.limits.wall_seconds == 30
+    assert Limits(seconds=10).wall_seconds == 200
+    monkeypatch.setattr(limits, "LEAST_WALL_SECONDS", 0.3)
+    with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=0.015) as pool:
+        judgement = pool.judge_all([("600", "")])[0]
+    assert judgement.verdict is Verdict.TIMEOUT
+    assert judgement.message.startswith("stopped after 0.3 s, asleep (0")
+    assert judgement.seconds >= 0.3
+
+
+def test_without_proc_the_clock_alone_decides(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "tree_seconds", lambda _pid: None)
+    monkeypatch.setattr(limits, "LEAST_WALL_SECONDS", 0.3)
+    with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=0.01) as pool:
+        judgement = pool.judge_all([("600", "")])[0]
+    assert (judgement.verdict, judgement.message) == (Verdict.TIMEOUT, "stopped after 0.3 s, asleep")
+
+
+def test_children_gain_no_time():
+    with VerifierPool(f"{HERE}:forking", workers=1, seconds=0.3) as pool:
+        judgement = pool.judge_all([("", "")])[0]
+    assert (judgement.verdict, judgement.message) == (Verdict.TIMEOUT, "stopped after 0.3 s of CPU time")
+
+
+def test_descendants_in_other_sessions_are_counted_and_end_with_the_worker(tmp_path: Path):
+    with VerifierPool(f"{HERE}:delegating", workers=1, seconds=0.3) as pool:
+        judgement = pool.judge_all([(str(tmp_path / "pids"), "")])[0]
+    assert (judgement.verdict, judgement.message) == (Verdict.TIMEOUT, "stopped after 0.3 s of CPU time")
+    await_end([int(pid) for pid in (tmp_path / "pids").read_text().split()])
+
+
+@pytest.mark.parametrize(("function", "ended_by"), [("busy", signal.SIGPROF), ("sleepy", signal.SIGALRM)])
+def test_a_worker_that_nobody_looks_after_ends_itself(function: str, ended_by: signal.Signals):
+    settings = {"verifier": f"{HERE}:{function}", "seconds": 0.1, "wall_seconds": 0.3, "memory_mb": 4096}
+    if ended_by is signal.SIGPROF:
+        settings["wall_seconds"] = 600
+    program = f"from dapo.rewards import worker; worker._GRACE_S = 0.0; worker.main({settings!r})"
+    order = {"ticket": 0, "response": "600", "answer": "", "stop_reason": None, "meta": {}}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps(order) + "\n", text=True, stdout=subprocess.PIPE, check=False,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == -ended_by
+
+
+def test_a_worker_that_was_quicker_to_end_itself_is_a_timeout():
+    """Where nobody could look in time, or there is no /proc."""
+    with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=5) as pool:
+        pool.judge_all([("0", "")])
+        ticket = pool.submit("600", "")
+        assert pool._workers is not None
+        (worker,) = pool._workers._workers
+        while worker.look_at == float("inf"):  # until the work has started
+            time.sleep(0.01)
+        os.kill(worker.process.pid, signal.SIGPROF)  # what its own timer sends
+        judgement = pool.wait([ticket])[ticket]
+    assert (judgement.verdict, judgement.message) == (Verdict.TIMEOUT, "stopped after 5 s of CPU time")
+
+
+@pytest.mark.slow
+def test_a_busy_machine_changes_no_verdict():
+    """More endless loops than cores, each in a session of its own, for which some kernels share out cores."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+        for _ in range(8 * (os.cpu_count() or 1))
+    ]
+    try:
+        assert verdicts_of(MIXED) == EXPECTED
+        with VerifierPool(f"{HERE}:busy", workers=2, seconds=0.5) as pool:
+            judgements = pool.judge_all([("0.3", "")] * 6 + [("600", "")])
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    assert [judgement.verdict for judgement in judgements] == [*[Verdict.CORRECT] * 6, Verdict.TIMEOUT]
 
 
 def test_kill_9_of_a_worker_costs_its_own_task_only():
@@ -327,12 +439,13 @@ def test_workers_leave_with_their_parent():
     done = subprocess.run(
         [sys.executable, "-c", program], text=True, stdout=subprocess.PIPE, check=False, env=environment
     )
-    pids = [int(pid) for pid in done.stdout.split()]
+    await_end([int(pid) for pid in done.stdout.split()])
+
+
+def await_end(pids: list[int]) -> None:
     assert pids
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(is_running(pid) for pid in pids):
-        time.sleep(0.1)
-    assert not [pid for pid in pids if is_running(pid)]
+    while any(is_running(pid) for pid in pids):  # pytest's own time limit ends this
+        time.sleep(0.05)
 
 
 def is_running(pid: int) -> bool:

@@ -488,7 +488,7 @@ def test_verdicts_that_depend_on_the_clock_are_replayed_on_resume(tmp_path: Path
     slow = tmp_path / "slow"
     slow.write_text("")
     monkeypatch.setenv("TOY_SLOW_WHILE", str(slow))
-    keys = ("rewards.verifier=toy:slow_while_marked", "rewards.seconds=0.5")
+    keys = ("rewards.verifier=toy:slow_while_marked", "rewards.seconds=0.2")
     run_toy(tmp_path, "run", "train.steps=1", *keys)
     journal = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
     assert {line["judgement"]["verdict"] for line in journal} == {"TIMEOUT"}

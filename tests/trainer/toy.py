@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,8 +34,8 @@ def counts(response: str, answer: str, meta: Mapping[str, object]) -> Score:  # 
 
 def slow_while_marked(response: str, answer: str, meta: Mapping[str, object]) -> Score:
     """`contains`, but stuck on some responses while the file that the problem names exists."""
-    if len(response) % 4 == 0 and Path(str(meta["slow_while"])).exists():
-        time.sleep(60)
+    while len(response) % 4 == 0 and Path(str(meta["slow_while"])).exists():
+        pass
     return contains(response, answer, meta)
 
 

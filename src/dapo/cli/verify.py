@@ -47,7 +47,9 @@ def command(
         ),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per core, at most 8.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Time limit per response, from when its work starts.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="CPU time a response may use, child processes included.")
+    ] = None,
     memory_mb: Annotated[int | None, typer.Option(help="Memory limit per worker.")] = None,
     audit: Annotated[
         Path | None, typer.Option(help="A run folder: judge its rollouts again, list the disagreements.", metavar="RUN")

@@ -73,7 +73,7 @@ class RewardsConfig(Section):
     seconds: OptionalFloat = Field(
         None,
         gt=0,
-        description="Time one verdict may take, from when its work starts; none is the verifier's own limit.",
+        description="CPU time one verdict may use, its child processes included; none is the verifier's own limit.",
     )
     memory_mb: OptionalInt = Field(
         None, ge=256, description="Memory one verifier process may use; none is the verifier's own limit."

@@ -21,10 +21,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dapo.rewards.process_tree import Sleep, children_seconds, tree_seconds
 from dapo.rewards.rule import Finding
 from dapo.types import Verdict
 
@@ -34,6 +35,7 @@ MAX_TESTS = 1_000
 PROGRAM_MEMORY_MB = 512
 _JAIL = Path(__file__).with_name("jail.py")
 _FENCE = re.compile(r"```[ \t]*([A-Za-z0-9+_-]*)[^\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+_LOOK_SECONDS = 0.1  # between two looks at what a program has used
 _UID_BASE = 1_500_000_000  # a user id nobody has, one per worker: its limit on processes is then its own
 ISOLATION_REMEDY = (
     "Programs run only where Linux namespaces isolate them: run as root, or allow unprivileged user namespaces "
@@ -53,9 +55,31 @@ class Run:
     stdout: bytes = b""
     results: bytes = b""
     stderr: bytes = b""
-    is_timeout: bool = False
+    stopped: str = ""  # at which limit, in words
     is_overflow: bool = False
     setup_error: str = ""
+
+
+class Allowance:
+    """What a response's programs may use together: CPU time, and as much time asleep.
+
+    In the jail there is nothing to wait for, so what sleeps is stopped long before the wall-clock limit of a task; what
+    is only kept waiting for a core does not count as asleep.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.used = self.asleep = 0.0  # by programs that have ended
+
+    def left(self) -> float:
+        """CPU time for the next one."""
+        return max(0.1, self.seconds - self.used)
+
+    def why_stopped(self, used: float, asleep: float) -> str:
+        """Which limit is reached with what the present program has used; empty while none is."""
+        if self.used + used >= self.seconds:
+            return f"stopped after {self.seconds:g} s of CPU time"
+        return f"stopped after {self.seconds:g} s asleep" if self.asleep + asleep >= self.seconds else ""
 
 
 def decide(response: str, answer: str, meta: Mapping[str, object], *, seconds: float) -> Finding:
@@ -67,11 +91,11 @@ def decide(response: str, answer: str, meta: Mapping[str, object], *, seconds: f
     if len(program) > MAX_PROGRAM_CHARS:
         return Finding(Verdict.WRONG, shown, f"a program of more than {MAX_PROGRAM_CHARS} characters")
     function, tests = tests_in(answer, meta)
-    deadline = time.monotonic() + seconds
+    allowance = Allowance(seconds)
     if function is not None:
-        return _judge_function(program, function, tests, deadline)
+        return _judge_function(program, function, tests, allowance)
     for number, test in enumerate(tests, 1):
-        run = run_jailed(program, stdin=str(test["stdin"]), deadline=deadline)
+        run = run_jailed(program, stdin=str(test["stdin"]), allowance=allowance)
         finding = _failure(run, shown, number)
         if finding is not None:
             return finding
@@ -119,10 +143,10 @@ def tests_in(answer: str, meta: Mapping[str, object]) -> tuple[str | None, list[
     return (None if function is None else str(function)), list(tests)
 
 
-def _judge_function(program: str, function: str, tests: list[Mapping[str, Any]], deadline: float) -> Finding:
+def _judge_function(program: str, function: str, tests: list[Mapping[str, Any]], allowance: Allowance) -> Finding:
     shown = program.strip()[:200]
     calls = [{"args": test["args"], "kwargs": test.get("kwargs", {})} for test in tests]
-    run = run_jailed(program, function=function, calls=calls, deadline=deadline)
+    run = run_jailed(program, function=function, calls=calls, allowance=allowance)
     finding = _failure(run, shown, 0)
     if finding is not None:
         return finding
@@ -143,8 +167,8 @@ def _failure(run: Run, shown: str, number: int) -> Finding | None:
     where = f"test {number}: " if number else ""
     if run.setup_error:
         return Finding(Verdict.CRASH, shown, f"the jail could not be built: {run.setup_error}")
-    if run.is_timeout:
-        return Finding(Verdict.TIMEOUT, shown, f"{where}the program was stopped at its time limit")
+    if run.stopped:
+        return Finding(Verdict.TIMEOUT, shown, f"{where}{run.stopped}")
     if run.is_overflow:
         return Finding(Verdict.WRONG, shown, f"{where}more than {MAX_OUTPUT_BYTES} bytes of output")
     return None
@@ -181,21 +205,21 @@ def same_value(said: Any, expected: Any) -> bool:
 def run_jailed(
     program: str,
     *,
-    deadline: float,
+    allowance: Allowance,
     stdin: str = "",
     function: str | None = None,
     calls: Sequence[Mapping[str, Any]] = (),
 ) -> Run:
-    """Run a program in the jail until it ends, the deadline passes or it writes too much."""
-    left = max(0.1, deadline - time.monotonic())
+    """Run a program in the jail until it ends, has used its allowance or writes too much."""
     job = {
         "program": program,
         "function": function,
         "calls": list(calls),
-        "seconds": math.ceil(left),
+        "seconds": math.ceil(allowance.left()),  # of CPU time: the kernel's own limit, should nobody look
         "memory_mb": PROGRAM_MEMORY_MB,
         "uid": _UID_BASE + os.getpid() if os.geteuid() == 0 else 0,
     }
+    before = children_seconds()
     pipes = {name: os.pipe() for name in ("job", "status", "result")}
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", str(_JAIL)]
@@ -210,15 +234,17 @@ def run_jailed(
     for descriptor in (pipes["job"][0], pipes["status"][1], pipes["result"][1]):
         os.close(descriptor)
     try:
-        return _exchange(process, pipes, json.dumps(job).encode(), stdin.encode("utf-8", "replace"), deadline)
+        run = _exchange(process, pipes, json.dumps(job).encode(), stdin.encode("utf-8", "replace"), allowance)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+        allowance.used += children_seconds() - before
         for pipe in (process.stdin, process.stdout, process.stderr):
             assert pipe is not None, "pipes were asked for"
             pipe.close()
         for descriptor in (pipes["status"][0], pipes["result"][0]):
             os.close(descriptor)
+    return run if run.stopped else replace(run, stopped=allowance.why_stopped(0.0, 0.0))  # it may end between two looks
 
 
 def _exchange(
@@ -226,7 +252,7 @@ def _exchange(
     pipes: Mapping[str, tuple[int, int]],
     job: bytes,
     stdin: bytes,
-    deadline: float,
+    allowance: Allowance,
 ) -> Run:
     """Feed the job and the input, collect the outputs, each within its bound."""
     assert process.stdin is not None, "a pipe was asked for"
@@ -242,19 +268,20 @@ def _exchange(
     }
     received = dict.fromkeys(reading.values(), b"")
     code: int | None = None
-    is_timeout = is_overflow = False
+    is_overflow, stopped = False, ""
+    sleep, look_at = Sleep(process.pid), time.monotonic() + _LOOK_SECONDS
     with selectors.DefaultSelector() as selector:
         for descriptor in unsent:
             os.set_blocking(descriptor, False)
             selector.register(descriptor, selectors.EVENT_WRITE)
         for descriptor in reading:
             selector.register(descriptor, selectors.EVENT_READ)
-        while reading and not is_overflow:
-            pause = deadline - time.monotonic()
-            if pause <= 0:
-                is_timeout = True
-                break
-            for key, _ in selector.select(pause):
+        while reading and not is_overflow and not stopped:
+            if time.monotonic() >= look_at:
+                sleep.look()
+                stopped = allowance.why_stopped(tree_seconds(process.pid) or 0.0, sleep.seconds)
+                look_at = time.monotonic() + _LOOK_SECONDS
+            for key, _ in selector.select(max(0.0, look_at - time.monotonic())):
                 if key.fd in unsent:
                     _feed(selector, key.fd, unsent)
                     continue
@@ -270,14 +297,15 @@ def _exchange(
                     is_overflow |= len(received[name]) > MAX_OUTPUT_BYTES
         for descriptor in unsent:
             os.close(descriptor)
+    allowance.asleep += sleep.seconds
     setup_error = ""
     for line in received["status"].splitlines():
         message = json.loads(line)
         code = message.get("code", code)
         setup_error = message.get("setup_error", setup_error)
-    if code is None and not (is_timeout or is_overflow or setup_error):
+    if code is None and not (stopped or is_overflow or setup_error):
         setup_error = f"it ended without a report; {_last_line(received['stderr'])}"
-    return Run(code, received["stdout"], received["results"], received["stderr"], is_timeout, is_overflow, setup_error)
+    return Run(code, received["stdout"], received["results"], received["stderr"], stopped, is_overflow, setup_error)
 
 
 def _feed(selector: selectors.BaseSelector, descriptor: int, unsent: dict[int, bytes]) -> None:
@@ -303,7 +331,7 @@ def isolation_error() -> str | None:
     """Why programs cannot be isolated on this machine, or None."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return f"programs cannot be isolated on {sys.platform} {platform.machine()}."
-    run = run_jailed("print(6 * 7)", deadline=time.monotonic() + 30)
+    run = run_jailed("print(6 * 7)", allowance=Allowance(30))
     if run.stdout == b"42\n" and run.code == 0:
         return None
     return f"programs cannot be isolated on this machine ({run.setup_error or _last_line(run.stderr)})."

@@ -16,9 +16,18 @@ MAX_FACTORIAL = 2_000
 MAX_RESPONSE_CHARS = 4_000_000  # from the end; what stands before is not searched
 
 
+# What sleeps uses no CPU time: it is stopped by the clock, late enough that a machine with 20 times more to do than it
+# has cores for does not stop work that is within its limit.
+LEAST_WALL_SECONDS = 30.0
+WALL_PER_CPU_SECOND = 20.0
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one task may use. `seconds` starts when a worker starts the task; waiting in the queue does not count."""
+    """What one task may use, from when a worker starts it; waiting in the queue does not count.
+
+    `seconds` is CPU time of the worker and all its descendants: how busy the machine is changes no verdict.
+    """
 
     seconds: float = 1.5
     memory_mb: int = 768
@@ -31,3 +40,8 @@ class Limits:
                 f"rewards.memory_mb = {self.memory_mb}: too little for a Python process with sympy.",
                 remedy="Use 256 or more.",
             )
+
+    @property
+    def wall_seconds(self) -> float:
+        """The limit behind the limit, for what sleeps; the only one where CPU time cannot be read (no /proc)."""
+        return max(LEAST_WALL_SECONDS, WALL_PER_CPU_SECOND * self.seconds)

@@ -1,6 +1,7 @@
 """A worker process: reads tasks as JSON lines from standard input, writes findings as JSON lines. No torch, no pickle.
 
-It leaves when its input ends, and the kernel ends it when a task overruns, even if nobody is left to kill it.
+It leaves when its input ends. The kernel ends it when its parent is gone (Linux), and anywhere when a task uses more
+CPU time than it may or sleeps too long, even if nobody is left to kill it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import os
 import resource
 import signal
 import sys
-import time
 import traceback
 from typing import Any
 
+from dapo.rewards.process_tree import adopt_orphans, die_with_parent, own_seconds, reap_orphans
 from dapo.rewards.rule import Finding
 from dapo.rewards.verifiers import COMMAND_PREFIX, Task, named
 from dapo.types import Score, StopReason, Verdict
@@ -33,7 +34,12 @@ def main(settings: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         # The terminal and batch systems send them to every process of a run; they are the parent's to handle.
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
+    die_with_parent()
+    starts_programs = settings["verifier"] in ("code", "command") or settings["verifier"].startswith(COMMAND_PREFIX)
+    if starts_programs:
+        adopt_orphans()
     verifier = named(settings["verifier"])
     preload(settings["verifier"])
     limit_memory(settings["memory_mb"])
@@ -52,9 +58,9 @@ def main(settings: dict[str, Any]) -> None:
             order["meta"],
             settings["seconds"],
         )
-        reply({"started": order["ticket"]})
-        signal.setitimer(signal.ITIMER_REAL, settings["seconds"] + _GRACE_S)
-        start = time.monotonic()
+        start = own_seconds()
+        reply({"started": order["ticket"], "cpu": start})
+        limit_time(settings["seconds"] + _GRACE_S, settings["wall_seconds"] + _GRACE_S)
         out_of_memory = False
         try:
             outcome = encoded(verifier.work(task))
@@ -66,9 +72,11 @@ def main(settings: dict[str, Any]) -> None:
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             outcome = crash(f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})")
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        outcome |= {"ticket": order["ticket"], "seconds": time.monotonic() - start, "leaving": out_of_memory}
+        limit_time(0, 0)
+        outcome |= {"ticket": order["ticket"], "seconds": own_seconds() - start, "leaving": out_of_memory}
         reply(outcome)
+        if starts_programs:
+            reap_orphans(set())
         if out_of_memory:
             return  # what the task left behind is not worth keeping
 
@@ -86,6 +94,12 @@ def preload(verifier: str) -> None:
     elif ":" in verifier and not verifier.startswith(COMMAND_PREFIX):
         with contextlib.suppress(Exception):  # the first task meets the same error, and its judgement says so
             importlib.import_module(verifier.partition(":")[0])
+
+
+def limit_time(cpu_s: float, wall_s: float) -> None:
+    """SIGPROF after that much CPU time of this process (all its threads), SIGALRM by the clock; 0 switches them off."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
 
 
 def limit_memory(memory_mb: int) -> None:

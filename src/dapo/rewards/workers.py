@@ -1,7 +1,8 @@
-"""Killable worker processes and the thread that feeds them. One task at a time each; the clock starts when work starts.
+"""Killable worker processes and the thread that feeds them. One task at a time each; counting starts when work starts.
 
-The thread owns every process and pipe, so that callers in any thread only touch a queue. A worker that overruns is
-killed with all its children and replaced; the tasks of its neighbours are not touched.
+The thread owns every process and pipe, so that callers in any thread only touch a queue. A worker whose task has used
+its CPU time (its children's included) or sleeps beyond the wall-clock limit is killed with all its descendants and
+replaced; the tasks of its neighbours are not touched.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from collections.abc import Callable
 from typing import Any
 
 from dapo.rewards.limits import Limits
+from dapo.rewards.process_tree import tree, tree_seconds
 
 _START_SECONDS = 120.0  # for a worker to import its libraries, on a busy machine
 _RETRY_SECONDS = 0.5  # before a process that could not be made is tried again
 _MAX_FAILED_STARTS = 3
 _READ_BYTES = 1 << 16
 _MAX_REPLY_BYTES = 1 << 22
+_LEAST_LOOK_SECONDS = 0.1  # between two readings of a task's CPU time
+_CORES = os.cpu_count() or 1
 
 Order = dict[str, Any]
 Reply = dict[str, Any]
@@ -61,13 +65,28 @@ class WorkerProcess:
         self.ticket: int | None = None
         self.unsent = b""
         self.received = b""
-        self.deadline = time.monotonic() + _START_SECONDS
+        self.deadline = time.monotonic() + _START_SECONDS  # by the clock
+        self.look_at = float("inf")  # when the CPU time is read next
         self.since = time.monotonic()
+        self.cpu_before = 0.0  # what the process and its descendants had used when the task began
+
+    def used_seconds(self) -> float | None:
+        """CPU time of the task so far; None where it cannot be read."""
+        total = tree_seconds(self.process.pid)
+        return None if total is None else max(0.0, total - self.cpu_before)  # read in ticks
+
+    def idle(self) -> None:
+        """Nothing to count or to wait for."""
+        self.ticket, self.deadline, self.look_at = None, float("inf"), float("inf")
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, then reap."""
+        """SIGKILL to the whole group and to descendants that have left it, then reap."""
+        descendants = tree(self.process.pid)[1:] if self.process.returncode is None else []
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in descendants:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -80,7 +99,12 @@ class WorkerPool:
     """Feeds orders to up to `n_workers` processes and calls `deliver(reply)` from its own thread for each."""
 
     def __init__(self, verifier: str, limits: Limits, n_workers: int, deliver: Callable[[Reply], None]) -> None:
-        self._settings = {"verifier": verifier, "seconds": limits.seconds, "memory_mb": limits.memory_mb}
+        self._settings = {
+            "verifier": verifier,
+            "seconds": limits.seconds,
+            "wall_seconds": limits.wall_seconds,
+            "memory_mb": limits.memory_mb,
+        }
         self._limits = limits
         self._n_workers = n_workers
         self._deliver = deliver
@@ -184,10 +208,10 @@ class WorkerPool:
             worker.since = time.monotonic()
 
     def _watch(self) -> None:
-        """Wait for bytes, for room to write, for a wake-up or for the next deadline."""
+        """Wait for bytes, for room to write, for a wake-up, for the next deadline or the next look at CPU time."""
         busy = [worker for worker in self._workers if worker.ticket is not None or not worker.is_ready]
         now = time.monotonic()
-        pause = min((worker.deadline - now for worker in busy), default=3600.0)
+        pause = min((min(worker.deadline, worker.look_at) - now for worker in busy), default=3600.0)
         if self._retry_at > now and self._orders:
             pause = min(pause, self._retry_at - now)
         with selectors.PollSelector() as selector:  # needs no file descriptor of its own
@@ -206,9 +230,11 @@ class WorkerPool:
             elif key.data in self._workers:
                 self._send(key.data)
         now = time.monotonic()
-        for worker in [worker for worker in busy if worker in self._workers and now >= worker.deadline]:
-            if worker.ticket is not None or not worker.is_ready:
-                self._overrun(worker)
+        for worker in [worker for worker in busy if worker in self._workers]:
+            if now >= worker.deadline:
+                self._overslept(worker)
+            elif now >= worker.look_at:
+                self._look(worker)
 
     def _send(self, worker: WorkerProcess) -> None:
         try:
@@ -237,25 +263,46 @@ class WorkerPool:
     def _message(self, worker: WorkerProcess, message: Reply) -> None:
         if "ready" in message:
             worker.is_ready, self._failed_starts = True, 0
-            worker.deadline = float("inf")
+            worker.idle()
         elif "started" in message:
-            worker.since = time.monotonic()
-            worker.deadline = worker.since + self._limits.seconds
+            worker.since, worker.cpu_before = time.monotonic(), message["cpu"]
+            worker.deadline = worker.since + self._limits.wall_seconds
+            worker.look_at = self._next_look(0.0)
         elif worker.ticket is not None and message.get("ticket") == worker.ticket:
             self._deliver(message)
-            worker.ticket = None
-            worker.deadline = float("inf")
+            worker.idle()
             if message["leaving"]:
                 self._replace(worker, "CRASH", "")
 
-    def _overrun(self, worker: WorkerProcess) -> None:
+    def _next_look(self, used: float) -> float:
+        """When a task can have used up its CPU time at the earliest: with every core at work for it."""
+        return time.monotonic() + max(_LEAST_LOOK_SECONDS, (self._limits.seconds - used) / _CORES)
+
+    def _look(self, worker: WorkerProcess) -> None:
+        used = worker.used_seconds()
+        if used is None:
+            worker.look_at = float("inf")  # no /proc: the clock alone
+        elif used >= self._limits.seconds:
+            self._overrun(worker, used)
+        else:
+            worker.look_at = self._next_look(used)
+
+    def _overrun(self, worker: WorkerProcess, used: float) -> None:
+        self._replace(worker, "TIMEOUT", f"stopped after {self._limits.seconds:g} s of CPU time", used)
+
+    def _overslept(self, worker: WorkerProcess) -> None:
         if not worker.is_ready:
             self._replace(worker, "CRASH", f"the worker did not start within {_START_SECONDS:.0f} s")
             return
-        self._replace(worker, "TIMEOUT", f"stopped after {self._limits.seconds:g} s")
+        used = worker.used_seconds()
+        share = "" if used is None else f" ({used:.2g} s of CPU time)"
+        self._replace(worker, "TIMEOUT", f"stopped after {self._limits.wall_seconds:g} s, asleep{share}")
 
     def _died(self, worker: WorkerProcess) -> None:
         code = worker.process.wait()
+        if worker.ticket is not None and code == -signal.SIGPROF:  # its own CPU limit, where we did not look in time
+            self._overrun(worker, self._limits.seconds)
+            return
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if worker.is_ready:
             self._replace(worker, "CRASH", f"the worker died ({how})")
@@ -270,12 +317,13 @@ class WorkerPool:
             self._fail_waiting(f"the verifier's workers could not start ({how})")
             self._failed_starts = 0
 
-    def _replace(self, worker: WorkerProcess, verdict: str, message: str) -> None:
+    def _replace(self, worker: WorkerProcess, verdict: str, message: str, seconds: float | None = None) -> None:
         """Drop a worker; the order it held gets the verdict, and the next round starts a fresh one."""
         self._workers.remove(worker)
         worker.kill()
         if worker.ticket is not None:
-            self._deliver(failure(worker.ticket, verdict, message, time.monotonic() - worker.since))
+            elapsed = time.monotonic() - worker.since if seconds is None else seconds
+            self._deliver(failure(worker.ticket, verdict, message, elapsed))
 
 
 def failure(ticket: int, verdict: str, message: str, seconds: float) -> Reply:
