@@ -8,7 +8,9 @@ import pytest
 
 from command_line import dapo
 from dapo.cli import audit, verify
+from dapo.cli.verify import row_in
 from dapo.errors import DataError
+from dapo.rewards.code import tests_in
 
 ROWS = [
     {"id": "a", "response": "Answer: 42.", "answer": "42"},
@@ -128,6 +130,37 @@ def test_other_verifiers_by_name():
         for name in ("math", "dapo-published")
     }
     assert verdicts == {"math": "WRONG", "dapo-published": "CORRECT"}
+
+
+TESTS = [{"args": [2, 3], "expected": 5}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"tests": TESTS, "function": "add"},
+        {"meta": {"tests": TESTS, "function": "add"}},
+        {"meta": {"function": "add"}, "tests": TESTS, "answer": None},
+        {"tests": [], "function": "sub", "meta": {"tests": TESTS, "function": "add"}},
+        {"function": "add", "answer": TESTS},
+        {"function": "add", "answer": json.dumps({"tests": TESTS})},
+    ],
+)
+def test_code_needs_tests_and_no_answer_as_in_a_data_file(row: dict):
+    line = json.dumps({"id": "a", "response": "", "question": "Add.", "level": 3, **row}).encode()
+    task = row_in(line, "row 1", "code").task
+    assert tests_in(task.answer, task.meta) == ("add", TESTS)
+    assert task.meta["level"] == 3
+    assert not task.meta.keys() & {"id", "response", "answer", "question", "meta"}
+
+
+@pytest.mark.parametrize(("verifier", "is_taken"), [("code", True), ("own:function", True), ("math", False)])
+def test_only_what_compares_with_an_answer_needs_one(verifier: str, is_taken: bool):
+    if is_taken:
+        assert row_in(b'{"response": "x"}', "row 1", verifier).task.answer == ""
+    else:
+        with pytest.raises(DataError, match='no "answer"'):
+            row_in(b'{"response": "x"}', "row 1", verifier)
 
 
 def test_audit_lists_disagreements_by_kind(tmp_path: Path):

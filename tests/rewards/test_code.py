@@ -54,7 +54,8 @@ def test_honest_programs(pool: VerifierPool, program: str, meta: dict, expected:
 def test_tests_may_stand_in_the_reference():
     reference = '[{"stdin": "2 3", "stdout": "5"}]'
     program = "print(sum(map(int, input().split())))"
-    assert rewards.judge(block(program), reference, verifier="code").verdict is Verdict.CORRECT
+    for said in (reference, reference[1:-1]):  # one test alone is how a data file's list of one arrives
+        assert rewards.judge(block(program), said, verifier="code").verdict is Verdict.CORRECT
 
 
 @pytest.mark.parametrize(

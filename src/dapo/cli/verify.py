@@ -18,12 +18,13 @@ from typing import IO, Annotated, Any
 import typer
 
 from dapo.errors import ConfigError, DataError
-from dapo.rewards import Task, VerifierPool
+from dapo.rewards import Task, VerifierPool, needs_reference
 from dapo.rewards.check import check_verifier
 from dapo.types import Judgement, StopReason
 
 MAX_LINE_BYTES = 16_000_000
 CHUNK = 2_048  # rows in flight: bounds memory, keeps workers fed
+NOT_META = ("response", "answer", "id", "stop_reason", "meta")
 EXAMPLE_ROW = '{"response": "... Answer: 42", "answer": "42"}'
 
 
@@ -60,8 +61,8 @@ def command(
 ) -> None:
     """Score responses: {"response", "answer"} lines in, one JSON verdict a line out, in the same order.
 
-    A line may also hold "id", "stop_reason" (EOS, LENGTH, ABORTED) and "meta". The verdict is CORRECT, WRONG,
-    UNPARSEABLE, TIMEOUT or CRASH.
+    A line may also hold "id", "stop_reason" (EOS, LENGTH, ABORTED), "meta", and columns as in a data file, such as
+    "tests" for the verifier code, which needs no answer. The verdict is CORRECT, WRONG, UNPARSEABLE, TIMEOUT or CRASH.
 
     Works as pasted:  echo '{"response": "Six by seven. Answer: 42.", "answer": "42"}' | dapo verify -
     """
@@ -85,10 +86,12 @@ def command(
     assert file is not None, "checked above"
     check_verifier(verifier or "math")
     with open_rows(file) as source, VerifierPool(verifier or "math", **limits) as pool:
-        for _ in rows_in(source, file):  # the whole input is checked before the first verdict is printed
+        for _ in rows_in(
+            source, file, pool.verifier.name
+        ):  # the whole input is checked before the first verdict is printed
             pass
         source.seek(0)
-        counts = print_verdicts(pool, rows_in(source, file))
+        counts = print_verdicts(pool, rows_in(source, file, pool.verifier.name))
     if sys.stderr.isatty():
         sys.stderr.write("  ".join(f"{verdict} {n}" for verdict, n in sorted(counts.items())) + "\n")
 
@@ -108,8 +111,8 @@ def open_rows(file: str) -> IO[bytes]:
         ) from None
 
 
-def rows_in(source: IO[bytes], file: str) -> Iterator[Row]:
-    """The rows of a JSON-lines file. DataError names file, row and remedy."""
+def rows_in(source: IO[bytes], file: str, verifier: str) -> Iterator[Row]:
+    """The rows of a JSON-lines file, as the verifier needs them. DataError names file, row and remedy."""
     shown = "standard input" if file == "-" else file
     number = n_rows = 0
     while line := source.readline(MAX_LINE_BYTES + 1):
@@ -121,12 +124,12 @@ def rows_in(source: IO[bytes], file: str) -> Iterator[Row]:
             )
         if line.strip():
             n_rows += 1
-            yield row_in(line, f"{shown}, row {number}")
+            yield row_in(line, f"{shown}, row {number}", verifier)
     if n_rows == 0:
         raise DataError(f"{shown}: no rows.", remedy=f"Each line is one JSON object: {EXAMPLE_ROW}")
 
 
-def row_in(line: bytes, where: str) -> Row:
+def row_in(line: bytes, where: str, verifier: str) -> Row:
     try:
         fields = json.loads(line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8"))
     except UnicodeDecodeError as error:
@@ -139,10 +142,14 @@ def row_in(line: bytes, where: str) -> Row:
         ) from None
     if not isinstance(fields, dict):
         raise DataError(f"{where}: a JSON {type(fields).__name__}, not an object.", remedy=f"Write {EXAMPLE_ROW}")
-    for key in ("response", "answer"):
+    for key in ("response", "answer") if needs_reference(verifier) else ("response",):
         if key not in fields:
             raise DataError(f'{where}: no "{key}"; it has {sorted(fields)[:8]}.', remedy=f"Write {EXAMPLE_ROW}")
-    response, answer = fields["response"], fields["answer"]
+    response, answer = fields["response"], fields.get("answer")
+    if not needs_reference(verifier) and not isinstance(answer, str):
+        from dapo.data.schemas import reference_text
+
+        answer = reference_text(answer) or ""  # as in a data file
     if isinstance(answer, float) and not math.isfinite(answer):
         raise DataError(f'{where}: "answer" is {answer}: there is none.', remedy=f"Write {EXAMPLE_ROW}")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
@@ -155,6 +162,10 @@ def row_in(line: bytes, where: str) -> Row:
     meta = fields.get("meta") or {}
     if not isinstance(meta, dict):
         raise DataError(f'{where}: "meta" is not an object.', remedy='For code: "meta": {"tests": [...]}')
+    if fields.keys() - set(NOT_META):
+        from dapo.data.schemas import QUESTION_COLUMNS, rest
+
+        meta = rest(fields, *NOT_META, *QUESTION_COLUMNS) | meta  # other columns, as in a data file: "tests"
     task = Task(response, answer, stop_reason_in(fields.get("stop_reason"), where), meta)
     return Row(task, fields.get("id"), "id" in fields)
 

@@ -131,6 +131,8 @@ def tests_in(answer: str, meta: Mapping[str, object]) -> tuple[str | None, list[
             source = json.loads(answer)
         except json.JSONDecodeError as error:
             raise TestsError(f"no meta.tests, and the reference is not JSON: {error}") from None
+        if isinstance(source, Mapping) and "tests" not in source:
+            source = [source]  # a data file's list of one test
         source = {"tests": source} if isinstance(source, list) else source
     tests = source.get("tests") if isinstance(source, Mapping) else None
     function = source.get("function", meta.get("function")) if isinstance(source, Mapping) else None
