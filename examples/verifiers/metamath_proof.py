@@ -5,6 +5,7 @@
 
 The reference is a statement such as `( ph -> ph )`; the response ends in a code block with the proof's labels, in
 Metamath's order (reverse Polish). Only labels are passed on: a response cannot add an axiom, a definition or a comment.
+It is started once and reads one response a line.
 """
 
 import json
@@ -21,10 +22,14 @@ MAX_LABELS = 20_000
 
 
 def main() -> None:
-    task = json.loads(sys.stdin.readline())
     metamath = shutil.which("metamath")
     if metamath is None:
         sys.exit("metamath is not installed; on Debian and Ubuntu: apt install metamath")
+    for line in sys.stdin:
+        judge(metamath, json.loads(line))
+
+
+def judge(metamath: str, task: dict) -> None:
     blocks = re.findall(r"```[^\n]*\n(.*?)```", task["response"], re.DOTALL)
     labels = blocks[-1].split() if blocks else []
     if not labels:
@@ -59,7 +64,7 @@ def check(metamath: str, statement: str, labels: list[str]) -> str | None:
 
 
 def answer(verdict: str, *, extracted: str | None = None, message: str = "") -> None:
-    print(json.dumps({"verdict": verdict, "extracted": extracted, "message": message}))
+    print(json.dumps({"verdict": verdict, "extracted": extracted, "message": message}), flush=True)
 
 
 if __name__ == "__main__":

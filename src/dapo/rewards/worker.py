@@ -17,6 +17,7 @@ import sys
 import traceback
 from typing import Any
 
+from dapo.rewards.command import program_pids
 from dapo.rewards.process_tree import adopt_orphans, die_with_parent, own_seconds, reap_orphans
 from dapo.rewards.rule import Finding
 from dapo.rewards.verifiers import COMMAND_PREFIX, Task, named
@@ -76,7 +77,7 @@ def main(settings: dict[str, Any]) -> None:
         outcome |= {"ticket": order["ticket"], "seconds": own_seconds() - start, "leaving": out_of_memory}
         reply(outcome)
         if starts_programs:
-            reap_orphans(set())
+            reap_orphans(program_pids())
         if out_of_memory:
             return  # what the task left behind is not worth keeping
 
