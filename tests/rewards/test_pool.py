@@ -393,7 +393,8 @@ def test_user_functions_give_values_and_their_errors_are_crashes():
     crash = rewards.judge("this", "", verifier=f"{HERE}:faulty")
     assert (crash.verdict, crash.value) == (Verdict.CRASH, -1.0)
     assert "no opinion on this" in crash.message
-    assert "must return dapo.types.Score" in rewards.judge("", "", verifier=f"{HERE}:untyped").message
+    untyped = rewards.judge("", "", verifier=f"{HERE}:untyped")
+    assert (untyped.value, untyped.graded) == (1.0, True)
     chat = rewards.judge("a", "a", verifier=f"{HERE}:chatty", meta={"bonus": 0.5})
     assert (chat.verdict, chat.value) == (Verdict.CORRECT, 0.5)
     missing = rewards.judge("a", "a", verifier="no_such_module:function")

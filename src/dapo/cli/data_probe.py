@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dapo.cli import exam_options as exam
 from dapo.cli.console import Pipe
+from dapo.data.inputs import check_set
 from dapo.errors import DataError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def probe_command(
     """
     check_selection(select, write)
     journal = check_out(out)
+    check_set(file, verifier, use="train")
 
     from dapo.data.prepare import write_problems
     from dapo.data.whole_file import write_whole

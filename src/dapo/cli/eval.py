@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dapo.cli import exam_options as exam
 from dapo.cli.console import Pipe
+from dapo.data.inputs import check_set
 
 
 def command(
@@ -37,6 +38,8 @@ def command(
     dapo eval --model embedded --data dapo.quickstart.task:eval_problems --k 8
     dapo eval --model runs/first --data aime24 --k 32 --out aime.jsonl
     """
+    check_set(data, verifier, use="eval")
+
     from dapo.evaluation.runner import summarise
     from dapo.trainer.answering import Examination, examine
 

@@ -70,6 +70,7 @@ def command(
     from dapo.ablation.summary import machine_of, settings_of
     from dapo.ablation.write import write_all
     from dapo.cli.ladder_terminal import show, view
+    from dapo.data.inputs import check_inputs
 
     if smoke and budget is not None:
         raise ConfigError(f"--budget {budget}: --smoke has its own.", remedy="Leave out one of them.")
@@ -80,6 +81,8 @@ def command(
     refuse_own_keys(set_ or [], own.kind)
     planned = plan_jobs(recipe, chosen, wanted, own, extra, folder, is_table_only=table_only)
     done = done_so_far(planned, folder) if table_only else None
+    if done is None:
+        check_inputs(planned[0].config)
     with claimed(folder) as lock:
         machine = machine_of(folder, is_running=done is None and any(job.state is not State.DONE for job in planned))
         if done is not None:

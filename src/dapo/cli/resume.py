@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,8 @@ from typing import Annotated
 import typer
 
 from dapo.cli.train import is_ray_driver
-from dapo.config.load import parse_override
+from dapo.config.load import load_recipe, parse_override
+from dapo.data.inputs import check_inputs
 
 
 def command(
@@ -24,6 +26,8 @@ def command(
     dapo resume runs/first
     dapo resume runs/first --set train.steps=200
     """
+    check_early(folder, set_ or [])
+
     from dapo.cli.doctor import print_verdict
     from dapo.cli.run_messages import errors_name, say_end
     from dapo.cli.watch_terminal import terminal_observer
@@ -53,3 +57,11 @@ def command(
         raise typer.Exit
     say_end(run, folder)
     print_verdict(folder)
+
+
+def check_early(folder: Path, changes: list[str]) -> None:
+    """What the run needs and may be missing by now, before torch is loaded; where that is changed, it is seen later."""
+    if os.path.isfile(folder / "config.toml") and not any(text.startswith("data.") for text in changes):
+        config = load_recipe(str(folder / "config.toml")).config
+        if not is_ray_driver(config.cluster):
+            check_inputs(config)

@@ -12,6 +12,7 @@ import typer
 
 from dapo.config import Resolved, load_recipe
 from dapo.config.schema import ClusterConfig
+from dapo.data.inputs import check_inputs
 
 
 def command(
@@ -29,7 +30,11 @@ def command(
 
 
 def run_to_end(resolved: Resolved, out: Path | None) -> Path:
-    """Start a run and train it; say where it is and how to resume it."""
+    """Start a run and train it; say where it is and how to resume it. Missing inputs are named before torch is loaded."""
+    if is_ray_driver(resolved.config.cluster):
+        return train_on_ray(resolved, out)
+    check_inputs(resolved.config)
+
     from dapo.cli.doctor import print_verdict
     from dapo.cli.run_messages import errors_name, say_end
     from dapo.cli.watch_terminal import terminal_observer
@@ -37,8 +42,6 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     from dapo.trainer.loop import train
     from dapo.trainer.start import start_run
 
-    if is_ray_driver(resolved.config.cluster):
-        return train_on_ray(resolved, out)
     with open_world(resolved.config.cluster) as world, terminal_observer(is_shown=world.is_first) as view:
         now = time.strftime("%Y%m%d-%H%M%S")
         folder = Path(world.from_first(str(out or Path("runs") / f"{resolved.name}-{now}")))

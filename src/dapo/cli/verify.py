@@ -19,7 +19,7 @@ import typer
 
 from dapo.errors import ConfigError, DataError
 from dapo.rewards import Task, VerifierPool, needs_reference
-from dapo.rewards.check import check_verifier
+from dapo.rewards.check import check_call, check_verifier
 from dapo.types import Judgement, StopReason
 
 MAX_LINE_BYTES = 16_000_000
@@ -86,10 +86,11 @@ def command(
     assert file is not None, "checked above"
     check_verifier(verifier or "math")
     with open_rows(file) as source, VerifierPool(verifier or "math", **limits) as pool:
-        for _ in rows_in(
-            source, file, pool.verifier.name
-        ):  # the whole input is checked before the first verdict is printed
+        rows = rows_in(source, file, pool.verifier.name)
+        first = next(rows).task
+        for _ in rows:  # the whole input is checked before the first verdict is printed
             pass
+        check_call(pool, first.answer, dict(first.meta))
         source.seek(0)
         counts = print_verdicts(pool, rows_in(source, file, pool.verifier.name))
     if sys.stderr.isatty():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -61,6 +62,13 @@ def exists(path: Path) -> bool:
 
 
 def sha256_of(path: Path) -> str:
+    stat = path.stat()
+    return _sha256_of(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _sha256_of(path: Path, _size: int, _mtime_ns: int) -> str:
+    """Once for a file that has not changed: a set is looked at before a run, and read when it starts."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

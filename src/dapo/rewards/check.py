@@ -1,34 +1,27 @@
-"""Is a verifier of the user's own there at all? Asked before a run starts: a typing mistake is not a wrong answer."""
+"""Does a verifier of the user's own work at all? Asked before a run starts: a typing mistake is not a wrong answer."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import shlex
 import shutil
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 
 from dapo.errors import ConfigError
-from dapo.rewards.verifiers import COMMAND_PREFIX, named
+from dapo.rewards.pool import VerifierPool
+from dapo.rewards.verifiers import COMMAND_PREFIX, Task, is_own, named
 from dapo.rewards.workers import worker_environment
+from dapo.types import Verdict
 
 SECONDS = 120.0  # a module may import torch
-
-# Run apart, as workers do: a user's module is not imported into our process.
-LOOK = """
-import importlib, inspect, sys
-module, name = sys.argv[1:]
-try:
-    function = getattr(importlib.import_module(module), name)
-    if not callable(function):
-        raise TypeError(f"{name} is no function")
-    inspect.signature(function).bind("response", "answer", {})
-except BaseException as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
+_PASSED: set[str] = set()  # verifiers and tasks that have been tried by this process
 
 
 def check_verifier(name: str) -> None:
-    """ConfigError for a function that cannot be imported or called with three arguments, or a missing program."""
+    """ConfigError for a name that is none, a missing program or a missing module. Nothing of the user's is imported."""
     named(name)
     if name.startswith(COMMAND_PREFIX):
         program = next(iter(shlex.split(name[len(COMMAND_PREFIX) :])), "")
@@ -38,20 +31,58 @@ def check_verifier(name: str) -> None:
                 remedy="Give its path, or put it where the shell finds it.",
             )
     elif ":" in name:
-        module, _, function = name.partition(":")
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", LOOK, module, function],
-                env=worker_environment(), capture_output=True, text=True, timeout=SECONDS, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise refusal(name, f"importing {module} took more than {SECONDS:g} seconds.") from None
-        if done.returncode:
-            raise refusal(name, (done.stderr.strip().splitlines() or ["its import ended the process"])[-1])
+        module = name.partition(":")[0]
+        if not is_found(module) and (why := import_error(module)):  # it may be found in a way of its own
+            raise ConfigError(
+                f"rewards.verifier (--verifier) = {name!r}: {why}",
+                remedy="Start where its module can be imported; it is called as function(response, answer, meta).",
+            )
 
 
-def refusal(name: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"rewards.verifier (--verifier) = {name!r}: {why}",
-        remedy="Start where its module can be imported; it is called as function(response, answer, meta).",
-    )
+def is_found(module: str) -> bool:
+    """Whether a module's file is where Python looks, without importing it or its packages."""
+    importlib.invalidate_caches()
+    top, *parts = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:
+        return False
+    for part in parts:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return spec is not None
+
+
+def import_error(module: str) -> str:
+    """Python's own words, from a process of its own, as workers import it; empty where it can be imported."""
+    program = "import importlib, sys; importlib.import_module(sys.argv[1])"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program, module],
+            env=worker_environment(), capture_output=True, text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"importing {module} took more than {SECONDS:g} seconds."
+    if not done.returncode:
+        return ""
+    return (done.stderr.strip().splitlines() or ["its import ended the process"])[-1]
+
+
+def check_call(pool: VerifierPool, answer: str, meta: dict[str, object]) -> None:
+    """Let the pool judge a plain response to a real problem; ConfigError where its own verifier fails on that."""
+    name = pool.verifier.name
+    task = Task(f"Answer: {answer}", answer, None, meta)
+    key = json.dumps([name, pool.limits.seconds, pool.limits.memory_mb, answer, meta], sort_keys=True, default=str)
+    if not is_own(name) or key in _PASSED:
+        return
+    judgement = pool.judge_all([task])[0]
+    if judgement.verdict in (Verdict.CRASH, Verdict.TIMEOUT):
+        raise ConfigError(
+            f"rewards.verifier (--verifier) = {name!r}: tried on the response {task.response[:60]!r} to the first "
+            f"problem: {judgement.verdict.value}: {judgement.message[:600]}",
+            remedy='It gets one JSON line per response and answers with one: {"verdict": "CORRECT"} or {"value": 0.5}.'
+            if name.startswith("command")
+            else "It is called as function(response, answer, meta) and returns a number, True or False, or dapo.Score.",
+        )
+    _PASSED.add(key)

@@ -259,7 +259,7 @@ class Program:
         complaint = (self._errors.decode("utf-8", "replace").strip().splitlines() or [""])[-1][:300]
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            return f"{self.name} {how}: {complaint}"
+            return f"{self.name} {how}" + (f": {complaint}" if complaint else "")
         last = (self._said.decode("utf-8", "replace").strip().splitlines() or [""])[-1][:200]
         return f"{self.name} answered no JSON line with a verdict or a value" + (f", but {last!r}" if last else "")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -114,15 +114,13 @@ def _command_line(line: str) -> Judge:
 
 
 def _function(name: str) -> Judge:
-    def call(task: Task) -> Outcome:
-        module, _, attribute = name.partition(":")
-        function = getattr(importlib.import_module(module), attribute)
-        score = function(task.response, task.answer, dict(task.meta))
-        if not isinstance(score, Score):
-            raise TypeError(f"{name} returned {type(score).__name__}; it must return dapo.types.Score(value, correct)")
-        return score
+    @functools.cache
+    def loaded() -> Judge:
+        from dapo.rewards import functions
 
-    return call
+        return functions.load(name)
+
+    return lambda task: loaded()(task)
 
 
 def _exact(task: Task) -> Finding:
@@ -147,6 +145,11 @@ def _choice(task: Task) -> Finding:
     if not trimmed(plain(statement.text[:4_000])):
         return Finding(Verdict.UNPARSEABLE, None, "the final answer is empty")
     return Finding(Verdict.WRONG, extracted)
+
+
+def is_own(verifier: str) -> bool:
+    """Whether it is the user's: a program or a function."""
+    return verifier == "command" or ":" in verifier
 
 
 def needs_reference(verifier: str) -> bool:

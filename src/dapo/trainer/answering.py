@@ -17,7 +17,7 @@ from dapo.evaluation.journal import AnswerJournal
 from dapo.evaluation.runner import Answered, Answers, evaluate
 from dapo.models.load import load_policy
 from dapo.rewards import VerifierPool
-from dapo.rewards.check import check_verifier
+from dapo.rewards.check import check_call, check_verifier
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
@@ -94,6 +94,7 @@ def examine(
     problems = load_problems(exam.data, verifier=exam.verifier, use=exam.use)
     file = AnswerJournal(journal, exam.settings(location, problems)) if journal is not None else None
     with VerifierPool(exam.verifier) as judge:
+        check_call(judge, problems[0].answer, dict(problems[0].meta))
         policy = load_policy(location, dtype=choose_dtype("auto", device), device=device)
         refuse_short_context(
             policy,

@@ -6,7 +6,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,10 @@ from dapo.tracking.files import read_lines
 from dapo.trainer.loop import train as train_loop
 from dapo.trainer.observer import Observer
 from dapo.trainer.start import begin_run, refuse_existing
-from dapo.types import Problem, Score
+from dapo.types import Problem
 
 Problems = Iterable[Problem] | Callable[[], Iterable[Problem]]
-Reward = Callable[[str, str, Mapping[str, object]], Score]
+Reward = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,10 @@ def train(
 
     `config_or_recipe` is a shipped recipe's name, a TOML file or a config; `overrides` are "key=value" as after --set.
     `problems` and `eval_problems` replace data.train and data.eval; they are written into the run folder, so that
-    `dapo resume` finds them. `reward(response, answer, meta) -> Score` replaces rewards.verifier; it runs in worker
-    processes that are killed when it hangs, so it must be a function that can be imported: "pkg.mod:function", or such
-    a function itself. A script that passes its own function needs the usual `if __name__ == "__main__":`.
+    `dapo resume` finds them. `reward(response, answer, meta)` replaces rewards.verifier and returns a Score, a number
+    or True or False; TRL's and verl's functions are known as well (docs/your-reward.md). It runs in worker processes
+    that are killed when it hangs, so it must be a function that can be imported: "pkg.mod:function", or such a function
+    itself. A script that passes its own function needs the usual `if __name__ == "__main__":`.
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides = {overrides!r}: is one string.", remedy=f"Pass a list: [{overrides!r}].")

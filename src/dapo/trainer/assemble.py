@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from dapo.config.schema import Config, RewardsConfig
+from dapo.data.inputs import check_inputs
 from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.world import ALONE, World
@@ -15,7 +16,6 @@ from dapo.errors import ConfigError
 from dapo.models.load import load_policy
 from dapo.models.policy import Policy, add_lora
 from dapo.rewards import VerifierPool
-from dapo.rewards.check import check_verifier
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.carry import CarryState
@@ -103,7 +103,7 @@ def refuse_what_cannot_run(config: Config, world: World) -> None:
     if config.rollout.engine == "vllm":
         require_vllm()
     refuse_layout(config, world)
-    check_verifier(config.rewards.verifier)
+    check_inputs(config)
     if config.cluster.backend != "none" and world is ALONE:
         raise ConfigError(
             f"cluster.backend = {config.cluster.backend}: is for `dapo train` and `dapo resume`.",

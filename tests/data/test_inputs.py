@@ -1,0 +1,101 @@
+"""What a config names is looked at before torch is loaded."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dapo.config import load_recipe
+from dapo.data.inputs import check_inputs, check_set, first_problem
+from dapo.data.sources import find_source
+from dapo.errors import ConfigError, DataError
+from dapo.rewards import check
+
+REWARD = """
+def by_bonus(response, answer, meta):
+    return meta["bonus"] * (answer in response)
+def fails(response, answer, meta):
+    raise ValueError(f"no opinion on {answer}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_reward.py").write_text(REWARD)
+    rows = [{"question": "6 x 7?", "answer": "42", "bonus": 0.5}, {"question": "6 x 8?", "answer": "48", "bonus": 0.5}]
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(check, "_PASSED", set())
+    return tmp_path
+
+
+def look(*changes: str) -> None:
+    check_inputs(load_recipe("quickstart", changes).config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        (["data.train=nope.jsonl"], DataError, "nope.jsonl: no such file"),
+        (['data.eval=["set.jsonl", "gone.jsonl"]'], DataError, "gone.jsonl: no such file"),
+        (["rewards.verifier=no_such_module:f"], ConfigError, "No module named 'no_such_module'"),
+        (["rewards.verifier=own_reward:fails", "data.train=set.jsonl"], ConfigError, "ValueError: no opinion on 42"),
+        (["rewards.verifier=own_reward:by_bonus"], ConfigError, "KeyError: 'bonus'"),
+    ],
+)
+def test_what_is_missing_or_fails_is_said(changes: list[str], error: type[Exception], says: str):
+    with pytest.raises(error, match=says):
+        look(*changes)
+
+
+def test_what_is_there_is_taken():
+    look()
+    look("rewards.verifier=own_reward:by_bonus", "data.train=set.jsonl")
+    look("data.eval=[]", "eval.every_steps=0", "data.train=set.jsonl")
+
+
+def test_without_a_config_what_was_typed_is_looked_at():
+    check_set("set.jsonl", None, use="eval")
+    with pytest.raises(DataError, match="no such file"):
+        check_set("nope.jsonl", "math", use="eval")
+    with pytest.raises(ConfigError, match="no such verifier"):
+        check_set("set.jsonl", "mth", use="eval")
+
+
+def test_the_first_problem_is_the_first_that_can_be_used(folder: Path):
+    rows = [{"question": "a?", "answer": ""}, {"question": "b?", "answer": "(("}, {"question": "c?", "answer": "3"}]
+    (folder / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problem = first_problem(find_source("some.jsonl"), None, "math")
+    assert problem is not None
+    assert (problem.question, problem.answer) == ("c?", "3")
+    (folder / "none.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    assert first_problem(find_source("none.jsonl"), None, "math") is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "quickstart", "--set", "data.train=nope.jsonl"],
+        ["eval", "--model", "embedded", "--data", "nope.jsonl"],
+        ["data", "probe", "nope.jsonl", "--model", "embedded"],
+        ["resume", "run"],
+    ],
+)
+def test_torch_is_not_loaded_for_that(arguments: list[str], folder: Path):
+    """A torch that cannot be imported stands in the way of whoever tries."""
+    (folder / "torch.py").write_text("raise SystemExit('torch was loaded')")
+    (folder / "run").mkdir()
+    config = load_recipe("quickstart", ["data.train=nope.jsonl"])
+    from dapo.config.load import to_toml
+
+    (folder / "run" / "config.toml").write_text(to_toml(config.config))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-m", "dapo", *arguments], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("DataError: nope.jsonl: no such file.")
