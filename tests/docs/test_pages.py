@@ -151,7 +151,7 @@ def test_the_site_s_checker_finds_what_is_wrong(tmp_path: Path):
 def test_the_verdicts_the_reward_page_promises():
     text = (DOCS / "your-reward.md").read_text()
     tasks = [json.loads(line) for line in re.findall(r'^\{"response".*\}$', text, re.MULTILINE)]
-    promised = re.search(r"One verdict a line: ([A-Z, ]+)\.", text)[1].split(", ")
+    promised = re.search(r"One verdict per line: ([A-Z, ]+)\.", text)[1].split(", ")
     assert [verify(task["response"], task["answer"]).value for task in tasks] == promised
 
 

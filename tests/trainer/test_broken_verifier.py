@@ -5,17 +5,31 @@ from pathlib import Path
 import pytest
 from toy import recipe
 
-from dapo.errors import VerifierError
+from dapo.errors import ConfigError, VerifierError
 from dapo.sampling.collect import MOST_FAILURES, Collector
 from dapo.trainer.loop import train
 from dapo.trainer.start import start_run
 from dapo.types import Judgement, Verdict
 
 RAISES = "def judge(response, answer, meta):\n    raise RuntimeError('no licence for this verifier')\n"
+RAISES_LATER = (
+    "def judge(response, answer, meta):\n    if response == f'Answer: {answer}':\n        return True\n"
+    "    raise RuntimeError('no licence for this verifier')\n"
+)
 
 
-def test_a_verifier_that_always_raises_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "raising_rewards.py").write_text(RAISES)
+def test_a_verifier_that_raises_on_the_first_problem_does_not_start_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "always_raising_rewards.py").write_text(RAISES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="to the first problem: CRASH: RuntimeError: no licence for this verifier"):
+        start_run(recipe(tmp_path, "rewards.verifier=always_raising_rewards:judge"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_verifier_that_raises_on_everything_else_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "raising_rewards.py").write_text(RAISES_LATER)
     monkeypatch.syspath_prepend(str(tmp_path))
     keys = [
         "rewards.verifier=raising_rewards:judge",
