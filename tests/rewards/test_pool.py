@@ -57,13 +57,15 @@ def busy(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
 
 
 def forking(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001
-    """One child after the other; each works a little and is waited for."""
-    while True:
+    """One child after the other works a little and is waited for; the parent does nothing."""
+    for _ in range(20):
         child = os.fork()
         if child == 0:
-            busy("0.03", "", {})
+            busy("0.02", "", {})
             os._exit(0)
         os.waitpid(child, 0)
+    time.sleep(600)
+    return Score(1.0, True)
 
 
 def delegating(response: str, answer: str, meta: dict) -> Score:  # noqa: ARG001

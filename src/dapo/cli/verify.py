@@ -146,7 +146,8 @@ def row_in(line: bytes, where: str, verifier: str) -> Row:
     for key in ("response", "answer") if needs_reference(verifier) else ("response",):
         if key not in fields:
             raise DataError(f'{where}: no "{key}"; it has {sorted(fields)[:8]}.', remedy=f"Write {EXAMPLE_ROW}")
-    response, answer = fields["response"], fields.get("answer")
+    response: Any = fields["response"]
+    answer: Any = fields.get("answer")
     if not needs_reference(verifier) and not isinstance(answer, str):
         from dapo.data.schemas import reference_text
 

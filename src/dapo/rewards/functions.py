@@ -39,6 +39,7 @@ def load(name: str) -> Callable[[Task], Score]:
 
 def arguments_for(function: Callable[..., Any]) -> Callable[[Task], tuple[tuple[Any, ...], dict[str, Any]]]:
     """How to call it: positional and keyword arguments, given a task. TypeError where nothing fits."""
+    parameters: Parameters
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # written in C
@@ -62,7 +63,9 @@ def arguments_for(function: Callable[..., Any]) -> Callable[[Task], tuple[tuple[
 
 def trl_arguments(task: Task, parameters: Parameters) -> dict[str, Any]:
     """A batch of one: lists of one completion and of each column; the reference by the name the function asks for."""
-    columns = {name: [task.answer] for name in REFERENCE_NAMES if name == "answer" or name in parameters}
+    columns: dict[str, Any] = {
+        name: [task.answer] for name in REFERENCE_NAMES if name == "answer" or name in parameters
+    }
     columns |= {name: [value] for name, value in task.meta.items()}
     question = next((task.meta[name] for name in QUESTION_NAMES if name in task.meta), None)
     return columns | {"completions": [task.response]} | ({"prompts": [question]} if question is not None else {})
