@@ -31,6 +31,8 @@ QUESTION_CHARACTERS = 120
 TOP = 12
 PREFIX, SUFFIX = "dapo.put(", ");\n"
 
+PER_TOKEN = ("tokens", "logp_old", "entropy", "advantage", "ratio", "clip")
+
 Row = Mapping[str, Any]
 
 
@@ -62,7 +64,7 @@ def make_chunks(
     held: list[str] = []
     size = number = 0
     for rows in groups_of(table):
-        responses = [response_of(row, pieces, phrases) for row in rows]
+        responses = [readable_or_not(row, pieces, phrases) for row in rows]
         group = json.dumps(group_of(rows[0], responses), allow_nan=False)
         if held and size + len(group) > PIECE_CHARACTERS:
             yield f"{number:03d}", script(f"{step_name}/{number:03d}", f"[{','.join(held)}]")
@@ -97,28 +99,42 @@ def read_table(parquet: Path) -> pa.Table | None:
     """The rollouts of a step; None for a file that is missing or torn."""
     try:
         return pq.read_table(parquet)
-    except (OSError, pa.ArrowInvalid):
+    except (OSError, pa.ArrowException):
         return None
 
 
 def groups_of(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
     """Rows group by group, as they stand in the table: one problem's visit after another."""
-    numeric = [
-        name for name in ("tokens", "logp_old", "entropy", "advantage", "ratio", "clip") if name in table.column_names
-    ]
-    plain = table.drop_columns(
-        [*numeric, *(n for n in ("logp", "version", "prompt_tokens") if n in table.column_names)]
-    )
-    lists = {name: ragged(table[name]) for name in numeric}
+    lists = {name: ragged(table[name]) for name in PER_TOKEN if is_list(table, name)}
+    left_out = {*PER_TOKEN, "logp", "version", "prompt_tokens"}
+    plain = {name: values_of(table[name]) for name in table.column_names if name not in left_out}
     held: list[dict[str, Any]] = []
-    for at, row in enumerate(plain.to_pylist()):
+    for at in range(len(table)):
+        row = {name: values[at] for name, values in plain.items()}
         row |= {name: values[offsets[at] : offsets[at + 1]] for name, (values, offsets) in lists.items()}
+        row["problem_id"] = clean(row.get("problem_id"))
         if held and (row["problem_id"], row.get("visit")) != (held[0]["problem_id"], held[0].get("visit")):
             yield held
             held = []
         held.append(row)
     if held:
         yield held
+
+
+def is_list(table: pa.Table, name: str) -> bool:
+    return name in table.column_names and (
+        pa.types.is_list(table[name].type) or pa.types.is_large_list(table[name].type)
+    )
+
+
+def values_of(column: pa.ChunkedArray) -> list[Any]:
+    """A column as Python values; bytes that are no text in UTF-8 are replaced, and the rest of it stays."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        raw = column.cast(pa.large_binary()).to_pylist()
+        values = [None if value is None else value.decode("utf-8", "replace") for value in raw]
+    return values
 
 
 def ragged(column: pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -136,7 +152,7 @@ def ragged(column: pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[np.int64]]:
 def group_of(first: Row, responses: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": str(first["problem_id"]),
-        "visit": int(first.get("visit") or 0),
+        "visit": whole(first.get("visit")),
         "question": clean(first.get("question")),
         "answer": clean(first.get("answer")),
         "source": clean(first.get("source")),
@@ -144,37 +160,67 @@ def group_of(first: Row, responses: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def response_of(row: Row, pieces: TokenPieces | None, phrases: Phrases) -> dict[str, Any]:
-    """One response as the browser shows it; per-token numbers as float16 in base64, ratios as their logarithm."""
-    text = clean(row.get("response_text"))
-    tokens = row.get("tokens", ())
-    response: dict[str, Any] = {
-        "n": len(tokens),
+def readable_or_not(row: Row, pieces: TokenPieces | None, phrases: Phrases) -> dict[str, Any]:
+    """One response as the browser shows it. One that cannot be read says so: it is no reason to have no page."""
+    try:
+        return response_of(row, pieces, phrases)
+    except Exception as error:
+        return plain_facts(row) | {"text": "", "unreadable": f"{type(error).__name__}: {error}"}
+
+
+def plain_facts(row: Row) -> dict[str, Any]:
+    """What can be said of any row, whatever it holds."""
+    tokens = row.get("tokens")
+    return {
+        "n": 0 if tokens is None else len(tokens),
         "verdict": clean(row.get("verdict")),
         "extracted": None if row.get("extracted") is None else clean(row["extracted"]),
         "reward": number(row.get("reward")),
         "raw": number(row.get("reward_raw")),
         "overlong": number(row.get("reward_overlong")),
         "stop": clean(row.get("stop_reason")),
-        "behaviour": phrases.of(text),
-        "is_answer_only": is_answer_only(text, row.get("extracted")),
+        "behaviour": [],
+        "is_answer_only": False,
     }
-    shown, units = pieces.split(tokens, text) if pieces is not None else (text, np.zeros(0, np.uint16))
+
+
+def response_of(row: Row, pieces: TokenPieces | None, phrases: Phrases) -> dict[str, Any]:
+    """One response as the browser shows it; per-token numbers as float16 in base64, ratios as their logarithm."""
+    text = clean(row.get("response_text"))
+    response = plain_facts(row)
+    response["behaviour"] = phrases.of(text)
+    response["is_answer_only"] = is_answer_only(text, response["extracted"])
+    shown, units = pieces.split(row.get("tokens", ()), text) if pieces is not None else (text, np.zeros(0, np.uint32))
     response["text"] = clean(shown)
+    clip = clip_of(row)
     if len(units):
-        response["units"] = encode(units)
+        # Few tokens write more than 65,535 units; a response that has one counts in four bytes, "wide".
+        response |= {"units": encode(units), "wide": True} if is_wide(units) else {"units": encode(units.astype("u2"))}
         response["logp"] = half(row.get("logp_old"))
         response["entropy"] = half(row.get("entropy"))
         response["advantage"] = constant_or_half(row.get("advantage"))
         with np.errstate(divide="ignore", invalid="ignore"):
             response["log_ratio"] = half(np.log(np.asarray(row.get("ratio", ()), dtype=np.float64)))
-        clip = np.asarray(row.get("clip", ()))
         response["clip"] = [[int(at), int(clip[at])] for at in np.flatnonzero(clip)]
     return response
 
 
+def is_wide(units: NDArray[np.uint32]) -> bool:
+    return int(units.max(initial=0)) > np.iinfo(np.uint16).max
+
+
+def clip_of(row: Row) -> NDArray[np.int8]:
+    """Which tokens were clipped, -1 low and 1 high; as many as the response has tokens, at most."""
+    clip = np.nan_to_num(np.asarray(row.get("clip", ()), dtype=np.float64))
+    return np.sign(clip[: len(row.get("tokens", ()))]).astype(np.int8)
+
+
 def clean(text: object) -> str:
     return "" if text is None else str(text)
+
+
+def whole(value: object) -> int:
+    return int(value) if isinstance(value, int | float) and np.isfinite(value) else 0
 
 
 def number(value: object) -> float | None:
@@ -182,7 +228,10 @@ def number(value: object) -> float | None:
 
 
 def half(values: Any) -> str | None:
-    return None if values is None or not len(values) else encode(np.asarray(values, dtype=np.float16))
+    if values is None or not len(values):
+        return None
+    with np.errstate(over="ignore"):  # what half precision cannot hold is infinite
+        return encode(np.asarray(values, dtype=np.float16))
 
 
 def constant_or_half(values: Any) -> float | str | None:
@@ -190,7 +239,7 @@ def constant_or_half(values: Any) -> float | str | None:
     if values is None or not len(values):
         return None
     array = np.asarray(values)
-    return round(float(array[0]), 6) if bool((array == array[0]).all()) else half(array)
+    return number(float(array[0])) if bool((array == array[0]).all()) else half(array)
 
 
 def encode(values: NDArray[Any]) -> str:
@@ -227,10 +276,13 @@ class Index:
         pieces: TokenPieces | None,
     ) -> None:
         first = rows[0]
-        clips = [np.asarray(row.get("clip", ())) for row in rows]
+        clips = [
+            np.zeros(0, np.int8) if "unreadable" in response else clip_of(row)
+            for row, response in zip(rows, responses, strict=True)
+        ]
         line = {
             "id": str(first["problem_id"]),
-            "visit": int(first.get("visit") or 0),
+            "visit": whole(first.get("visit")),
             "question": " ".join(clean(first.get("question"))[: 2 * QUESTION_CHARACTERS].split())[:QUESTION_CHARACTERS],
             "answer": clean(first.get("answer"))[:QUESTION_CHARACTERS],
             "piece": piece,

@@ -54,11 +54,17 @@ def read_indexes(
     for parquet in run.rollouts:
         index = read_script(chunk_folder(parquet) / "index.js")
         is_stale = index is None or index.get("format") != FORMAT or index.get("phrases") != listed.name
+        why = ""
         if (index is None or (is_stale and is_writing)) and (table := read_table(parquet)) is not None:
             pieces = pieces or find_tokenizer(run.folder, run.config)
-            index = make_index(table, parquet, pieces, listed, is_writing=is_writing)
+            try:
+                index = make_index(table, parquet, pieces, listed, is_writing=is_writing)
+            except OSError:  # of the disk, not of the record
+                raise
+            except Exception as error:
+                why = f" ({type(error).__name__}: {error})"
         if index is None or index.get("format") != FORMAT:
-            missing.append(f"rollouts/{parquet.name}: cannot be read; its step is left out of the browser")
+            missing.append(f"rollouts/{parquet.name}: cannot be read{why}; its step is left out of the browser")
         else:
             indexes[int(index["step"])] = index
     return indexes, missing

@@ -70,24 +70,24 @@ class TokenPieces:
         return shown
 
     @cached_property
-    def units(self) -> NDArray[np.uint16]:
+    def units(self) -> NDArray[np.uint32]:
         """Length of each whole token as a browser counts it, in UTF-16 units."""
-        return np.array([utf16_units(piece or "") for piece in self.whole], dtype=np.uint16)
+        return np.array([utf16_units(piece or "") for piece in self.whole], dtype=np.uint32)
 
-    def split(self, tokens: Sequence[int], text: str) -> tuple[str, NDArray[np.uint16]]:
+    def split(self, tokens: Sequence[int], text: str) -> tuple[str, NDArray[np.uint32]]:
         """The response with its end token shown, and how many UTF-16 units of it each token wrote."""
         ids = [int(token) for token in tokens]
         if not all(0 <= token < len(self.bytes) for token in ids):
-            return text, np.zeros(0, np.uint16)
+            return text, np.zeros(0, np.uint32)
         pieces = [self.whole[token] for token in ids]
         if all(piece is not None for piece in pieces):
             spoken = "".join(
                 piece for piece, token in zip(pieces, ids, strict=True) if token not in self.special and piece
             )
             if self.kind != "other" or spoken == text:
-                return "".join(piece for piece in pieces if piece), self.units[ids] if ids else np.zeros(0, np.uint16)
+                return "".join(piece for piece in pieces if piece), self.units[ids] if ids else np.zeros(0, np.uint32)
         parts = self.decode_bytes(ids) if self.kind != "other" else self.decode_windows(ids)
-        return "".join(parts), np.array([utf16_units(part) for part in parts], dtype=np.uint16)
+        return "".join(parts), np.array([utf16_units(part) for part in parts], dtype=np.uint32)
 
     def decode_bytes(self, ids: Sequence[int]) -> list[str]:
         """A character spread over several tokens belongs to the token that completes it."""

@@ -17,15 +17,15 @@ from dapo.commands import dapo_command
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
-from dapo.report.chunks import groups_of, read_table, response_of
+from dapo.report.chunks import groups_of, read_table, readable_or_not
 from dapo.report.differences import compare
 from dapo.report.doctor import verdict
 from dapo.report.examined import Examined, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
 from dapo.report.pieces import TokenPieces, find_tokenizer
 
-# Everything but line feed and tab that a terminal would act on or hide; bidirectional marks too.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+# Everything but line feed and tab that a terminal would act on, hide or cannot write; bidirectional marks too.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 HEATS = ("probability", "entropy", "ratio", "advantage", "clipped", "none")
 SHOWN_PROBLEMS = 40
 
@@ -86,7 +86,7 @@ def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:
 
 def problem_ids(path: Path) -> list[str]:
     table = read_table(path)
-    return [] if table is None else table["problem_id"].unique().to_pylist()
+    return [] if table is None or "problem_id" not in table.column_names else table["problem_id"].unique().to_pylist()
 
 
 def matching(groups: list[list[dict[str, Any]]], problem: str, path: Path) -> list[list[dict[str, Any]]]:
@@ -122,8 +122,8 @@ def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Cons
     for name in ("problem", "right", "tokens", "question"):
         table.add_column(name, justify="right" if name == "tokens" else "left", no_wrap=name != "question")
     for rows in groups[:SHOWN_PROBLEMS]:
-        right = sum(row["verdict"] == "CORRECT" for row in rows)
-        tokens = float(np.mean([len(row["tokens"]) for row in rows]))
+        right = sum(row.get("verdict") == "CORRECT" for row in rows)
+        tokens = float(np.mean([len(row.get("tokens", ())) for row in rows]))
         question = " ".join(str(rows[0].get("question", "")).split())[:90]
         table.add_row(
             Text(shown(str(rows[0]["problem_id"]))), f"{right}/{len(rows)}", f"{tokens:.0f}", Text(shown(question))
@@ -137,14 +137,14 @@ def print_group(
     path: Path, rows: list[dict[str, Any]], pieces: TokenPieces | None, phrases: Phrases, heat: str, console: Console
 ) -> None:
     first = rows[0]
-    right = sum(row["verdict"] == "CORRECT" for row in rows)
+    right = sum(row.get("verdict") == "CORRECT" for row in rows)
     console.print(Text(shown(str(first.get("question", ""))), style="bold"))
     console.print(
         Text(f"{path.stem.replace('-', ' ')} · problem {shown(str(first['problem_id']))} · reference "
              f"{shown(str(first.get('answer', '')))} · {right} of {len(rows)} right", style="dim")
     )  # fmt: skip
     for at, row in enumerate(rows):
-        response = response_of(row, pieces, phrases)
+        response = readable_or_not(row, pieces, phrases)
         parts = [f"{name} {response[key] or 0.0:+.2f}" for name, key in (("verdict", "raw"), ("overlong", "overlong"))]
         about = (
             f"{at + 1}  {response['verdict']}  reward {response['reward'] or 0.0:+.2f} ({', '.join(parts)})  "
@@ -162,6 +162,8 @@ def print_group(
 def coloured(response: Mapping[str, Any], row: Mapping[str, Any], heat: str, pieces: TokenPieces | None) -> Text:
     """The response, its tokens on a background by `heat`."""
     text = response["text"]
+    if "unreadable" in response:
+        return Text(f"cannot be read: {shown(response['unreadable'])}", style="yellow")
     if pieces is None or heat == "none" or "units" not in response:
         return Text(shown(text))
     _, units = pieces.split(row["tokens"], text)

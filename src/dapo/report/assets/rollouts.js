@@ -216,7 +216,9 @@ const rollouts = {
       el("span", { class: "sub" }, parts.length > 1 ? parts.join(" ") : ""),
       el("span", { class: "sub end" }, `${response.n} tokens · ${response.stop === "LENGTH" ? "cut off" : response.stop === "EOS" ? "ended" : response.stop.toLowerCase()}`));
     const kinds = response.behaviour.map((kind) => el("span", { class: "chip" }, behaviour.LABELS[kind].toLowerCase()));
-    const body = el("pre", { class: "text", dir: "auto", "data-at": at });
+    const body = response.unreadable
+      ? el("p", { class: "missing" }, `This response cannot be read: ${visible(response.unreadable)}`)
+      : el("pre", { class: "text", dir: "auto", "data-at": at });
     return el("article", { class: "response" }, head, body,
       el("footer", {}, response.extracted === null ? el("span", { class: "sub" }, "no answer read") : el("span", { class: "sub" }, "answer ", el("b", {}, visible(response.extracted))), ...kinds));
   },
@@ -374,8 +376,9 @@ function tokensOf(response) {
   const clip = new Map(response.clip);
   const tokens = [];
   let at = 0;
-  for (let i = 0; i < units.byteLength / 2; i++) {
-    const size = units.getUint16(2 * i, true);
+  const width = response.wide ? 4 : 2;
+  for (let i = 0; i < units.byteLength / width; i++) {
+    const size = response.wide ? units.getUint32(4 * i, true) : units.getUint16(2 * i, true);
     tokens.push({
       from: at, to: at + size, n: i + 1, isKnown: true, p: logp ? Math.exp(logp[i]) : NaN, entropy: entropy ? entropy[i] : NaN,
       ratio: logRatio ? Math.exp(logRatio[i]) : NaN, advantage: advantage ? advantage[i] : response.advantage ?? NaN, clip: clip.get(i) || 0,
