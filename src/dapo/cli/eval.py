@@ -60,8 +60,12 @@ def command(
 def print_table(line: dict[str, Any]) -> None:
     table = Table("score", "value", "95 % interval", box=None, padding=(0, 2, 0, 0))
     for score in ("avg@k", "pass@k", "maj@k"):
-        low, high = line[f"{score}_interval"]
-        table.add_row(score.replace("k", str(line["k"])), f"{line[score]:.4f}", f"{low:.4f} – {high:.4f}")
+        name = score.replace("k", str(line["k"]))
+        if line[score] is None:
+            table.add_row(name, "n/a", "the verifier extracts no answer to vote with")
+        else:
+            low, high = line[f"{score}_interval"]
+            table.add_row(name, f"{line[score]:.4f}", f"{low:.4f} – {high:.4f}")
     for source, value in line.get("by_source", {}).items():
         table.add_row(f"avg on {source}", f"{value:.4f}", "")
     console = Pipe(highlight=False)

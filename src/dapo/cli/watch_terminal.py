@@ -57,7 +57,7 @@ def evaluation_cells(line: Mapping[str, Any]) -> list[str]:
     return [
         f"avg@{k} {line['avg@k']:.3f} [{low:.3f}, {high:.3f}]",
         f"pass@{k} {line['pass@k']:.3f}",
-        f"maj@{k} {line['maj@k']:.3f}",
+        f"maj@{k} {'n/a' if line['maj@k'] is None else format(line['maj@k'], '.3f')}",
         f"unparseable {100 * line['unparseable']:.1f}%",
         *([f"given up by the engine {line['faults']}"] if line.get("faults") else []),
     ]

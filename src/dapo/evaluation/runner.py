@@ -97,17 +97,27 @@ def answered(problem: Problem, request: Request, completion: Completion, judgeme
 
 
 def summarise(name: str, problems: Sequence[Problem], answers: Answers, *, k: int) -> dict[str, Any]:
-    """One line of the table: avg@k, pass@k, maj@k with 95 % intervals over problems, and how the responses look."""
+    """One line of the table: avg@k, pass@k, maj@k with 95 % intervals over problems, and how the responses look.
+
+    maj@k is None where no response has an extracted answer: a verifier that names none (your own function, `code`, most
+    commands) leaves nothing to vote with.
+    """
     rows = [[answers[problem.id, i] for i in range(k)] for problem in problems]
     correct = np.array([[a.verdict is Verdict.CORRECT for a in row] for row in rows], dtype=np.bool_).reshape(-1, k)
     extracted = [[a.extracted for a in row] for row in rows]
     everything = [a for row in rows for a in row]
-    scores = {"avg@k": avg_at_k(correct), "pass@k": pass_at_k(correct), "maj@k": maj_at_k(correct, extracted)}
+    has_votes = any(answer.extracted is not None for answer in everything)
+    average = avg_at_k(correct)
+    scores = {
+        "avg@k": average,
+        "pass@k": pass_at_k(correct),
+        "maj@k": maj_at_k(correct, extracted) if has_votes else None,
+    }
     line: dict[str, Any] = {"set": name, "problems": len(problems), "k": k}
     for score, per_problem in scores.items():
-        estimate: Estimate = bootstrap(per_problem)
-        line[score] = estimate.value
-        line[f"{score}_interval"] = [estimate.low, estimate.high]
+        estimate: Estimate | None = bootstrap(per_problem) if per_problem is not None else None
+        line[score] = estimate.value if estimate is not None else None
+        line[f"{score}_interval"] = [estimate.low, estimate.high] if estimate is not None else None
     line["unparseable"] = share(everything, lambda a: a.verdict is Verdict.UNPARSEABLE)
     line["truncated"] = share(everything, lambda a: a.is_truncated)
     line["faults"] = sum(a.is_aborted for a in everything)
@@ -117,7 +127,7 @@ def summarise(name: str, problems: Sequence[Problem], answers: Answers, *, k: in
     sources = sorted({problem.source for problem in problems})
     if len(sources) > 1:
         line["by_source"] = {
-            source: float(np.mean([c for c, p in zip(scores["avg@k"], problems, strict=True) if p.source == source]))
+            source: float(np.mean([c for c, p in zip(average, problems, strict=True) if p.source == source]))
             for source in sources
         }
     return line

@@ -133,6 +133,8 @@ def scores(lines: Sequence[Mapping[str, Any]], step: int) -> str:
 def with_interval(line: Mapping[str, Any] | None, score: str, *, k: int) -> str:
     if line is None:
         return "not measured"
+    if line[score] is None:  # maj@k of a verifier that extracts no answer
+        return "n/a"
     low, high = line[f"{score}_interval"]
     other = f" (k = {line['k']})" if line["k"] != k else ""
     return f"{line[score]:.3f} [{low:.3f}, {high:.3f}]{other}"

@@ -29,7 +29,8 @@ class TrackerObserver(Observer):
         self.hand_over(int(metrics["step"]), {k: v for k, v in metrics.items() if k != "step"})
 
     def on_evaluation(self, line: Mapping[str, Any]) -> None:
-        scores = {f"eval/{line['set']}/{name}": line[name] for name in ("avg@k", "pass@k", "maj@k") if name in line}
+        named = {name: line.get(name) for name in ("avg@k", "pass@k", "maj@k")}
+        scores = {f"eval/{line['set']}/{name}": value for name, value in named.items() if value is not None}
         self.hand_over(int(line["step"]), scores)
 
     def hand_over(self, step: int, values: Mapping[str, float]) -> None:

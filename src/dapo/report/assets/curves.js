@@ -194,7 +194,7 @@ const curves = {
       });
       if (!several && s === 0) {
         lines.push({ label: `pass@${k}`, run: at, x, y: own.map((line) => line.pass), colour: "third", dash: "dot", raw: true });
-        lines.push({ label: `maj@${k}`, run: at, x, y: own.map((line) => line.maj), colour: "second", dash: "dot", raw: true });
+        if (own.some((line) => line.maj !== null)) lines.push({ label: `maj@${k}`, run: at, x, y: own.map((line) => line.maj), colour: "second", dash: "dot", raw: true });
       }
     });
     return lines;

@@ -195,7 +195,7 @@ const overview = {
         const head = ["step", "set", "avg@k", "95 %", "pass@k", "maj@k", "unparseable", "truncated", "faults", "tokens"];
         const rows = run.evaluations.map((e) => [
           e.step, e.set, e.avg.toFixed(3), `${e.avg_interval[0].toFixed(3)}–${e.avg_interval[1].toFixed(3)}`, format.number(e.pass),
-          format.number(e.maj), format.percent(e.unparseable), format.percent(e.truncated), e.faults ?? "–", format.number(e.mean_tokens)]);
+          e.maj === null ? "n/a" : format.number(e.maj), format.percent(e.unparseable), format.percent(e.truncated), e.faults ?? "–", format.number(e.mean_tokens)]);
         parts.push(overview.fold(`${several}Evaluations (${rows.length})`, overview.table(head, rows), true));
       }
       if (run.events.length) {
