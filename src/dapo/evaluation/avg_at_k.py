@@ -37,8 +37,8 @@ def maj_at_k(correct: NDArray[np.bool_], answers: Sequence[Sequence[str | None]]
 
     Votes are counted by value, however it is spelled. Responses of one value may be judged differently (one offered a
     second answer, or was cut off): most of them decide, and as many right as wrong is a half. Responses without a
-    readable answer have no vote; a problem where none has one counts 0. (Where no problem has one, as with a verifier that
-    extracts nothing, there is no maj@k at all: `runner.summarise`.)
+    readable answer have no vote; a problem where none has one counts 0. Where no problem has one, as with a
+    verifier that extracts nothing, there is no maj@k at all (`runner.summarise`).
     """
     return np.array([_majority(row, texts) for row, texts in zip(correct, answers, strict=True)], dtype=np.float64)
 
