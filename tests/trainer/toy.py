@@ -27,6 +27,11 @@ def contains(response: str, answer: str, meta: Mapping[str, object]) -> Score:  
     return Score(1.0 if is_right else -1.0, is_right)
 
 
+def never(response: str, answer: str, meta: Mapping[str, object]) -> Score:  # noqa: ARG001
+    """Nothing is right."""
+    return Score(-1.0, correct=False)
+
+
 def counts(response: str, answer: str, meta: Mapping[str, object]) -> Score:  # noqa: ARG001
     """Graded: how many tokens of that third there are, four at the most; none is right or wrong."""
     return Score(min(4, sum(int(n) % 3 == int(answer) for n in re.findall(r"w(\d+)", response))) / 4)

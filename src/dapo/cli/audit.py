@@ -5,26 +5,68 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from dapo.errors import DataError
+from dapo.report.chunks import DROPPED
 from dapo.rewards import Task, VerifierPool
-from dapo.types import StopReason
+from dapo.types import Judgement, StopReason
 
 COLUMNS = ("problem_id", "response_text", "answer", "verdict", "stop_reason")
 N_EXAMPLES = 5
 BATCH_ROWS = 2_048
 
 
+@dataclass(slots=True)
+class Tally:
+    """Verdicts of the run against those of the second method: (the run's, the second one's) -> how often, examples."""
+
+    counts: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, row: dict[str, Any], judgement: Judgement) -> None:
+        kind = (str(row["verdict"]), judgement.verdict.value)
+        self.counts[kind] += 1
+        if kind[0] != kind[1] and len(self.kinds[kind]) < N_EXAMPLES:
+            self.kinds[kind].append(
+                {
+                    "file": row["file"],
+                    "problem_id": row["problem_id"],
+                    "answer": row["answer"],
+                    "response_end": row["response_text"][-160:],
+                    "second_extracted": judgement.extracted,
+                }
+            )
+
+    @property
+    def n_rows(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def n_agreeing(self) -> int:
+        return sum(n for kind, n in self.counts.items() if kind[0] == kind[1])
+
+    @property
+    def disagreements(self) -> list[tuple[str, str]]:
+        return sorted(self.kinds, key=lambda kind: -self.counts[kind])
+
+    def to_json(self) -> dict[str, Any]:
+        listing = [
+            {"run": kind[0], "second": kind[1], "n": self.counts[kind], "examples": self.kinds[kind]}
+            for kind in self.disagreements
+        ]
+        return {"rows": self.n_rows, "agree": self.n_agreeing, "disagreements": listing}
+
+
 def audit_run(run: Path, verifier: str, limits: dict[str, Any], *, as_json: bool) -> None:
-    """Print where `verifier` disagrees with what the run recorded."""
-    kinds: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    counts: dict[tuple[str, str], int] = defaultdict(int)
+    """Print where `verifier` disagrees with what the run recorded; groups that were not trained on apart."""
+    trained, dropped = Tally(), Tally()
     with VerifierPool(verifier, **limits) as pool:
-        for rows in batches(run):
+        for rows, is_dropped in batches(run):
             tasks = [
                 Task(
                     row["response_text"], row["answer"], StopReason(row["stop_reason"]) if row["stop_reason"] else None
@@ -32,27 +74,17 @@ def audit_run(run: Path, verifier: str, limits: dict[str, Any], *, as_json: bool
                 for row in rows
             ]
             for row, judgement in zip(rows, pool.judge_all(tasks), strict=True):
-                kind = (str(row["verdict"]), judgement.verdict.value)
-                counts[kind] += 1
-                if kind[0] != kind[1] and len(kinds[kind]) < N_EXAMPLES:
-                    kinds[kind].append(
-                        {
-                            "file": row["file"],
-                            "problem_id": row["problem_id"],
-                            "answer": row["answer"],
-                            "response_end": row["response_text"][-160:],
-                            "second_extracted": judgement.extracted,
-                        }
-                    )
-    report(run, verifier, counts, kinds, as_json=as_json)
+                (dropped if is_dropped else trained).add(row, judgement)
+    report(run, verifier, trained, dropped, as_json=as_json)
 
 
-def batches(run: Path) -> Iterator[list[dict[str, Any]]]:
-    """The run's rollouts, some thousand rows at a time."""
+def batches(run: Path) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+    """The run's rollouts, some thousand rows at a time; True with those of groups that were dropped."""
     import pyarrow
     import pyarrow.parquet as parquet
 
-    files = sorted((run / "rollouts").glob("*.parquet"))
+    home = run / "rollouts"
+    files = [*sorted(home.glob("*.parquet")), *sorted((home / DROPPED).glob("*.parquet"))]
     if not files:
         raise DataError(
             f"{run}: no rollouts/*.parquet.",
@@ -72,39 +104,25 @@ def batches(run: Path) -> Iterator[list[dict[str, Any]]]:
                 remedy="An audit needs the reference answers, which newer rollouts hold in the column `answer`.",
             )
         for batch in source.iter_batches(batch_size=BATCH_ROWS, columns=list(COLUMNS)):
-            yield [{**row, "file": path.name} for row in batch.to_pylist()]
+            rows = [{**row, "file": str(path.relative_to(home))} for row in batch.to_pylist()]
+            yield rows, path.parent.name == DROPPED
 
 
-def report(
-    run: Path,
-    verifier: str,
-    counts: dict[tuple[str, str], int],
-    kinds: dict[tuple[str, str], list[dict[str, Any]]],
-    *,
-    as_json: bool,
-) -> None:
-    n_rows = sum(counts.values())
-    n_agreeing = sum(n for kind, n in counts.items() if kind[0] == kind[1])
-    ordered = sorted(kinds, key=lambda kind: -counts[kind])
+def report(run: Path, verifier: str, trained: Tally, dropped: Tally, *, as_json: bool) -> None:
     if as_json:
-        listing = [{"run": kind[0], "second": kind[1], "n": counts[kind], "examples": kinds[kind]} for kind in ordered]
-        typer.echo(
-            json.dumps(
-                {
-                    "run": str(run),
-                    "second_method": verifier,
-                    "rows": n_rows,
-                    "agree": n_agreeing,
-                    "disagreements": listing,
-                },
-                ensure_ascii=False,
-            )
-        )
+        answer = {"run": str(run), "second_method": verifier, **trained.to_json(), DROPPED: dropped.to_json()}
+        typer.echo(json.dumps(answer, ensure_ascii=False))
         return
-    share = n_agreeing / n_rows if n_rows else 1.0
-    typer.echo(f"{run}: {n_rows} responses, {n_agreeing} ({share:.2%}) judged the same by {verifier}")
-    for kind in ordered:
-        typer.echo(f"\n{counts[kind]:>8}  run {kind[0]}, {verifier} {kind[1]}")
-        for example in kinds[kind]:
+    show(f"{run}: {trained.n_rows} responses", verifier, trained)
+    if dropped.n_rows:
+        show(f"\nof groups that were dropped: {dropped.n_rows} responses", verifier, dropped)
+
+
+def show(what: str, verifier: str, tally: Tally) -> None:
+    share = tally.n_agreeing / tally.n_rows if tally.n_rows else 1.0
+    typer.echo(f"{what}, {tally.n_agreeing} ({share:.2%}) judged the same by {verifier}")
+    for kind in tally.disagreements:
+        typer.echo(f"\n{tally.counts[kind]:>8}  run {kind[0]}, {verifier} {kind[1]}")
+        for example in tally.kinds[kind]:
             ending = " ".join(example["response_end"].split())[-100:]
             typer.echo(f"          problem {example['problem_id']}, reference {example['answer']!r}: ...{ending}")

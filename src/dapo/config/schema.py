@@ -330,7 +330,11 @@ class CheckpointConfig(Section):
 class RolloutsConfig(Section):
     """Records of what the model wrote, for the report's rollout browser."""
 
-    every_steps: int = Field(10, ge=0, description="Write all responses of every so many steps to parquet; 0 never.")
+    every_steps: int = Field(
+        10,
+        ge=0,
+        description="Write the responses of every so many steps to parquet, of the first and last one too; 0 never.",
+    )
 
 
 class TrackingConfig(Section):

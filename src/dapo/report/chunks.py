@@ -31,13 +31,19 @@ QUESTION_CHARACTERS = 120
 TOP = 12
 PREFIX, SUFFIX = "dapo.put(", ");\n"
 
-PER_TOKEN = ("tokens", "logp_old", "entropy", "advantage", "ratio", "clip")
+DROPPED = "dropped"  # column: why a group was not trained on (all_right, all_wrong, all_equal); empty where it was
+PER_TOKEN = ("tokens", "logp", "logp_old", "entropy", "advantage", "ratio", "clip")
 
 Row = Mapping[str, Any]
 
 
 def chunk_folder(parquet: Path) -> Path:
     return parquet.with_suffix("")
+
+
+def dropped_path(parquet: Path) -> Path:
+    """Groups that no update was made from lie in a folder of their own: a step's file holds what it was trained on."""
+    return parquet.parent / DROPPED / parquet.name
 
 
 def write_chunks(table: pa.Table, folder: Path, pieces: TokenPieces | None, phrases: Phrases | None = None) -> None:
@@ -103,17 +109,32 @@ def read_table(parquet: Path) -> pa.Table | None:
         return None
 
 
+def read_step(parquet: Path) -> pa.Table | None:
+    """The rollouts of a step: of the groups it was trained on, and of those that were dropped; None without either."""
+    found = [read_table(path) for path in (parquet, dropped_path(parquet))]
+    tables = [table for table in found if table is not None]
+    try:
+        return joined(tables) if tables else None
+    except pa.ArrowException:  # columns of one name and two types
+        return tables[0]
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table; a column that one of them lacks is empty there."""
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
 def groups_of(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
     """Rows group by group, as they stand in the table: one problem's visit after another."""
     lists = {name: ragged(table[name]) for name in PER_TOKEN if is_list(table, name)}
-    left_out = {*PER_TOKEN, "logp", "version", "prompt_tokens"}
+    left_out = {*PER_TOKEN, "version", "prompt_tokens"}
     plain = {name: values_of(table[name]) for name in table.column_names if name not in left_out}
     held: list[dict[str, Any]] = []
     for at in range(len(table)):
         row = {name: values[at] for name, values in plain.items()}
         row |= {name: values[offsets[at] : offsets[at + 1]] for name, (values, offsets) in lists.items()}
         row["problem_id"] = clean(row.get("problem_id"))
-        if held and (row["problem_id"], row.get("visit")) != (held[0]["problem_id"], held[0].get("visit")):
+        if held and any(row.get(name) != held[0].get(name) for name in ("problem_id", "visit", DROPPED)):
             yield held
             held = []
         held.append(row)
@@ -156,6 +177,7 @@ def group_of(first: Row, responses: list[dict[str, Any]]) -> dict[str, Any]:
         "question": clean(first.get("question")),
         "answer": clean(first.get("answer")),
         "source": clean(first.get("source")),
+        DROPPED: clean(first.get(DROPPED)),
         "responses": responses,
     }
 
@@ -196,7 +218,7 @@ def response_of(row: Row, pieces: TokenPieces | None, phrases: Phrases) -> dict[
     if len(units):
         # Few tokens write more than 65,535 units; a response that has one counts in four bytes, "wide".
         response |= {"units": encode(units), "wide": True} if is_wide(units) else {"units": encode(units.astype("u2"))}
-        response["logp"] = half(row.get("logp_old"))
+        response["logp"] = half(row.get("logp_old")) or half(row.get("logp"))  # of dropped groups the engine's own
         response["entropy"] = half(row.get("entropy"))
         response["advantage"] = constant_or_half(row.get("advantage"))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -256,7 +278,7 @@ class Index:
             name: []
             for name in (
                 "id", "visit", "question", "answer", "piece", "at", "size", "correct", "unparseable", "truncated",
-                "answers", "tokens", "reward", "low", "high", *KINDS,
+                "answers", "tokens", "reward", "low", "high", DROPPED, *KINDS,
             )
         }  # fmt: skip
         self.answers: Counter[Value] = Counter()
@@ -296,11 +318,14 @@ class Index:
             "reward": number(float(np.mean([r["reward"] or 0.0 for r in responses]))),
             "low": int(sum((clip < 0).sum() for clip in clips)),
             "high": int(sum((clip > 0).sum() for clip in clips)),
+            DROPPED: clean(first.get(DROPPED)),
         }
         for kind in KINDS:
             line[kind] = sum(kind in r["behaviour"] for r in responses)
         for name, value in line.items():
             self.groups[name].append(value)
+        if line[DROPPED]:  # shown, and counted in no sum: what a step learnt from is told by the others
+            return
         self.references[value_of(clean(first.get("answer")))] += 1
         for said in (r["extracted"] for r in responses if r["extracted"] is not None):
             self.answers[value_of(said)] += 1
@@ -313,8 +338,12 @@ class Index:
                     token = int(row["tokens"][place])
                     self.clipped[int(np.sign(clip[place]))][token_name(pieces, token)] += 1
 
+    def trained(self, name: str) -> int:
+        """The sum of a column over the groups that were trained on."""
+        return sum(n for n, why in zip(self.groups[name], self.groups[DROPPED], strict=True) if not why)
+
     def to_json(self) -> dict[str, Any]:
-        n = sum(self.groups["size"])
+        n = self.trained("size")
         top = [(value, self.spellings[value].most_common(1)[0][0], n) for value, n in self.answers.most_common(1)]
         return {
             "format": FORMAT,
@@ -324,7 +353,9 @@ class Index:
             "summary": {
                 "responses": n,
                 "pieces": max(self.groups["piece"], default=-1) + 1,
-                "behaviour": {kind: sum(self.groups[kind]) for kind in KINDS},
+                "groups": sum(not why for why in self.groups[DROPPED]),
+                DROPPED: sum(bool(why) for why in self.groups[DROPPED]),
+                "behaviour": {kind: self.trained(kind) for kind in KINDS},
                 "answer_only": self.answer_only,
                 "verdicts": sorted(self.verdicts.items()),
                 "top_answer": [*top[0][1:], self.references[top[0][0]]] if top else None,
@@ -343,13 +374,14 @@ def drop_after(rollouts: Path, last_step: int) -> None:
     for path in records_of(rollouts):
         if int(path.stem.removeprefix("step-")) > last_step:
             path.unlink(missing_ok=True)
+            dropped_path(path).unlink(missing_ok=True)
             shutil.rmtree(chunk_folder(path), ignore_errors=True)
 
 
 def records_of(rollouts: Path) -> Iterable[Path]:
     """The parquet names of all recorded steps, whether the parquet itself or only its scripts are there."""
-    names = {p.with_suffix("") for p in rollouts.glob("step-*.parquet")} | {
-        p for p in rollouts.glob("step-*") if p.is_dir()
-    }
+    names = {p.with_suffix("") for p in rollouts.glob("step-*.parquet")}
+    names |= {p for p in rollouts.glob("step-*") if p.is_dir()}
+    names |= {rollouts / p.stem for p in (rollouts / DROPPED).glob("step-*.parquet")}
     steps = [p for p in names if p.name.removeprefix("step-").isdigit()]
     return [p.with_suffix(".parquet") for p in sorted(steps, key=lambda p: int(p.name.removeprefix("step-")))]

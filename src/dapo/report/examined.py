@@ -9,7 +9,7 @@ from typing import Any
 from pyarrow import Table
 
 from dapo.report.behaviour import SHIPPED, Phrases, load_phrases
-from dapo.report.chunks import FORMAT, chunk_folder, make_chunks, parse_script, read_script, read_table, write_chunks
+from dapo.report.chunks import FORMAT, chunk_folder, make_chunks, parse_script, read_script, read_step, write_chunks
 from dapo.report.doctor import examine
 from dapo.report.findings import Disk, Finding
 from dapo.report.load import RunRecord, load_run
@@ -40,7 +40,7 @@ def examine_run(folder: Path, *, phrases: Path | None = None, is_writing: bool =
 
 def summaries_of(indexes: dict[int, dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
     return [
-        (step, index["summary"] | {"groups": len(index["groups"]["id"])}) for step, index in sorted(indexes.items())
+        (step, {"groups": len(index["groups"]["id"])} | index["summary"]) for step, index in sorted(indexes.items())
     ]
 
 
@@ -55,7 +55,7 @@ def read_indexes(
         index = read_script(chunk_folder(parquet) / "index.js")
         is_stale = index is None or index.get("format") != FORMAT or index.get("phrases") != listed.name
         why = ""
-        if (index is None or (is_stale and is_writing)) and (table := read_table(parquet)) is not None:
+        if (index is None or (is_stale and is_writing)) and (table := read_step(parquet)) is not None:
             pieces = pieces or find_tokenizer(run.folder, run.config)
             try:
                 index = make_index(table, parquet, pieces, listed, is_writing=is_writing)

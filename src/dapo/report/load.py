@@ -91,7 +91,9 @@ def load_run(folder: Path) -> RunRecord:
         ) from None
     missing: list[str] = []
     metrics = [m for m in read(folder / "metrics.jsonl", missing) if is_number(m.get("step"))]
-    evaluations = [e for e in read(folder / "eval.jsonl", missing) if is_evaluation(e)]
+    evaluations = [
+        e for e in read(folder / "eval.jsonl", missing, is_optional=is_never_evaluated(config)) if is_evaluation(e)
+    ]
     rollouts = list(records_of(folder / "rollouts"))
     gone = [p.name for p in expected_rollouts(folder, config, metrics) if p not in rollouts]
     if len(gone) > SHOWN_MISSING:
@@ -134,6 +136,11 @@ def read(path: Path, missing: list[str], *, is_optional: bool = False) -> Iterat
     if torn:
         lines = ", ".join(str(at) for at in torn[:5]) + (" …" if len(torn) > 5 else "")
         missing.append(f"{path.name}: line {lines} is torn and left out")
+
+
+def is_never_evaluated(config: dict[str, Any]) -> bool:
+    """Evaluation is switched off, or there is nothing to evaluate on."""
+    return config.get("eval", {}).get("every_steps") == 0 or config.get("data", {}).get("eval") == []
 
 
 def is_evaluation(line: dict[str, Any]) -> bool:

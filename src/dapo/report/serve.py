@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from dapo.errors import ConfigError
-from dapo.report.chunks import make_chunks, read_table, script
+from dapo.report.chunks import dropped_path, make_chunks, read_step, script
 from dapo.report.examined import examine_run, phrases_of
 from dapo.report.load import load_run
 from dapo.report.page import ASSETS, asset, dumps, html, plotly_path
@@ -83,8 +83,9 @@ class Watched:
             return None  # a link that leads out of the run
         if path.is_file():
             return path.read_text(encoding="ascii", errors="replace")
-        parquet = (root / f"{step}.parquet").resolve()
-        if not parquet.is_relative_to(self.folder) or (root / step).exists():
+        parquet = root / f"{step}.parquet"
+        own = [path.resolve() for path in (parquet, dropped_path(parquet))]
+        if not all(path.is_relative_to(self.folder) for path in own) or (root / step).exists():
             return None
         made = self.once(f"chunk {step}", lambda: self.make(parquet, step))
         text = made.get(part)
@@ -94,7 +95,7 @@ class Watched:
         self.kept = {
             name: kept for name, kept in self.kept.items() if not name.startswith("chunk")
         }  # one step is enough
-        table = read_table(parquet)
+        table = read_step(parquet)
         if table is None:
             return {}
         pieces = find_tokenizer(self.folder, load_run(self.folder).config)

@@ -17,7 +17,7 @@ from dapo.commands import dapo_command
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
-from dapo.report.chunks import groups_of, read_table, readable_or_not
+from dapo.report.chunks import DROPPED, groups_of, read_step, readable_or_not
 from dapo.report.differences import compare
 from dapo.report.doctor import verdict
 from dapo.report.examined import Examined, examine_run, phrases_of
@@ -42,7 +42,7 @@ def print_run(
         print_overview(examined, console)
     if examined.run.rollouts:
         parquet = pick_step(examined.run, step, problem)
-        table = read_table(parquet)
+        table = read_step(parquet)
         if table is None:
             raise DataError(f"{parquet}: cannot be read.", remedy="Name another step with --step.")
         groups = list(groups_of(table))
@@ -85,7 +85,7 @@ def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:
 
 
 def problem_ids(path: Path) -> list[str]:
-    table = read_table(path)
+    table = read_step(path)
     return [] if table is None or "problem_id" not in table.column_names else table["problem_id"].unique().to_pylist()
 
 
@@ -118,7 +118,10 @@ def print_overview(examined: Examined, console: Console) -> None:
 
 
 def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Console) -> None:
-    table = Table(title=f"{path.stem.replace('-', ' ')}: {len(groups)} problems", title_justify="left", box=None)
+    n_dropped = sum(bool(rows[0].get(DROPPED)) for rows in groups)
+    also = f", {n_dropped} of them dropped" if n_dropped else ""
+    title = f"{path.stem.replace('-', ' ')}: {len(groups)} problems{also}"
+    table = Table(title=title, title_justify="left", box=None)
     for name in ("problem", "right", "tokens", "question"):
         table.add_column(name, justify="right" if name == "tokens" else "left", no_wrap=name != "question")
     for rows in groups[:SHOWN_PROBLEMS]:
@@ -126,11 +129,18 @@ def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Cons
         tokens = float(np.mean([len(row.get("tokens", ())) for row in rows]))
         question = " ".join(str(rows[0].get("question", "")).split())[:90]
         table.add_row(
-            Text(shown(str(rows[0]["problem_id"]))), f"{right}/{len(rows)}", f"{tokens:.0f}", Text(shown(question))
+            Text(shown(str(rows[0]["problem_id"]))),
+            f"{right}/{len(rows)}",
+            f"{tokens:.0f}",
+            Text(shown(f"{dropped_word(rows[0])}{question}")),
         )
     console.print(table)
     if len(groups) > SHOWN_PROBLEMS:
         console.print(Text(f"and {len(groups) - SHOWN_PROBLEMS} more"))
+
+
+def dropped_word(row: Mapping[str, Any]) -> str:
+    return f"[dropped: {str(row[DROPPED]).replace('_', ' ')}] " if row.get(DROPPED) else ""
 
 
 def print_group(
@@ -141,7 +151,7 @@ def print_group(
     console.print(Text(shown(str(first.get("question", ""))), style="bold"))
     console.print(
         Text(f"{path.stem.replace('-', ' ')} · problem {shown(str(first['problem_id']))} · reference "
-             f"{shown(str(first.get('answer', '')))} · {right} of {len(rows)} right", style="dim")
+             f"{shown(str(first.get('answer', '')))} · {dropped_word(first)}{right} of {len(rows)} right", style="dim")
     )  # fmt: skip
     for at, row in enumerate(rows):
         response = readable_or_not(row, pieces, phrases)

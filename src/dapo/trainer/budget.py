@@ -24,6 +24,11 @@ class Budget:
     def is_spent(self) -> bool:
         return bool(self.spent)
 
+    def ends_with(self, generated_tokens: int) -> bool:
+        """Will a step that generates so many tokens be the last?"""
+        limit = self.limits.max_generated_tokens
+        return limit is not None and self.generated_tokens + generated_tokens >= limit
+
     def spend(self, *lines: Mapping[str, Any]) -> None:
         """Count what steps, or steps of value pretraining, took by their lines. The first rank's clock decides."""
         for line in lines:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dapo import __version__
 from dapo.config.schema import Config
+from dapo.report.chunks import dropped_path, records_of
 from dapo.report.page import write_page
 from dapo.tracking.files import read_lines
 
@@ -45,14 +46,21 @@ def write_record(run: Path, folder: Path, config: Config, *, step: int, state: M
 
 def copy_rollouts(source: Path, target: Path, step: int) -> None:
     """Recorded steps with their browser scripts: all of them, or a sample where they are large."""
-    recorded = [path for path in sorted(source.glob("step-*.parquet")) if int(path.stem.rpartition("-")[2]) <= step]
-    if sum(path.stat().st_size for path in recorded) > ALL_ROLLOUTS_BYTES:
+    recorded = [path for path in records_of(source) if int(path.stem.rpartition("-")[2]) <= step and files_of(path)]
+    if sum(file.stat().st_size for path in recorded for file in files_of(path)) > ALL_ROLLOUTS_BYTES:
         recorded = [recorded[at] for at in sorted({0, len(recorded) // 2, len(recorded) - 1})]
     for path in recorded:
-        target.mkdir(exist_ok=True)
-        shutil.copyfile(path, target / path.name)
+        for file in files_of(path):
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
         if (source / path.stem).is_dir():
             shutil.copytree(source / path.stem, target / path.stem)
+
+
+def files_of(parquet: Path) -> list[Path]:
+    """What there is of a recorded step: the groups it was trained on, and those that were dropped."""
+    return [path for path in (parquet, dropped_path(parquet)) if path.is_file()]
 
 
 def copy_data_manifest(config: Config, record: Path) -> None:

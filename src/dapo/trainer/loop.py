@@ -11,7 +11,7 @@ from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import Interrupted, stop_on_signals
 from dapo.trainer.pretrain_value import pretrain_value
-from dapo.trainer.records import new_record, write_rollouts
+from dapo.trainer.records import dropped_groups, new_record, write_rollouts
 from dapo.trainer.run import Run
 from dapo.trainer.step_metrics import step_metrics
 from dapo.trainer.update import update_policy
@@ -45,7 +45,8 @@ def train_step(run: Run, step: int) -> None:
     sampled = time.perf_counter()
     faults = report_faults(run, run.engine, f"step {step}")
     batch = make_batch(filled.groups, config, run.policy.dtype)
-    record = new_record(batch) if run.is_due(config.rollouts.every_steps, step) and filled.groups else None
+    is_recorded = run.is_recorded(step, filled.accounting.generated_tokens)
+    record = new_record(batch) if is_recorded and filled.groups else None
     learnt = update_policy(
         run.learner, batch, config, step=step, record=record, progress=run.on_update, event=run.event
     )
@@ -54,9 +55,10 @@ def train_step(run: Run, step: int) -> None:
     run.end_step(step, filled.resolved)
     for message in filled.events:
         run.event("fill", message)
-    if record is not None and run.world.is_first:
+    if is_recorded and run.world.is_first:
         path = run.folder / "rollouts" / f"step-{step:06d}.parquet"
-        if problem := write_rollouts(path, step, batch, record, run.token_pieces):
+        dropped = make_batch(dropped_groups(filled), config, run.policy.dtype)
+        if problem := write_rollouts(path, step, batch, record, dropped, run.token_pieces):
             run.event("rollouts", problem)
     learnt["engine/faults"] = faults
     took = time.perf_counter() - start

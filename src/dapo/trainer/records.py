@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,17 @@ import pyarrow.parquet as pq
 import torch
 
 from dapo.errors import cannot_write
-from dapo.report.chunks import chunk_folder, write_chunks
+from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
 from dapo.report.pieces import TokenPieces
+from dapo.sampling.accounting import outcome_of
+from dapo.sampling.dynamic import Fill
 from dapo.tracking.files import sync
 from dapo.trainer.batch import Batch
 from dapo.trainer.ragged import Ragged
 from dapo.trainer.update import StepRecord
+from dapo.types import Group
+
+DROPPED_PER_OUTCOME = 4  # all right, all wrong, all equal: enough to see why, and next to nothing beside a batch
 
 
 def new_record(batch: Batch) -> StepRecord:
@@ -23,40 +29,92 @@ def new_record(batch: Batch) -> StepRecord:
     return StepRecord(Ragged(batch.lengths, torch.float32, fill=float("nan")), Ragged(batch.lengths, torch.float32))
 
 
-def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord, pieces: TokenPieces | None) -> str | None:
-    """One row per response of the step's batch; written aside and renamed, and so are the browser's scripts.
+def dropped_groups(filled: Fill) -> list[Group]:
+    """A few of the groups that were complete and taught nothing: the first of each outcome, as they were resolved."""
+    trained = {(group.problem.id, group.visit) for group in filled.groups}
+    seen: Counter[str] = Counter()
+    chosen = []
+    for group in filled.resolved:
+        if group.is_informative or (group.problem.id, group.visit) in trained:
+            continue
+        seen[outcome_of(group)] += 1
+        if seen[outcome_of(group)] <= DROPPED_PER_OUTCOME:
+            chosen.append(group)
+    return chosen
 
-    Returns what went wrong with the scripts: no reason to stop a run, and a report makes them from the parquet.
+
+def write_rollouts(
+    path: Path, step: int, batch: Batch, record: StepRecord | None, dropped: Batch, pieces: TokenPieces | None
+) -> str | None:
+    """One row per response of the step's batch at `path`, and those of dropped groups in a file of their own.
+
+    Files are written aside and renamed, and so are the browser's scripts. Returns what went wrong with the scripts: no
+    reason to stop a run, and a report makes them from the parquet.
     """
-    rows = range(len(batch.lengths))
-    of = [(batch.groups[int(g)], row) for row, g in enumerate(batch.group)]
+    tables = []
+    if record is not None:
+        tables.append(write_table(path, facts(step, batch) | updated(batch, record)))
+    if dropped.lengths:
+        why = {DROPPED: [outcome_of(group) for group, _ in responses_of(dropped)]}
+        tables.append(write_table(dropped_path(path), facts(step, dropped) | why))
+    if not tables:
+        return None
+    try:
+        write_chunks(joined(tables), chunk_folder(path), pieces)
+    except Exception as error:
+        return f"no browser scripts for step {step}: {type(error).__name__}: {error}. `dapo report` will make them."
+    return None
+
+
+def responses_of(batch: Batch) -> list[tuple[Group, int]]:
+    """Each row of the batch as its group and its place in it."""
     G = len(batch.groups[0].completions) if batch.groups else 1
-    at = [(group, row % G) for group, row in of]
-    columns = {
-        "step": [step] * len(of),
-        "problem_id": [group.problem.id for group, _ in at],
-        "question": [group.problem.question for group, _ in at],
-        "answer": [group.problem.answer for group, _ in at],
-        "source": [group.problem.source for group, _ in at],
+    return [(batch.groups[int(g)], row % G) for row, g in enumerate(batch.group)]
+
+
+def facts(step: int, batch: Batch) -> dict[str, list[Any]]:
+    """What is known of a response before any update: problem, tokens, text, verdict, rewards."""
+    at = responses_of(batch)
+    return {
+        "step": [step] * len(at),
+        "problem_id": [storable(group.problem.id) for group, _ in at],
+        "question": [storable(group.problem.question) for group, _ in at],
+        "answer": [storable(group.problem.answer) for group, _ in at],
+        "source": [storable(group.problem.source) for group, _ in at],
         "visit": [group.visit for group, _ in at],
         "response_index": [i for _, i in at],
         "prompt_tokens": [list(group.prompt_tokens) for group, _ in at],
         "tokens": [group.completions[i].tokens for group, i in at],
         "logp": [group.completions[i].logp for group, i in at],
-        "logp_old": [batch.logp_old.row(row).float().numpy() for row in rows],
-        "entropy": [batch.entropy.row(row).float().numpy() for row in rows],
-        "advantage": [batch.advantage.row(row).float().numpy() for row in rows],
-        "ratio": [record.ratio.row(row).numpy() for row in rows],
-        "clip": [record.clip.row(row).to(torch.int8).numpy() for row in rows],
         "version": [group.completions[i].version for group, i in at],
-        "response_text": [group.completions[i].text for group, i in at],
+        "response_text": [storable(group.completions[i].text) for group, i in at],
         "verdict": [group.judgements[i].verdict.value for group, i in at],
-        "extracted": [group.judgements[i].extracted for group, i in at],
+        "extracted": [storable(group.judgements[i].extracted) for group, i in at],
         "reward": batch.reward.tolist(),
         "reward_raw": batch.raw_reward.tolist(),
         "reward_overlong": batch.overlong_penalty.tolist(),
         "stop_reason": [group.completions[i].stop_reason.value for group, i in at],
     }
+
+
+def updated(batch: Batch, record: StepRecord) -> dict[str, list[Any]]:
+    """What the updates made of each token."""
+    rows = range(len(batch.lengths))
+    return {
+        "logp_old": [batch.logp_old.row(row).float().numpy() for row in rows],
+        "entropy": [batch.entropy.row(row).float().numpy() for row in rows],
+        "advantage": [batch.advantage.row(row).float().numpy() for row in rows],
+        "ratio": [record.ratio.row(row).numpy() for row in rows],
+        "clip": [record.clip.row(row).to(torch.int8).numpy() for row in rows],
+    }
+
+
+def storable(text: str | None) -> str | None:
+    """Half a surrogate pair, which JSON may bring and UTF-8 cannot hold, becomes a question mark."""
+    return None if text is None else text.encode("utf-8", "replace").decode()
+
+
+def write_table(path: Path, columns: dict[str, list[Any]]) -> pa.Table:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.tmp")
     table = pa.table(columns)
@@ -68,11 +126,7 @@ def write_rollouts(path: Path, step: int, batch: Batch, record: StepRecord, piec
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
-    try:
-        write_chunks(table, chunk_folder(path), pieces)
-    except Exception as error:
-        return f"no browser scripts for step {step}: {type(error).__name__}: {error}. `dapo report` will make them."
-    return None
+    return table
 
 
 def token_pieces(tokenizer: Any) -> TokenPieces | None:

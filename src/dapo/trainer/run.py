@@ -96,6 +96,15 @@ class Run:
     def is_due(self, every_steps: int, step: int) -> bool:
         return every_steps > 0 and step % every_steps == 0
 
+    def is_recorded(self, step: int, generated_tokens: int) -> bool:
+        """Are the responses of this step written down? Of the first and the last one always, unless of none.
+
+        The last one is known by the plan or by the budget of tokens; that of minutes is only known when it is over.
+        """
+        every = self.config.rollouts.every_steps
+        is_last = step == self.config.train.steps or self.budget.ends_with(generated_tokens)
+        return self.is_due(every, step) or (every > 0 and (step == 1 or is_last))
+
     def evaluation_is_due(self) -> bool:
         """Before the first step, every so many steps, and after the last."""
         every = self.config.eval.every_steps

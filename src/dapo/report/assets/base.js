@@ -91,11 +91,11 @@ const format = {
     return value.toFixed(digits);
   },
   percent(value) {
-    if (value === null || value === undefined) return "–";
+    if (value === null || value === undefined || Number.isNaN(value)) return "–";
     const share = 100 * value;
     return `${share !== 0 && Math.abs(share) < 1 ? share.toFixed(2) : share.toFixed(share < 10 ? 1 : 0)} %`;
   },
-  signed: (value) => (value === null || value === undefined ? "–" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`),
+  signed: (value) => (value === null || value === undefined || Number.isNaN(value) ? "–" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`),
 };
 
 const lastOf = (values) => {

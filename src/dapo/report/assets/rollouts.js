@@ -1,8 +1,12 @@
 "use strict";
 // The rollout browser: a step, a problem, its responses side by side, token by token.
 
+// Why a group was not trained on.
+const DROPPED = { all_wrong: "all wrong", all_right: "all right", all_equal: "all equal" };
+const whyDropped = (why) => DROPPED[why] || why;
+
 const rollouts = {
-  state: { run: 0, step: null, row: null, heat: "probability", verdict: "any", behaviour: "any", search: "", onlyCut: false, onlySplit: false, onlyClipped: false, everywhere: false },
+  state: { run: 0, step: null, row: null, heat: "probability", use: "any", verdict: "any", behaviour: "any", search: "", onlyCut: false, onlySplit: false, onlyClipped: false, everywhere: false },
   index: null,
   found: null, // Map "step/row" -> number of hits while a search is on
   SHOWN_TOKENS: 700, // of a response, until more are asked for
@@ -21,7 +25,7 @@ const rollouts = {
     const section = $("rollouts");
     const withRollouts = dapo.data.runs.map((run, at) => [run, at]).filter(([run]) => run.rollouts.length);
     if (!withRollouts.length) {
-      section.replaceChildren(el("h2", {}, "Rollouts"), el("p", { class: "sub" }, "No step has been recorded. rollouts.every_steps says how often the responses are written down."));
+      section.replaceChildren(el("h2", {}, "Rollouts"), el("p", { class: "sub" }, "No step has been recorded. rollouts.every_steps says how often the responses are written down; 0 is never."));
       return;
     }
     rollouts.state.run = withRollouts[0][1];
@@ -83,6 +87,7 @@ const rollouts = {
       el("div", { class: "search-row" }, rollouts.searchBox,
         el("button", { type: "button", id: "search-go", onclick: () => rollouts.search(rollouts.searchBox.value) }, "Find"), box("everywhere", "in all steps")),
       el("div", { class: "filter-row" },
+        select("use", "Trained on or dropped", [["any", "trained or dropped"], ["trained", "trained on"], ["dropped", "dropped"], ...Object.entries(DROPPED).map(([why, text]) => [why, `dropped: ${text}`])]),
         select("verdict", "Verdict", [["any", "any verdict"], ["CORRECT", "some right"], ["WRONG", "some wrong"], ["UNPARSEABLE", "some unreadable"]]),
         select("behaviour", "Behaviour", [["any", "any behaviour"], ...dapo.data.behaviour.map(([kind, meaning]) => [kind, meaning])]),
         box("onlyCut", "cut off"), box("onlySplit", "answers disagree"), box("onlyClipped", "with clipped tokens")));
@@ -90,7 +95,9 @@ const rollouts = {
 
   passes(row) {
     const g = rollouts.index.groups;
-    const { verdict, behaviour: kind, onlyCut, onlySplit, onlyClipped, search } = rollouts.state;
+    const { use, verdict, behaviour: kind, onlyCut, onlySplit, onlyClipped, search } = rollouts.state;
+    const why = rollouts.dropped(row);
+    if (use !== "any" && use !== (why || "trained") && !(use === "dropped" && why)) return false;
     if (verdict === "CORRECT" && !g.correct[row]) return false;
     if (verdict === "WRONG" && g.size[row] - g.correct[row] - g.unparseable[row] <= 0) return false;
     if (verdict === "UNPARSEABLE" && !g.unparseable[row]) return false;
@@ -100,6 +107,9 @@ const rollouts = {
     if (onlyClipped && !(g.low[row] + g.high[row])) return false;
     return !search || rollouts.found.has(`${rollouts.state.step}/${row}`);
   },
+
+  // Why a group was not trained on; "" where it was, as in all records of earlier versions.
+  dropped: (row) => (rollouts.index.groups.dropped || [])[row] || "",
 
   shift(by) {
     const at = Number(rollouts.slider.value) + by;
@@ -163,7 +173,7 @@ const rollouts = {
     rollouts.list.replaceChildren(...rows.map((row) => el("button", {
       type: "button", role: "option", class: "group-row", "data-row": row, "aria-selected": String(row === rollouts.state.row), onclick: () => rollouts.pick(row),
     },
-      el("span", { class: "text" }, visible(g.question[row]) || g.id[row]),
+      el("span", { class: "text" }, rollouts.dropped(row) ? el("span", { class: "chip dropped" }, `dropped: ${whyDropped(rollouts.dropped(row))}`) : null, visible(g.question[row]) || g.id[row]),
       el("span", { class: "tally", title: `${g.correct[row]} of ${g.size[row]} right` },
         el("span", { class: "right", style: { flexGrow: g.correct[row] } }), el("span", { class: "wrong", style: { flexGrow: g.size[row] - g.correct[row] } })),
       el("span", { class: "count" }, `${g.correct[row]}/${g.size[row]}`))));
@@ -199,7 +209,8 @@ const rollouts = {
     const over = el("div", { class: "over" });
     rollouts.pane.replaceChildren(
       el("div", { class: "question" }, el("pre", { dir: "auto" }, visible(group.question)),
-        el("p", { class: "sub" }, "reference ", el("b", {}, visible(group.answer)), ` · ${group.source ? `${visible(group.source)} · ` : ""}problem `, el("code", {}, visible(group.id)), group.visit ? ` · visit ${group.visit + 1}` : "")),
+        el("p", { class: "sub" }, "reference ", el("b", {}, visible(group.answer)), ` · ${group.source ? `${visible(group.source)} · ` : ""}problem `, el("code", {}, visible(group.id)), group.visit ? ` · visit ${group.visit + 1}` : "",
+          group.dropped ? ` · dropped (${whyDropped(group.dropped)}): no update was made from it` : "")),
       over, el("div", { class: "heat-row" }, heat, rollouts.scale), rollouts.responses);
     rollouts.responses.replaceChildren(...group.responses.map((response, at) => rollouts.card(response, at)));
     rollouts.paint();
@@ -289,9 +300,9 @@ const rollouts = {
   },
 
   jump(step, row) {
-    Object.assign(rollouts.state, { verdict: "any", behaviour: "any", onlyCut: false, onlySplit: false, onlyClipped: false, search: "" });
+    Object.assign(rollouts.state, { use: "any", verdict: "any", behaviour: "any", onlyCut: false, onlySplit: false, onlyClipped: false, search: "" });
     rollouts.searchBox.value = "";
-    for (const name of ["verdict", "behaviour"]) $(`filter-${name}`).value = "any";
+    for (const name of ["use", "verdict", "behaviour"]) $(`filter-${name}`).value = "any";
     for (const name of ["onlyCut", "onlySplit", "onlyClipped"]) $(`filter-${name}`).checked = false;
     rollouts.show({ step, row });
   },
