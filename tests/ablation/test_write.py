@@ -61,6 +61,16 @@ def test_one_seed_is_said_to_be_one(written: Path):
     assert note in (written / "page" / "data.js").read_text()
 
 
+def test_two_tiny_steps_have_no_p(written: Path):
+    change = json.loads((written / "ladder.json").read_text())["arms"][1]["difference"]
+    assert change["p"] is None
+    assert change["held_back"] == "4 of the 6 steps that a judgement needs"
+    table = (written / "ladder.md").read_text()
+    assert "- No p where there is too little to go by: 4 of the 6 steps that a judgement needs." in table
+    row = next(line for line in table.splitlines() if line.startswith("| + overlong filtering"))
+    assert row.split("|")[8].strip() == ""  # arm, late, interval, end, best, difference, interval, p
+
+
 def test_the_page_finds_everything_beside_it(written: Path):
     page = (written / "ladder.html").read_text()
     for name in ("base.js", "data.js", "plotly.min.js", "ladder.js", "style.css"):

@@ -76,7 +76,7 @@ def watch(browser) -> Iterator[Watch]:
 def run(tmp_path_factory) -> Path:
     """Twenty steps; problem p1 in both recorded steps; hostile and very long responses; some clipped tokens."""
     folder = tmp_path_factory.mktemp("runs") / "a run"
-    write_run(folder, metrics(20), evaluations=[evaluation(0, 0.3), evaluation(20, 0.7)], every=10)
+    write_run(folder, metrics(20), evaluations=[evaluation(0, 0.5), evaluation(20, 1.0)], every=10)
     pieces = save_tokenizer(folder, byte_level())
     for step in (10, 20):
         rows = []
@@ -128,7 +128,8 @@ def pick(page, problem: str) -> None:
 
 def test_the_page_opens_and_draws_without_error_or_network(watch: Watch, run: Path):
     page = watch.open(run / "report.html")
-    assert page.locator(".figure .to").inner_text() == "0.700"
+    assert page.locator(".figure .to.inconclusive").inner_text() == "1.000"  # of two problems nothing can be said
+    assert page.locator(".figure .what").inner_text() == "avg@8 on held-out problems, before → after step 20"
     assert page.locator(".answer").count() == 6
     page.locator("#chart-accuracy").scroll_into_view_if_needed()
     page.wait_for_selector("#chart-accuracy .plot path.js-line")
@@ -311,6 +312,7 @@ def test_which_run_is_better_is_said_with_its_interval(watch: Watch, tmp_path: P
     assert card.locator("tbody tr").count() == 1
     assert "second <b>" in card.locator(".question").text_content()
     assert card.locator(".whisker.good circle").count() == 1
+    assert page.locator(".figure .to.improved").count() == 2
     watch.check()
 
 

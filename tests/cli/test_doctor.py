@@ -8,6 +8,7 @@ import pytest
 from fake_runs import metrics, write_run
 
 from command_line import Answer, dapo
+from dapo.cli.doctor import command
 from dapo.config.load import recipe_names
 from dapo.models.kernels.build import library
 
@@ -25,6 +26,17 @@ def test_a_run_with_a_fault_is_told_with_its_remedy(tmp_path: Path):
     assert "Remedy: Raise limits.max_response_tokens" in answer.stdout
     told = json.loads(doctor(str(folder), "--json").stdout)
     assert [finding["name"] for finding in told["findings"]] == ["truncation"]
+    assert told["held_back"] is None
+
+
+def test_a_young_run_is_told_to_be_young(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = write_run(tmp_path / "run", metrics(3, length__truncated=0.4), wanted=30)
+    command(folder, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["held_back"] == "3 of the 6 steps that a judgement needs"
+    assert told["findings"] == []
+    command(folder, as_json=False)
+    assert capsys.readouterr().out.startswith("Doctor: Not enough steps: 3 of the 6 steps")
 
 
 def test_this_machine():

@@ -1,13 +1,17 @@
 """The answers at the top of the report say what their numbers say."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
-from fake_runs import metrics, write_run
+from fake_runs import evaluation, metrics, write_run
 
-from dapo.report.answers import GOOD, PLAIN, collapsed
+from dapo.report.answers import BAD, GOOD, PLAIN, Answer, collapsed, learnt, slow
 from dapo.report.doctor import examine
-from dapo.report.load import load_run
+from dapo.report.evidence import MIN_CHANGED_PROBLEMS, MIN_STEPS
+from dapo.report.load import RunRecord, load_run
+from dapo.report.page_data import headline
 
 
 @pytest.mark.parametrize(
@@ -21,3 +25,129 @@ def test_more_certain_is_good_only_where_it_is_more_often_right(tmp_path: Path, 
     assert (said.answer, said.tone) == (answer, tone)
     assert f"(0.60 → {end:.2f})" in said.detail
     assert ("more often right" in said.detail.replace("not more often right", "")) == (end > 0.6)
+
+
+# ------------------------------------------------------------------ did it learn? The doctor and the page agree
+
+
+def evaluated(
+    folder: Path,
+    before: list[int],
+    after: list[int],
+    *,
+    steps: int = 30,
+    averages: tuple[float, float] = (0.5, 0.5),
+    **more,
+) -> RunRecord:
+    """Right or wrong per problem, one response each; eval.jsonl has wide intervals, which overlap."""
+    exams = [evaluation(step, avg, half=0.3, k=1) for step, avg in zip((0, steps), averages, strict=True)]
+    write_run(folder, metrics(steps), evaluations=exams, **more)
+    names = [f"p{i}" for i in range(len(before))]
+    lines = [
+        {"step": step, "set": "held-out", "k": 1, "ids": names, "questions": names, "correct": right}
+        for step, right in ((0, before), (steps, after))
+    ]
+    (folder / "eval_problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return load_run(folder)
+
+
+N = 100
+
+
+def first(n: int) -> list[int]:
+    return [int(i < n) for i in range(N)]
+
+
+@pytest.mark.parametrize(
+    ("after", "answer", "tone"),
+    [(first(62), "Improved", GOOD), (first(38), "Worse", BAD), (first(50), "Inconclusive", PLAIN)],
+)
+def test_learning_is_judged_on_the_same_problems_by_page_and_doctor_alike(
+    tmp_path: Path, after: list[int], answer: str, tone: str
+):
+    """12 of 100 problems more or fewer: the intervals of the averages overlap, that of the difference lies apart."""
+    run = evaluated(tmp_path, first(50), after)
+    said = learnt(run)
+    assert (said.answer, said.tone) == (answer, tone)
+    assert headline(run)["verdict"] == answer.lower()
+    found = {finding.name for finding in examine(run)}
+    assert ("worse-than-before" in found) == (answer == "Worse")
+
+
+def test_the_headline_says_what_it_is(tmp_path: Path):
+    shown = headline(evaluated(tmp_path, first(50), first(62)))
+    assert shown["what"] == "avg@1 on held-out problems, before → after step 30"
+    assert (shown["from"], shown["to"]) == (0.5, 0.62)
+    # 12 of 100 won: a standard deviation of 0.3266, so 0.12 -+ 1.96 * 0.0327
+    assert shown["why"] == "on the same problems +0.056 to +0.184 (95 % interval)"
+
+
+def test_nothing_is_claimed_after_few_steps_or_of_few_problems(tmp_path: Path):
+    few = learnt(evaluated(tmp_path / "steps", first(10), first(90), steps=MIN_STEPS - 1))
+    assert (few.answer, few.tone) == ("Inconclusive", PLAIN)
+    assert f"{MIN_STEPS - 1} of the {MIN_STEPS} steps" in few.detail
+    assert learnt(evaluated(tmp_path / "enough", first(10), first(90), steps=MIN_STEPS)).answer == "Improved"
+    changed = MIN_CHANGED_PROBLEMS - 1
+    assert learnt(evaluated(tmp_path / "changed", first(10), first(10 + changed))).answer == "Inconclusive"
+    assert learnt(evaluated(tmp_path / "one more", first(10), first(11 + changed))).answer == "Improved"
+
+
+def test_without_single_problems_the_two_intervals_must_part(tmp_path: Path):
+    def by(name: str, *averages: float, steps: int = 30) -> Answer:
+        exams = [evaluation(step, avg) for step, avg in zip((0, steps), averages, strict=True)]
+        return learnt(load_run(write_run(tmp_path / name, metrics(steps), evaluations=exams)))
+
+    assert by("up", 0.5, 0.57).answer == "Improved"
+    assert by("down", 0.5, 0.43).answer == "Worse"
+    assert by("overlap", 0.5, 0.55).answer == "Inconclusive"
+    assert by("short", 0.2, 0.8, steps=MIN_STEPS - 1).answer == "Inconclusive"
+
+
+def test_graded_rewards_are_judged_by_their_values(tmp_path: Path):
+    exams = [evaluation(step, 0.0, mean_value=value) for step, value in ((0, 0.2), (30, 0.4))]
+    write_run(tmp_path, metrics(30), evaluations=exams)
+    run = load_run(tmp_path)
+    assert (learnt(run).answer, headline(run)["from"], headline(run)["to"]) == ("Inconclusive", 0.2, 0.4)
+    assert headline(run)["what"].startswith("mean reward on held-out problems")
+    names = [f"p{i}" for i in range(20)]
+    lines = [
+        {"step": step, "set": "held-out", "k": 8, "ids": names, "questions": names, "correct": [0] * 20,
+         "values": [value + i / 100 for i in range(20)]}
+        for step, value in ((0, 0.2), (30, 0.4))
+    ]  # fmt: skip
+    (tmp_path / "eval_problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert learnt(load_run(tmp_path)).answer == "Improved"
+
+
+@pytest.mark.parametrize("exams", [[], [evaluation(0, 0.5)]])
+def test_a_finished_run_is_never_too_early(tmp_path: Path, exams: list[dict]):
+    assert learnt(load_run(write_run(tmp_path / "done", metrics(30), evaluations=exams))).answer == "Not measured"
+    running = load_run(write_run(tmp_path / "running", metrics(30), evaluations=exams, wanted=100))
+    assert learnt(running).answer == "Too early to say"
+    for path in (tmp_path / "running").iterdir():
+        os.utime(path, (0, 0))
+    assert learnt(load_run(tmp_path / "running")).answer == "Not measured"  # it stopped
+
+
+def test_evaluation_that_is_off_is_not_missing(tmp_path: Path):
+    folder = write_run(tmp_path, metrics(30), config="[eval]\nevery_steps = 0\n")
+    (folder / "eval.jsonl").unlink()
+    run = load_run(folder)
+    assert run.missing == []
+    assert learnt(run).answer == "Not evaluated"
+    assert headline(run)["what"] == "Evaluation is switched off."
+
+
+# ------------------------------------------------------------------ where the time goes
+
+
+@pytest.mark.parametrize("seconds", [100.0, 200.0, 400.0])
+def test_page_and_doctor_name_the_same_phase_as_the_largest(tmp_path: Path, seconds: float):
+    """Evaluation takes a quarter, two fifths or more than half; sampling and updates 4 s of each step's 10."""
+    exam = evaluation(30, 0.5, **{"timing.evaluation_s": seconds})
+    run = load_run(write_run(tmp_path, metrics(30), evaluations=[exam]))
+    largest = slow(run).answer.rsplit(",", 1)[0].lower()
+    titles = [finding.title for finding in examine(run) if finding.name.startswith("bound-by-")]
+    most = [title.removeprefix("Most time goes into ") for title in titles if title.startswith("Most")]
+    assert most in ([], [largest])
+    assert (largest == "evaluation") == (seconds > 120)

@@ -9,7 +9,7 @@ import pytest
 from fake_runs import evaluation, metrics, write_run
 
 from dapo.report.chunks import parse_script
-from dapo.report.differences import SHOWN_STEPS, compare
+from dapo.report.differences import SHOWN_STEPS, compare, to_json
 from dapo.report.load import load_run
 from dapo.report.page import write_page
 from dapo.report.paired import paired_difference
@@ -73,6 +73,18 @@ def test_a_small_gain_is_not_called_one(tmp_path):
     other = made(tmp_path / "b", {10: base})
     run = made(tmp_path / "a", {10: [0, 0, *base[2:200], 1, 1, 1, *base[203:]]})
     assert compared(run, other).tone == ""
+
+
+def test_no_p_after_few_steps_or_of_few_problems(tmp_path):
+    def told(name: str, step: int, n: int):
+        run = made(tmp_path / f"a-{name}", {step: first(200 + n)})
+        return compared(run, made(tmp_path / f"b-{name}", {step: first(200)}))
+
+    for name, found in {"short": told("short", 5, 40), "few": told("few", 6, 9)}.items():
+        assert (found.tone, to_json(found)["rows"][-1][-1]) == ("", None), name
+        assert "no p (" in found.detail
+        assert "p = " not in found.detail
+    assert told("enough", 6, 10).tone == "good"
 
 
 def test_runs_of_different_length_are_compared_at_their_ends_and_where_both_stood(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_runs import evaluation, metrics, write_run
 
+from dapo.report.answers import learnt
 from dapo.report.doctor import examine, verdict
 from dapo.report.findings import NOTE, WARNING, Disk, Finding, Thresholds
 from dapo.report.load import load_run
@@ -126,6 +127,26 @@ def test_a_finding_fires_on_the_run_that_has_it_and_not_on_the_other(tmp_path: P
     assert finding.remedy
     assert finding.steps is not None
     assert 1 <= finding.steps[0] <= finding.steps[1] <= 30
+
+
+@pytest.mark.parametrize("name", BY_METRICS)
+def test_a_level_or_a_trend_is_not_told_of_a_few_steps(tmp_path: Path, name: str):
+    """The last steps of a run that has the finding, as the first ones of a run: only what has happened is told."""
+    has, _ = BY_METRICS[name]
+    young = [line | {"step": at} for at, line in enumerate(has[-(T.min_steps - 1) :], start=1)]
+    run = load_run(write_run(tmp_path, young, wanted=30))
+    assert names(examine(run)) <= {"non-finite-gradients"}
+    if name != "non-finite-gradients":
+        assert verdict(examine(run), run).startswith(f"Not enough steps: {T.min_steps - 1} of the {T.min_steps} steps")
+    else:
+        assert names(examine(run)) == {name}
+
+
+def test_what_is_told_after_the_first_steps_that_count_is_told_of_their_median(tmp_path: Path):
+    """One odd step among the last three is no finding, at the sixth step as later."""
+    lines = metrics(T.min_steps, length__truncated=lambda t: 0.9 * (t == 1.0))
+    assert "truncation" not in names(look(tmp_path / "one", lines))
+    assert "truncation" in names(look(tmp_path / "all", metrics(T.min_steps, length__truncated=0.9)))
 
 
 def test_a_healthy_run_gets_a_clean_bill(tmp_path: Path):
@@ -402,7 +423,9 @@ def test_the_recorded_vapo_run_on_gsm8k_is_seen_through(tmp_path: Path):
     problems = json.loads((source / "problems.json").read_text())
     lines = [right_of(step, problems[f"vapo-20-seed0, step {step}"], "gsm8k:test") for step in (0, 10, 20)]
     (folder / "eval_problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert {"short-reach", "worse-than-before"} <= names(examine(load_run(folder)))
+    run = load_run(folder)
+    assert {"short-reach", "worse-than-before"} <= names(examine(run))
+    assert learnt(run).answer == "Worse"  # the card above the doctor's findings says the same
 
 
 def test_the_recorded_ppo_run_on_gsm8k_is_seen_through(tmp_path: Path):

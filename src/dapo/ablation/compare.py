@@ -37,7 +37,10 @@ def compare_runs(runs: Sequence[Measured], others: Sequence[Measured]) -> Differ
     seeds = [seed for seed in mine if seed in theirs]
     if not seeds or any(mine[seed].problems != theirs[seed].problems for seed in seeds):
         return None
-    return paired_difference(late_scores([mine[seed] for seed in seeds]), late_scores([theirs[seed] for seed in seeds]))
+    pairs = [(mine[seed], theirs[seed]) for seed in seeds]
+    own, other = late_scores([run for run, _ in pairs]), late_scores([run for _, run in pairs])
+    steps = min(run.end.step for pair in pairs for run in pair)
+    return paired_difference(own, other).judged(steps=steps, changed=int((own != other).any(axis=0).sum()))
 
 
 # ------------------------------------------------------------------ curves
@@ -74,6 +77,16 @@ def point(evaluations: Sequence[Evaluated]) -> Point:
 def reaching(curve: Sequence[Point], target: float) -> Point | None:
     """The first point at or above the target."""
     return next((p for p in curve if p.avg >= target), None)
+
+
+def difference_json(change: Difference | None) -> dict[str, Any] | None:
+    """A difference; p is null where it is held back, and the reason stands beside it."""
+    if change is None:
+        return None
+    found = as_json(change)
+    if change.held_back:
+        return found | {"p": None}
+    return {name: value for name, value in found.items() if name != "held_back"}
 
 
 def as_json(value: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dapo.ablation.compare import (
     as_json,
     best_scores,
     compare_runs,
+    difference_json,
     end_scores,
     estimate,
     late_scores,
@@ -59,6 +60,7 @@ def summarise(
     baseline = runs.get(BASELINE) or []
     best = max(mean_curve(baseline), key=lambda p: p.avg) if baseline else None
     first = next((run for own in runs.values() for run in own), None)
+    lines = [arm_line(arm, runs, best.avg if best is not None else None) for arm in arms if runs.get(arm.name)]
     return {
         "settings": dict(settings),
         "machine": dict(machine),
@@ -66,10 +68,10 @@ def summarise(
         "problems": len(first.problems) if first else None,
         "baseline": {"arm": BASELINE, **as_json(best)} if best is not None else None,
         "columns": SHAPES,
-        "arms": [arm_line(arm, runs, best.avg if best is not None else None) for arm in arms if runs.get(arm.name)],
+        "arms": lines,
         "missing": [arm.name for arm in arms if not runs.get(arm.name)],
         "failed": dict(failed),
-        "notes": notes_on({arm.label: runs[arm.name] for arm in arms if runs.get(arm.name)}),
+        "notes": [*notes_on({arm.label: runs[arm.name] for arm in arms if runs.get(arm.name)}), *held_back(lines)],
         "sources": SOURCES,
     }
 
@@ -81,6 +83,12 @@ def notes_on(runs: Mapping[str, Sequence[Measured]]) -> list[str]:
     fewer = [f"{label} ({', '.join(map(str, own))})" for label, own in seeds.items() if len(own) < most]
     notes = [f"{FEWER_SEEDS} {'; '.join(fewer)}."] if fewer else []
     return [*notes, ONE_SEED] if any(len(own) == 1 for own in seeds.values()) else notes
+
+
+def held_back(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why some differences have no p."""
+    reasons = [line["difference"].get("held_back") for line in lines if line["difference"]]
+    return [f"No p where there is too little to go by: {reason}." for reason in dict.fromkeys(filter(None, reasons))]
 
 
 def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | None) -> dict[str, Any]:
@@ -104,8 +112,8 @@ def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | N
         "late_by_seed": [float(f"{run.late.mean():.6g}") for run in own],
         "end_by_seed": [float(f"{run.end.avg:.6g}") for run in own],
         "compared_with": arm.compared_with if change is not None else None,
-        "difference": as_json(change) if change is not None else None,
-        "over_baseline": as_json(over_baseline) if over_baseline is not None else None,
+        "difference": difference_json(change),
+        "over_baseline": difference_json(over_baseline),
         "reaches_baseline_best": as_json(reached) if reached is not None else None,
         "spent": as_json(curve[-1]),
         **{name: mean_of([getattr(run, name) for run in own]) for name in SHAPES},

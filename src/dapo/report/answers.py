@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dapo.report.evidence import too_few_steps
 from dapo.report.findings import Finding
+from dapo.report.learning import IMPROVED, WORSE, change_of
 from dapo.report.load import RunRecord
-from dapo.report.run_findings import PHASES, phases
+from dapo.report.run_findings import PHASES, time_shares
 
 GOOD, BAD, PLAIN = "good", "bad", "plain"
 
@@ -55,27 +57,20 @@ def answer_all(
 
 def learnt(run: RunRecord) -> Answer:
     question = "Did it learn?"
-    lines = evaluations_of_first_set(run)
-    if len(lines) >= 2:
-        first, last = lines[0], lines[-1]
-        moved = f"avg@{int(last['k'])} {first['avg@k']:.3f} → {last['avg@k']:.3f}"
-        low, high = last["avg@k_interval"]
-        before = "{:.3f}–{:.3f}".format(*first["avg@k_interval"])
-        interval = f"{moved}; 95 % interval {low:.3f}–{high:.3f} now, {before} before"
-        if low > first["avg@k_interval"][1]:
-            return Answer("learnt", question, "Yes", f"{interval}.", GOOD)
-        if high < first["avg@k_interval"][0]:
-            return Answer("learnt", question, "No, it got worse", f"{interval}.", BAD)
-        return Answer("learnt", question, "Not shown", f"{interval}: the intervals overlap.")
+    change = change_of(run)
+    if change is not None:
+        moved = f"{change.score} {change.before:.3f} → {change.after:.3f}"
+        tone = {IMPROVED: GOOD, WORSE: BAD}.get(change.verdict, PLAIN)
+        return Answer("learnt", question, change.verdict.capitalize(), f"{moved}; {change.why}.", tone)
     accuracy = run.series("accuracy")
-    if len(accuracy) >= 2:
-        detail = f"No second evaluation yet. Accuracy while training: {accuracy[0][1]:.3f} → {accuracy[-1][1]:.3f}."
-        return Answer("learnt", question, "Too early to say", detail)
-    return Answer("learnt", question, "Too early to say", "Nothing has been evaluated twice yet.")
-
-
-def evaluations_of_first_set(run: RunRecord) -> list[dict[str, Any]]:
-    return [e for e in run.evaluations if e["set"] == run.evaluations[0]["set"]]
+    also = f" Accuracy while training: {accuracy[0][1]:.3f} → {accuracy[-1][1]:.3f}." if len(accuracy) >= 2 else ""
+    if run.is_never_evaluated:
+        return Answer("learnt", question, "Not evaluated", f"The run has no evaluations.{also}")
+    if run.state == "running":
+        return Answer("learnt", question, "Too early to say", f"Nothing has been evaluated twice yet.{also}")
+    return Answer(
+        "learnt", question, "Not measured", f"The run was not evaluated both before and after training.{also}"
+    )
 
 
 def collapsed(run: RunRecord, findings: Sequence[Finding]) -> Answer:
@@ -88,6 +83,8 @@ def collapsed(run: RunRecord, findings: Sequence[Finding]) -> Answer:
             answer = "Yes" if finding.name == "entropy-collapse" else "No, it is exploding"
             return Answer("entropy", question, answer, finding.detail, BAD)
     detail = f"{series[0][1]:.3f} → {series[-1][1]:.3f} nats per token"
+    if reason := too_few_steps(len(run.metrics)):
+        return Answer("entropy", question, "Not enough steps", f"{detail}: {reason}.")
     accuracy = run.series("accuracy")
     if series[-1][1] < series[0][1] / 2 and len(accuracy) > 1:
         moved = f"({accuracy[0][1]:.2f} → {accuracy[-1][1]:.2f})"
@@ -99,11 +96,9 @@ def collapsed(run: RunRecord, findings: Sequence[Finding]) -> Answer:
 
 def slow(run: RunRecord) -> Answer:
     question = "Where does the time go?"
-    spent = phases(run)
-    if not spent:
+    shares = [(PHASES[name], share) for name, _, share in time_shares(run)]
+    if not shares:
         return Answer("time", question, "Not measured", "No step has written its times yet.")
-    whole = sum(spent.values())
-    shares = sorted(((PHASES[name], seconds / whole) for name, seconds in spent.items()), key=lambda share: -share[1])
     step = statistics.median(value for _, value in run.series("timing.step_s"))
     tokens = sum(value for _, value in run.series("tokens/generated"))
     seconds = sum(value for _, value in run.series("timing.step_s"))

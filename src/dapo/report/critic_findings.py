@@ -11,7 +11,7 @@ from dapo.report.load import RunRecord
 
 def critic(v: Visit) -> Iterator[Finding]:
     explained = v.last("critic/explained_variance")
-    if not v.has_trend or explained is None:
+    if explained is None:
         return
     if explained < v.t.critic_explained:
         yield Finding(

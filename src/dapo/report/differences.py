@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dapo.report.learning import signed
 from dapo.report.load import RunRecord, is_number
 from dapo.report.paired import Difference, Matrix, paired_difference
 
@@ -58,12 +59,13 @@ def compare(run: RunRecord, other: RunRecord) -> Comparison:
     shared = [step for step in sorted(mine.keys() & theirs.keys()) if step < min(max(mine), max(theirs))]
     middle = [row for step in spread(shared) if (row := row_of(mine, theirs, step, step))]
     found = end.difference
-    is_sure = found.p < SURE
+    is_sure = found.shown_p is not None and found.p < SURE
     word = "above" if found.value > 0 else "below"
     answer = f"{abs(found.value):.3f} {word} {of}" if is_sure else f"No difference to {of} can be seen"
+    told_p = f"p = {found.p:.2g}" if found.shown_p is not None else f"no p ({found.held_back})"
     detail = (
         f"At the end of each {signed(found.value)}, 95 % interval {signed(found.low)} to {signed(found.high)}, "
-        f"p = {found.p:.2g}, paired over {len(mine[max(mine)][0]):,} problems. "
+        f"{told_p}, paired over {len(mine[max(mine)][0]):,} problems. "
         "Another seed of either run may come out differently: that is not in the interval."
     )
     return Comparison(answer, detail, ("good" if found.value > 0 else "bad") if is_sure else "", (*middle, end))
@@ -92,11 +94,8 @@ def row_of(mine: Scores, theirs: Scores, step: int, other_step: int) -> Row | No
     if ids != other_ids:
         return None
     found = paired_difference(scores, other_scores)
+    found = found.judged(steps=min(step, other_step), changed=int(np.count_nonzero(scores != other_scores)))
     return Row(step, other_step, float(scores.mean()), float(other_scores.mean()), found)
-
-
-def signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
 
 
 def spread(steps: Sequence[int]) -> list[int]:
@@ -113,7 +112,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "tone": comparison.tone,
         "rows": [
             [row.step, row.other_step, row.avg, row.other_avg, row.difference.value, row.difference.low,
-             row.difference.high, row.difference.p]
+             row.difference.high, row.difference.shown_p]
             for row in comparison.rows
         ],
     }  # fmt: skip

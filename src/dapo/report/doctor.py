@@ -10,11 +10,16 @@ from dataclasses import asdict
 from typing import Any
 
 from dapo.report import critic_findings, policy_findings, response_findings, run_findings
+from dapo.report.evidence import too_few_steps
 from dapo.report.findings import NOTE, SEVERE, WARNING, Disk, Finding, Thresholds, Visit
 from dapo.report.load import RunRecord
 
+Check = Callable[[Visit], Iterator[Finding]]
+
 # Each fires or stays silent. Findings of one level are told in this order.
-CHECKS: tuple[Callable[[Visit], Iterator[Finding]], ...] = (
+# A level or a trend is only told of a run that has enough steps (report/evidence.py): two more may take back what
+# three show.
+BY_STEPS: tuple[Check, ...] = (
     policy_findings.entropy,
     policy_findings.clipping,
     response_findings.length,
@@ -22,12 +27,16 @@ CHECKS: tuple[Callable[[Visit], Iterator[Finding]], ...] = (
     response_findings.reward_hacking,
     critic_findings.critic,
     policy_findings.engine_gap,
-    policy_findings.gradients,
+    policy_findings.dead_gradients,
     response_findings.verdicts,
-    run_findings.faults,
     run_findings.evaluations,
     run_findings.step_time,
     run_findings.checkpoints,
+)
+# What has happened or stands, whatever the number of steps.
+AT_ONCE: tuple[Check, ...] = (
+    policy_findings.skipped_updates,
+    run_findings.faults,
     run_findings.disk,
     run_findings.stopped,
 )
@@ -41,19 +50,27 @@ def examine(
 ) -> list[Finding]:
     """Everything the doctor sees, the worst first."""
     visit = Visit(run, summaries, disk, Thresholds())
-    found = [finding for check in CHECKS for finding in check(visit)]
+    checks = AT_ONCE if held_back(run) else (*BY_STEPS, *AT_ONCE)
+    found = [finding for check in checks for finding in check(visit)]
     order = {SEVERE: 0, WARNING: 1, NOTE: 2}
     return sorted(found, key=lambda finding: order[finding.level])
 
 
+def held_back(run: RunRecord) -> str:
+    """Why most findings are not told yet; empty where the run has enough steps."""
+    return too_few_steps(len(run.metrics))
+
+
 def verdict(findings: Sequence[Finding], run: RunRecord) -> str:
-    """One line: a clean bill, or what is wrong."""
+    """One line: a clean bill, what is wrong, or that it is too early to tell."""
     if not run.metrics:
         return "No step has ended yet: nothing to examine."
-    wrong = [finding for finding in findings if finding.level != NOTE]
-    if not wrong:
-        return "Clean bill: nothing found that needs attention."
-    return "; ".join(finding.title for finding in wrong) + "."
+    wrong = [finding.title for finding in findings if finding.level != NOTE]
+    if wrong:
+        return "; ".join(wrong) + "."
+    if reason := held_back(run):
+        return f"Not enough steps: {reason}. Nothing has broken so far."
+    return "Clean bill: nothing found that needs attention."
 
 
 def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:

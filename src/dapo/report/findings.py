@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dapo.report.evidence import MIN_CHANGED_PROBLEMS, MIN_STEPS
 from dapo.report.load import RunRecord
 
 SEVERE, WARNING, NOTE = "severe", "warning", "note"
@@ -17,7 +18,7 @@ SEVERE, WARNING, NOTE = "severe", "warning", "note"
 class Thresholds:
     """When a number is worth a word. Shares are between 0 and 1."""
 
-    min_steps: int = 6  # fewer steps say nothing of a trend
+    min_steps: int = MIN_STEPS  # fewer say nothing
     window_share: float = 0.2  # the first and the last so much of a run are compared, by their medians
     window_least: int = 3
     window_most: int = 20
@@ -41,7 +42,7 @@ class Thresholds:
     dominating_groups: int = 8
     critic_explained: float = -0.05  # of the variance of the returns; a constant explains 0, give or take
     reward_reaches: float = 5.0  # responses so many times longer than a reward reaches
-    changed_problems: int = 10  # right before and wrong after, or the other way round
+    changed_problems: int = MIN_CHANGED_PROBLEMS
     engine_gap_nats: float = 0.05
     engine_kl_nats: float = 0.01
     effective_sample_size: float = 0.8
@@ -165,7 +166,3 @@ class Visit:
     @property
     def whole(self) -> tuple[int, int]:
         return int(self.run.metrics[0]["step"]), self.run.steps
-
-    @property
-    def has_trend(self) -> bool:
-        return len(self.run.metrics) >= self.t.min_steps

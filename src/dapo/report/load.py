@@ -54,6 +54,10 @@ class RunRecord:
         return "running" if self.silent_s < max(RUNNING_SECONDS, 5 * longest) else "stopped"
 
     @property
+    def is_never_evaluated(self) -> bool:
+        return is_never_evaluated(self.config)
+
+    @property
     def is_paper_algorithm(self) -> bool:
         """False where a switch of dapo-fast or a control experiment is on: config.schema.Config has the same rule."""
         switches = ("carry_over", "partial_rollouts", "predictive")

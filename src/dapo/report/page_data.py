@@ -15,8 +15,10 @@ from dapo.errors import DataError
 from dapo.report import differences
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import MEANINGS
-from dapo.report.doctor import to_json, verdict
+from dapo.report.doctor import held_back, to_json, verdict
 from dapo.report.examined import Examined
+from dapo.report.learning import change_of, is_graded
+from dapo.report.load import RunRecord
 from dapo.tracking.metrics import METRICS
 
 SHOWN_EVENTS = 200
@@ -58,6 +60,8 @@ def run_data(examined: Examined, place: str) -> dict[str, Any]:
         ],
         "config": flat(run.config),
         "verdict": verdict(examined.findings, run),
+        "is_judged": not held_back(run),
+        "score": headline(run),
         "findings": to_json(examined.findings),
         "answers": [
             asdict(answer) for answer in answer_all(run, examined.findings, examined.summaries, flips)
@@ -78,6 +82,28 @@ def run_data(examined: Examined, place: str) -> dict[str, Any]:
         "n_events": len(run.events),
         "rollouts": [{"step": step, **summary} for step, summary in examined.summaries],
     }  # fmt: skip
+
+
+def headline(run: RunRecord) -> dict[str, Any]:
+    """The large number at the top, what it is, and whether it tells a change: improved, worse or inconclusive."""
+    change = change_of(run)
+    if change is not None:
+        start = "before" if change.steps[0] == 0 else f"after step {change.steps[0]}"
+        what = f"{change.score} on held-out problems, {start} → after step {change.steps[1]}"
+        return {"what": what, "from": change.before, "to": change.after, "verdict": change.verdict, "why": change.why}
+    if run.evaluations:
+        line = run.evaluations[-1]
+        score, key = ("mean reward", "mean_value") if is_graded(line) else (f"avg@{int(line['k'])}", "avg@k")
+        when = f"after step {line['step']}" if line["step"] else "before training"
+        return {
+            "what": f"{score} on held-out problems, {when}",
+            "from": None,
+            "to": line[key],
+            "verdict": "",
+            "why": "",
+        }
+    why = "Evaluation is switched off." if run.is_never_evaluated else "No evaluation yet."
+    return {"what": why if run.steps else "No step has ended yet.", "from": None, "to": None, "verdict": "", "why": ""}
 
 
 def trimmed(line: dict[str, Any]) -> dict[str, Any]:

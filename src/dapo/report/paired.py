@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dapo.report.evidence import too_little
 
 RESAMPLES = 4000
 ROUNDING = 1e-12
@@ -21,6 +23,15 @@ class Difference:
     high: float
     p: float
     seeds: int
+    held_back: str = ""  # why p is not told: too little to go by
+
+    def judged(self, *, steps: int, changed: int) -> Difference:
+        """The same, with its p held back where there is too little to go by."""
+        return replace(self, held_back=too_little(steps=steps, changed=changed))
+
+    @property
+    def shown_p(self) -> float | None:
+        return None if self.held_back else self.p
 
 
 def resampled_means(scores: Matrix, *, resamples: int = RESAMPLES) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from dapo.report.load import RunRecord, is_number
 
 def entropy(v: Visit) -> Iterator[Finding]:
     start, end = v.first("policy/entropy"), v.last("policy/entropy")
-    if not v.has_trend or start is None or end is None:
+    if start is None or end is None:
         return
     is_excused = (v.last("accuracy") or 0.0) >= v.t.entropy_excused_accuracy
     if (end < v.t.entropy_collapse_ratio * start and v.is_stuck) or (
@@ -119,7 +119,7 @@ def corrects_gap(run: RunRecord) -> bool:
     return is_number(run.key("algorithm", "importance_cap")) or run.key("algorithm", "old_logp") == "bypass"
 
 
-def gradients(v: Visit) -> Iterator[Finding]:
+def dead_gradients(v: Visit) -> Iterator[Finding]:
     recent = [m for m in v.run.metrics[-v.t.dead_steps :] if not m.get("policy/skipped_updates")]
     tail = [one for one in v.run.series("policy/gradient_norm") if one[0] in {int(m["step"]) for m in recent}]
     if len(tail) == v.t.dead_steps and all(norm < v.t.dead_gradient_norm for _, norm in tail):
@@ -134,6 +134,9 @@ def gradients(v: Visit) -> Iterator[Finding]:
             (tail[0][0], tail[-1][0]),
             ("policy/gradient_norm", "sampling/acceptance"),
         )
+
+
+def skipped_updates(v: Visit) -> Iterator[Finding]:
     bad = [(step, n) for step, n in v.run.series("policy/skipped_updates") if n > 0]
     if bad:
         yield Finding(

@@ -11,7 +11,7 @@ from dapo.report.load import RunRecord
 
 def length(v: Visit) -> Iterator[Finding]:
     start, end = v.first("length/mean"), v.last("length/mean")
-    if v.has_trend and start and end and end > v.t.length_runaway_ratio * start and not v.is_improving:
+    if start and end and end > v.t.length_runaway_ratio * start and not v.is_improving:
         yield Finding(
             "length-runaway",
             WARNING,
@@ -115,7 +115,7 @@ def reward_hacking(v: Visit) -> Iterator[Finding]:
         start, end = v.first("length/mean"), v.last("length/mean")
         if start and end and end < v.t.answer_only_length_ratio * start:
             numbers = f"mean length {start:.0f} tokens at the start, {end:.0f} now"
-    if v.has_trend and rise > v.t.hacking_accuracy_rise and numbers:
+    if rise > v.t.hacking_accuracy_rise and numbers:
         yield Finding(
             "answer-only",
             WARNING,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-import numpy as np
 
 from dapo.commands import dapo_command
-from dapo.report.findings import NOTE, SEVERE, WARNING, Finding, Thresholds, Visit
+from dapo.report.findings import NOTE, SEVERE, WARNING, Finding, Visit
+from dapo.report.learning import WORSE, Change, change_of
 from dapo.report.load import RunRecord, is_number
 
 
@@ -39,21 +36,24 @@ def evaluations(v: Visit) -> Iterator[Finding]:
         last = next(e for e in reversed(v.run.evaluations) if str(e["set"]) == name)
         alike = [e for e in v.run.evaluations if str(e["set"]) == name and e["k"] == last["k"]]
         best = max(alike, key=lambda e: e["avg@k"])
-        lost = loss_since_start(v.run, name, int(last["step"]), v.t)
-        if lost is not None:
+        change = change_of(v.run, name)
+        is_worse = change is not None and change.verdict == WORSE and change.steps[0] == 0
+        has_fallen = last["avg@k_interval"][1] < best["avg@k_interval"][0]
+        if change is not None and is_worse and (change.interval is not None or not has_fallen):
             of_name = f" on {name}" if len(names) > 1 else ""
             without_critic = "" if v.last("critic/loss") is None else "; or do without a critic: preset = dapo"
             yield Finding(
                 "worse-than-before",
                 SEVERE,
                 f"The model is worse than before training{of_name}",
-                f"avg@{lost.k} on {name}: {lost.before:.3f} before, {lost.after:.3f} after step {last['step']}; on the "
-                f"same problems a loss of {lost.least:.3f} to {lost.most:.3f} (95 % interval).",
+                f"{change.score} on {name}: {change.before:.3f} before, {change.after:.3f} after step "
+                f"{change.steps[1]}; {loss_told(change)}.",
                 f"Look at what is rewarded (dapo report) and lower train.lr{without_critic}.",
-                (0, int(last["step"])),
+                change.steps,
                 ("accuracy", "policy/entropy", "length/mean"),
             )
-        if last["avg@k_interval"][1] < best["avg@k_interval"][0] and (lost is None or best["step"] != 0):
+            has_fallen = has_fallen and best["step"] != 0
+        if has_fallen:
             yield Finding(
                 "forgetting",
                 SEVERE,
@@ -66,35 +66,19 @@ def evaluations(v: Visit) -> Iterator[Finding]:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What a model lost since before training, with the ends of the 95 % interval."""
-
-    k: int
-    before: float
-    after: float
-    least: float
-    most: float
+def loss_told(change: Change) -> str:
+    if change.interval is None:
+        return change.why
+    low, high = change.interval
+    return f"on the same problems a loss of {-high:.3f} to {-low:.3f} (95 % interval)"
 
 
-def loss_since_start(run: RunRecord, name: str, step: int, t: Thresholds) -> Loss | None:
-    """The evaluation after `step` against the untrained model's, problem by problem, where it is surely lower.
-
-    A normal interval instead of a bootstrap: a page that is watched asks at every step. It needs some changed problems.
-    """
-    lines = {int(e["step"]): e for e in run.eval_problems if e.get("set") == name}
-    if step == 0 or not {0, step} <= lines.keys():
-        return None
-    start, end = lines[0], lines[step]
-    if any(start.get(key) != end.get(key) for key in ("ids", "k", "sampling")):
-        return None
-    before, after = (np.array(line["correct"], dtype=float) / line["k"] for line in (start, end))
-    lost = before - after
-    if np.count_nonzero(lost) < t.changed_problems:
-        return None
-    half = 1.96 * float(lost.std(ddof=1)) / math.sqrt(len(lost))
-    least, most = float(lost.mean()) - half, float(lost.mean()) + half
-    return Loss(int(end["k"]), float(before.mean()), float(after.mean()), least, most) if least > 0 else None
+def time_shares(run: RunRecord) -> list[tuple[str, float, float]]:
+    """(phase, seconds, share) over the whole run, the largest first: what report and doctor say of the time."""
+    spent = phases(run)
+    whole = sum(spent.values())
+    shares = [(name, seconds, seconds / whole) for name, seconds in spent.items()]
+    return sorted(shares, key=lambda share: -share[2])
 
 
 def phases(run: RunRecord) -> dict[str, float]:
@@ -126,19 +110,19 @@ BOUND = {
 
 
 def step_time(v: Visit) -> Iterator[Finding]:
-    spent = phases(v.run)
-    whole = sum(spent.values())
-    if not whole:
-        return
-    for name, seconds in spent.items():
+    shares = time_shares(v.run)
+    for at, (name, seconds, share) in enumerate(shares):
         limit = v.t.evaluation_time_share if name == "evaluation" else v.t.step_time_share
-        if seconds / whole > limit:
+        if share > limit:
             step = statistics.median(value for _, value in v.run.series("timing.step_s"))
+            phase = PHASES[name]
+            others = "" if at == 0 else f", after {' and '.join(PHASES[other] for other, *_ in shares[:at])}"
             yield Finding(
                 f"bound-by-{name.replace('_', '-')}",
                 NOTE,
-                f"Most time goes into {PHASES[name]}",
-                f"{seconds / whole:.0%} of the run's time ({seconds:.0f} of {whole:.0f} s); a step takes {step:.1f} s.",
+                f"Most time goes into {phase}" if at == 0 else f"Much time goes into {phase}",
+                f"{share:.0%} of the run's time ({seconds:.0f} of {seconds / share:.0f} s){others}; a step takes "
+                f"{step:.1f} s.",
                 BOUND[name],
                 v.whole,
                 ("timing.step_s",),

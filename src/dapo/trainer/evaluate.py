@@ -57,7 +57,14 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
 
 
 def per_problem(problem_set: EncodedSet, answers: Answers, settings: EvalConfig) -> dict[str, Any]:
-    """How many of each problem's k responses were right: what the report's list of flipped problems is made of."""
+    """How many of each problem's k responses were right, and of graded rewards their means.
+
+    What the report's list of flipped problems is made of, and its answer whether the run learnt.
+    """
+    graded = any(answer.is_graded for answer in answers.values())
+    values = [
+        sum(answers[problem.id, i].value for i in range(settings.k)) / settings.k for problem in problem_set.problems
+    ]
     return {
         "set": problem_set.name,
         "k": settings.k,
@@ -68,7 +75,7 @@ def per_problem(problem_set: EncodedSet, answers: Answers, settings: EvalConfig)
             sum(answers[problem.id, i].verdict is Verdict.CORRECT for i in range(settings.k))
             for problem in problem_set.problems
         ],
-    }
+    } | ({"values": values} if graded else {})
 
 
 def sampling_of(settings: EvalConfig) -> SamplingParams:

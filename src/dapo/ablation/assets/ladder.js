@@ -76,7 +76,7 @@ const ladder = {
     ["best", (a) => a.best.value.toFixed(3)],
     ["difference", (a) => ladder.change(a.difference)],
     ["to", (a) => a.compared_with || ""],
-    ["p", (a) => (a.difference ? (a.difference.p < 0.001 ? "< 0.001" : a.difference.p.toFixed(3)) : "")],
+    ["p", (a) => (a.difference && a.difference.p !== null ? (a.difference.p < 0.001 ? "< 0.001" : a.difference.p.toFixed(3)) : "")],
     ["over naive", (a) => ladder.change(a.over_baseline)],
     ["steps to baseline's best", (a) => (a.reaches_baseline_best ? String(a.reaches_baseline_best.step) : "not reached")],
     ["updates", (a) => (a.reaches_baseline_best ? ladder.whole(a.reaches_baseline_best.updates) : "")],

@@ -41,29 +41,27 @@ const overview = {
     );
   },
 
-  // avg@k before and now with its interval, the change since the start, and the best.
+  // The score before and now, what it is and whether that is a change, the interval, and the best.
   score(run) {
     const verdict = el("p", { class: "verdict" },
       el("span", { class: `dot ${overview.tone(run)}` }), el("b", {}, "Doctor: "), run.verdict);
-    if (!run.evaluations.length) {
-      const what = run.step ? "No evaluation yet." : "No step has ended yet.";
-      return el("div", { class: "score" }, el("p", { class: "sub" }, what), verdict);
-    }
+    if (run.score.to === null) return el("div", { class: "score" }, el("p", { class: "sub" }, run.score.what), verdict);
     const set = run.evaluations[0].set;
     const lines = run.evaluations.filter((line) => line.set === set);
-    const first = lines[0];
     const best = lines.reduce((a, b) => (b.avg > a.avg ? b : a));
     const last = lines[lines.length - 1];
-    const change = last.avg - first.avg;
     const interval = (line) => `95 % interval ${line.avg_interval[0].toFixed(3)}–${line.avg_interval[1].toFixed(3)}`;
+    const change = run.score.from === null ? null : run.score.to - run.score.from;
+    const inAll = `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(3)}`;
     return el("div", { class: "score" },
       el("div", { class: "figure" },
-        lines.length > 1 ? el("span", { class: "from" }, first.avg.toFixed(3), el("span", { class: "arrow" }, " → ")) : null,
-        el("span", { class: change < 0 ? "to worse" : "to" }, last.avg.toFixed(3))),
+        change === null ? null : el("span", { class: "from" }, run.score.from.toFixed(3), el("span", { class: "arrow" }, " → ")),
+        el("span", { class: `to ${run.score.verdict}` }, run.score.to.toFixed(3)),
+        el("span", { class: "what" }, run.score.what)),
       el("p", { class: "sub" },
-        `avg@${last.k} after step ${last.step}, ${interval(last)}; `,
-        lines.length > 1 ? el("b", {}, `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(3)} since the start`) : "before training",
-        best === last ? "; the best so far" : `; best ${best.avg.toFixed(3)} after step ${best.step}, ${interval(best)}`,
+        change === null ? "" : el("b", { class: `learnt ${run.score.verdict}` }, `${run.score.verdict === "inconclusive" ? "Inconclusive" : run.score.verdict === "worse" ? "Worse" : "Improved"}, ${inAll}`),
+        change === null ? "" : `: ${run.score.why}. `,
+        `avg@${last.k} ${interval(last)}`, best === last ? "" : `; best ${best.avg.toFixed(3)} after step ${best.step}, ${interval(best)}`,
         el("br"), `${best.problems} problems of ${set}`),
       verdict);
   },
@@ -76,7 +74,7 @@ const overview = {
       el("td", {}, step === otherStep ? `${step}` : `${step}, ${otherStep}`),
       el("td", {}, avg.toFixed(3)), el("td", {}, otherAvg.toFixed(3)),
       el("td", {}, overview.whisker(value, low, high, difference.rows)),
-      el("td", {}, signed(value)), el("td", {}, `${signed(low)} to ${signed(high)}`), el("td", {}, p < 0.001 ? "< 0.001" : p.toPrecision(2)));
+      el("td", {}, signed(value)), el("td", {}, `${signed(low)} to ${signed(high)}`), el("td", {}, p === null ? "–" : p < 0.001 ? "< 0.001" : p.toPrecision(2)));
     return el("article", { class: "difference" },
       el("p", { class: "question" }, "Is ", el("i", { class: "key", style: { background: `var(--run-${at})` } }), el("b", {}, run.name),
         " better than ", el("i", { class: "key", style: { background: "var(--run-0)" } }), el("b", {}, first.name), "?"),
@@ -101,7 +99,7 @@ const overview = {
   tone(run) {
     if (run.findings.some((finding) => finding.level === "severe")) return "bad";
     if (run.findings.some((finding) => finding.level === "warning")) return "warn";
-    return run.step ? "good" : "";
+    return run.step && run.is_judged ? "good" : "";
   },
 
   LINKS: { learnt: "#curves", entropy: "#curves", time: "#curves", clipped: "#rollouts", waste: "#curves", flips: "#flips" },

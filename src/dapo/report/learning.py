@@ -1,0 +1,111 @@
+"""Did a run learn? One answer for report and doctor: held-out problems after training against before, paired."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dapo.report.evidence import too_few_steps, too_little
+from dapo.report.load import RunRecord, is_number
+
+IMPROVED, WORSE, INCONCLUSIVE = "improved", "worse", "inconclusive"
+
+Scores = NDArray[np.float64]  # [P]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The last evaluation of a set against the first, and what it says."""
+
+    verdict: str  # improved, worse or inconclusive
+    why: str  # in words, with the interval where there is one
+    name: str  # of the set
+    score: str  # what before and after are: avg@8, or the mean reward where rewards are graded
+    before: float
+    after: float
+    steps: tuple[int, int]
+    interval: tuple[float, float] | None = None  # of after − before, 95 %, on the same problems
+
+
+def change_of(run: RunRecord, name: str | None = None) -> Change | None:
+    """Of the set named, or of the first one; None where it was not evaluated twice in the same way."""
+    if not run.evaluations:
+        return None
+    name = str(run.evaluations[0]["set"]) if name is None else name
+    lines = [e for e in run.evaluations if str(e["set"]) == name]
+    alike = [e for e in lines if e["k"] == lines[-1]["k"] and is_graded(e) == is_graded(lines[-1])]
+    if len(alike) < 2:
+        return None
+    first, last = alike[0], alike[-1]
+    graded = is_graded(last)
+    score = "mean reward" if graded else f"avg@{int(last['k'])}"
+    key = "mean_value" if graded else "avg@k"
+    steps = int(first["step"]), int(last["step"])
+    found = {"name": name, "score": score, "steps": steps}
+    pair = paired_scores(run, name, steps)
+    if pair is not None:
+        before, after = pair
+        verdict, why, interval = by_problems(before, after, steps[1] - steps[0])
+        return Change(verdict, why, before=float(before.mean()), after=float(after.mean()), interval=interval, **found)
+    verdict, why = (INCONCLUSIVE, "not known problem by problem") if graded else by_intervals(first, last)
+    return Change(verdict, why, before=float(first[key]), after=float(last[key]), **found)
+
+
+def is_graded(line: dict[str, Any]) -> bool:
+    return is_number(line.get("mean_value"))
+
+
+def paired_scores(run: RunRecord, name: str, steps: tuple[int, int]) -> tuple[Scores, Scores] | None:
+    """Each problem's score in both evaluations; None where they are not of the same problems, sampled alike."""
+    lines = {int(e["step"]): e for e in run.eval_problems if str(e.get("set")) == name}
+    if steps[0] == steps[1] or not set(steps) <= lines.keys():
+        return None
+    start, end = (lines[step] for step in steps)
+    if any(start.get(key) != end.get(key) for key in ("ids", "k", "sampling")) or has_values(start) != has_values(end):
+        return None
+    return scores(start), scores(end)
+
+
+def has_values(line: dict[str, Any]) -> bool:
+    values = line.get("values")
+    return isinstance(values, list) and len(values) == len(line["ids"]) and all(map(is_number, values))
+
+
+def scores(line: dict[str, Any]) -> Scores:
+    """Share of right responses per problem, or the mean of their graded rewards. [P]"""
+    if has_values(line):
+        return np.array(line["values"], dtype=np.float64)
+    return np.array(line["correct"], dtype=np.float64) / line["k"]
+
+
+def by_problems(before: Scores, after: Scores, steps: int) -> tuple[str, str, tuple[float, float]]:
+    """A normal interval instead of a bootstrap: a page that is watched asks at every step."""
+    difference = after - before
+    half = 1.96 * float(difference.std(ddof=1)) / math.sqrt(len(difference)) if len(difference) > 1 else math.inf
+    low, high = float(difference.mean()) - half, float(difference.mean()) + half
+    if reason := too_little(steps=steps, changed=int(np.count_nonzero(difference))):
+        return INCONCLUSIVE, reason, (low, high)
+    told = f"on the same problems {signed(low)} to {signed(high)} (95 % interval)"
+    verdict = IMPROVED if low > 0 else WORSE if high < 0 else INCONCLUSIVE
+    return verdict, told if verdict != INCONCLUSIVE else f"{told}, which holds 0", (low, high)
+
+
+def by_intervals(first: dict[str, Any], last: dict[str, Any]) -> tuple[str, str]:
+    """For records without single problems: the two intervals must not touch."""
+    (low_before, high_before), (low, high) = first["avg@k_interval"], last["avg@k_interval"]
+    told = f"95 % interval {low:.3f}–{high:.3f} now, {low_before:.3f}–{high_before:.3f} before"
+    if reason := too_few_steps(int(last["step"]) - int(first["step"])):
+        return INCONCLUSIVE, reason
+    if low > high_before:
+        return IMPROVED, told
+    if high < low_before:
+        return WORSE, told
+    return INCONCLUSIVE, f"{told}: they overlap"
+
+
+def signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
