@@ -30,7 +30,7 @@ def command(
 
 
 def run_to_end(resolved: Resolved, out: Path | None) -> Path:
-    """Start a run and train it; say where it is and how to resume it. Missing inputs are named before torch is loaded."""
+    """Start a run and train it; say how to resume it. What is missing is named before torch is loaded."""
     if is_ray_driver(resolved.config.cluster):
         return train_on_ray(resolved, out)
     check_inputs(resolved.config)

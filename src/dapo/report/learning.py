@@ -45,14 +45,13 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
     score = "mean reward" if graded else f"avg@{int(last['k'])}"
     key = "mean_value" if graded else "avg@k"
     steps = int(first["step"]), int(last["step"])
-    found = {"name": name, "score": score, "steps": steps}
     pair = paired_scores(run, name, steps)
     if pair is not None:
-        before, after = pair
-        verdict, why, interval = by_problems(before, after, steps[1] - steps[0])
-        return Change(verdict, why, before=float(before.mean()), after=float(after.mean()), interval=interval, **found)
+        verdict, why, interval = by_problems(*pair, steps[1] - steps[0])
+        before, after = (float(scores.mean()) for scores in pair)
+        return Change(verdict, why, name, score, before, after, steps, interval)
     verdict, why = (INCONCLUSIVE, "not known problem by problem") if graded else by_intervals(first, last)
-    return Change(verdict, why, before=float(first[key]), after=float(last[key]), **found)
+    return Change(verdict, why, name, score, float(first[key]), float(last[key]), steps)
 
 
 def is_graded(line: dict[str, Any]) -> bool:
@@ -67,7 +66,7 @@ def paired_scores(run: RunRecord, name: str, steps: tuple[int, int]) -> tuple[Sc
     start, end = (lines[step] for step in steps)
     if any(start.get(key) != end.get(key) for key in ("ids", "k", "sampling")) or has_values(start) != has_values(end):
         return None
-    return scores(start), scores(end)
+    return scores_of(start), scores_of(end)
 
 
 def has_values(line: dict[str, Any]) -> bool:
@@ -75,11 +74,11 @@ def has_values(line: dict[str, Any]) -> bool:
     return isinstance(values, list) and len(values) == len(line["ids"]) and all(map(is_number, values))
 
 
-def scores(line: dict[str, Any]) -> Scores:
+def scores_of(line: dict[str, Any]) -> Scores:
     """Share of right responses per problem, or the mean of their graded rewards. [P]"""
     if has_values(line):
         return np.array(line["values"], dtype=np.float64)
-    return np.array(line["correct"], dtype=np.float64) / line["k"]
+    return np.array(line["correct"], dtype=np.float64) / float(line["k"])
 
 
 def by_problems(before: Scores, after: Scores, steps: int) -> tuple[str, str, tuple[float, float]]:

@@ -144,7 +144,7 @@ def read(path: Path, missing: list[str], *, is_optional: bool = False) -> Iterat
 
 def is_never_evaluated(config: dict[str, Any]) -> bool:
     """Evaluation is switched off, or there is nothing to evaluate on."""
-    return config.get("eval", {}).get("every_steps") == 0 or config.get("data", {}).get("eval") == []
+    return bool(config.get("eval", {}).get("every_steps") == 0 or config.get("data", {}).get("eval") == [])
 
 
 def is_evaluation(line: dict[str, Any]) -> bool:

@@ -61,7 +61,7 @@ const overview = {
       el("p", { class: "sub" },
         change === null ? "" : el("b", { class: `learnt ${run.score.verdict}` }, `${run.score.verdict === "inconclusive" ? "Inconclusive" : run.score.verdict === "worse" ? "Worse" : "Improved"}, ${inAll}`),
         change === null ? "" : `: ${run.score.why}. `,
-        `avg@${last.k} ${interval(last)}`, best === last ? "" : `; best ${best.avg.toFixed(3)} after step ${best.step}, ${interval(best)}`,
+        `avg@${last.k} after step ${last.step}: ${interval(last)}`, best === last ? "" : `; best ${best.avg.toFixed(3)} after step ${best.step}, ${interval(best)}`,
         el("br"), `${best.problems} problems of ${set}`),
       verdict);
   },

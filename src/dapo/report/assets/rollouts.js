@@ -169,11 +169,13 @@ const rollouts = {
     const g = rollouts.index.groups;
     const rows = g.id.map((_, row) => row).filter(rollouts.passes);
     const hits = rollouts.state.search && rollouts.state.everywhere ? rollouts.hitSteps() : "";
-    rollouts.status.replaceChildren(`${rows.length} of ${g.id.length} problems`, hits);
+    const nDropped = rows.filter(rollouts.dropped).length;
+    rollouts.status.replaceChildren(`${rows.length} of ${g.id.length} problems${nDropped ? `, ${nDropped} dropped` : ""}`, hits);
     rollouts.list.replaceChildren(...rows.map((row) => el("button", {
       type: "button", role: "option", class: "group-row", "data-row": row, "aria-selected": String(row === rollouts.state.row), onclick: () => rollouts.pick(row),
     },
-      el("span", { class: "text" }, rollouts.dropped(row) ? el("span", { class: "chip dropped" }, `dropped: ${whyDropped(rollouts.dropped(row))}`) : null, visible(g.question[row]) || g.id[row]),
+      el("span", { class: "text" }, visible(g.question[row]) || g.id[row],
+        rollouts.dropped(row) ? el("span", { class: "dropped" }, `dropped: ${whyDropped(rollouts.dropped(row))}`) : null),
       el("span", { class: "tally", title: `${g.correct[row]} of ${g.size[row]} right` },
         el("span", { class: "right", style: { flexGrow: g.correct[row] } }), el("span", { class: "wrong", style: { flexGrow: g.size[row] - g.correct[row] } })),
       el("span", { class: "count" }, `${g.correct[row]}/${g.size[row]}`))));
