@@ -220,9 +220,10 @@ class Names:
     def __init__(self, tree: ast.Module) -> None:
         self.assigned: dict[str, list[ast.expr]] = defaultdict(list)
         for node in ast.walk(tree):
-            for target in node.targets if isinstance(node, ast.Assign) else ():
-                if isinstance(target, ast.Name):
-                    self.assigned[target.id].append(node.value)
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        self.assigned[target.id].append(node.value)
         self.bound = {name: values[-1] for name, values in self.assigned.items()}
         self.numbers = {
             name: str(node.value)
