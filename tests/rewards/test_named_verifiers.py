@@ -203,17 +203,12 @@ def test_command_that_is_missing_or_hangs(tmp_path: Path):
     assert rewards.judge("a", "a", verifier="command", meta={"command": slow}, seconds=0.3).verdict is Verdict.TIMEOUT
 
 
-@pytest.mark.parametrize("n_more", [-1, 0, 1, 120])
-def test_border_the_verdict_is_the_last_line_however_much_was_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_more: int
-):
-    """Behind lines that look like verdicts, and with a sign in it that ends a line elsewhere but not in JSON."""
-    monkeypatch.setattr(command, "_MAX_OUTPUT_BYTES", 100)
+@pytest.mark.parametrize("n_before", [0, 1, 65_535, 65_536, 65_537, 131_073])
+def test_border_the_answer_is_found_behind_what_else_was_said(tmp_path: Path, n_before: int):
+    """Read in parts of 65,536 bytes; and with a sign in it that ends a line elsewhere but not in JSON."""
     verdict = '{"verdict": "CORRECT", "extracted": "a\u2028b", "message": "' + "m" * 20 + '"}\n'
-    n_before = 100 - len(verdict.encode()) + n_more
     path = tmp_path / "said.txt"
-    path.write_text(('{"verdict": "WRONG"}\n' * 20)[-n_before:] + verdict, encoding="utf-8")
-    assert path.stat().st_size == 100 + n_more
+    path.write_text("x" * (n_before - 1) + "\n" * bool(n_before) + verdict, encoding="utf-8")
     found = command.decide(Task("a", "a", None, {"command": ["cat", str(path)]}))
     assert (found.verdict, found.extracted) == (Verdict.CORRECT, "a\u2028b")
 

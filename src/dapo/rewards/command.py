@@ -256,7 +256,9 @@ class Program:
 
     def _how_it_ended(self) -> str:
         code = self._exit_code() or 0
-        complaint = (self._errors.decode("utf-8", "replace").strip().splitlines() or [""])[-1][:300]
+        complaint = (self._errors.decode("utf-8", "replace").strip().splitlines() or [""])[-1][
+            -300:
+        ]  # the cause stands at the end
         if code:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             return f"{self.name} {how}" + (f": {complaint}" if complaint else "")
