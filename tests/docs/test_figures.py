@@ -31,7 +31,7 @@ from figures import (
 from safetensors import safe_open
 
 from dapo.evaluation.avg_at_k import bootstrap
-from dapo.report.paired import paired_difference
+from dapo.report.paired import paired_difference, resampled_means
 
 LEFT_OUT = ("log.md", "keys.md")
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in LEFT_OUT}
@@ -203,6 +203,28 @@ def test_the_differences_of_two_runs_are_those_of_their_problems(figures: str, f
         found = paired_difference(*map(scores, pair.split(" / ")))
         assert [round(100 * x, 1) for x in (found.value, found.low, found.high)] == [value, low, high]
         assert is_shown(str(p), found.p)
+
+
+@pytest.mark.slow
+def test_the_differences_of_the_half_billion_model_are_those_of_its_problems():
+    problems = read("gsm8k-coder-0.5b/problems.json")
+
+    def scores(arm: str) -> np.ndarray:
+        """[seeds, problems]; the untrained model stands beside either seed."""
+        k = 4 if arm == "untrained" else 2
+        names = ["untrained"] * 2 if arm == "untrained" else [f"{arm} seed {seed}" for seed in (0, 1)]
+        return np.array([[int(right) / k for right in problems[name]] for name in names])
+
+    shown = dict(read("figures/gsm8k-0.5b.json")["runs"][2]["values"])
+    ratio = shown.pop("ratio of gains")
+    for pair, (value, low, high, *p) in shown.items():
+        found = paired_difference(*map(scores, pair.split(" / ")))
+        assert [round(100 * x, 1) for x in (found.value, found.low, found.high)] == [value, low, high]
+        assert all(is_shown(str(figure), found.p) for figure in p)
+    gains = [scores(arm) - scores("untrained") for arm in ("dapo", "naive")]
+    resampled = resampled_means(gains[0]) / resampled_means(gains[1])
+    found = [gains[0].mean() / gains[1].mean(), *np.quantile(resampled, [0.025, 0.975])]
+    assert [round(float(value), 2) for value in found] == ratio
 
 
 def test_what_math_shows_of_the_untrained_model_is_that_of_its_problems():
