@@ -99,6 +99,16 @@ class Judge(Protocol):
         ...
 
 
+def is_informative(judgements: Iterable[Judgement]) -> bool:
+    """0 < correct < G (DAPO eq. 11), counted in integers; for graded rewards: the raw values differ.
+
+    Of a group that is only judged in part it can be said as soon as two of its verdicts differ.
+    """
+    known = list(judgements)
+    is_graded = any(judgement.graded for judgement in known)
+    return len({judgement.value if is_graded else judgement.accuracy for judgement in known}) > 1
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A response as the engine made it: tokens, how likely each was when drawn, by which weights, why it ended."""
@@ -135,7 +145,4 @@ class Group:
 
     @property
     def is_informative(self) -> bool:
-        """0 < correct < G (DAPO eq. 11), counted in integers; for graded rewards: the raw values differ."""
-        if self.is_graded:
-            return len({judgement.value for judgement in self.judgements}) > 1
-        return 0 < self.n_correct < len(self.judgements)
+        return is_informative(self.judgements)

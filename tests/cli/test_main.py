@@ -198,7 +198,7 @@ def test_selfcheck_fails_when_an_equation_is_broken(monkeypatch: pytest.MonkeyPa
     # A selfcheck that cannot fail proves nothing: break the token mean and expect exit code 1.
     monkeypatch.setattr(
         "dapo.algorithms.selfcheck.token_mean",
-        lambda loss, mask, *, total_tokens: token_mean(loss, mask, total_tokens=mask.sum()),  # noqa: ARG005
+        lambda loss, *, total_tokens: token_mean(loss, total_tokens=loss.numel()),  # noqa: ARG005
     )
     answer = dapo("selfcheck")
     assert answer.returncode == 1

@@ -10,7 +10,7 @@ from command_line import dapo
 from dapo.cli import audit, verify
 from dapo.cli.verify import row_in
 from dapo.errors import DataError
-from dapo.rewards.code import tests_in
+from dapo.rewards import code
 
 ROWS = [
     {"id": "a", "response": "Answer: 42.", "answer": "42"},
@@ -149,7 +149,7 @@ TESTS = [{"args": [2, 3], "expected": 5}]
 def test_code_needs_tests_and_no_answer_as_in_a_data_file(row: dict):
     line = json.dumps({"id": "a", "response": "", "question": "Add.", "level": 3, **row}).encode()
     task = row_in(line, "row 1", "code").task
-    assert tests_in(task.answer, task.meta) == ("add", TESTS)
+    assert code.tests_in(task.answer, task.meta) == ("add", TESTS)
     assert task.meta["level"] == 3
     assert not task.meta.keys() & {"id", "response", "answer", "question", "meta"}
 
@@ -207,7 +207,7 @@ def test_border_an_audit_reads_every_row_of_every_file_once(
         columns = {name: [f"{step}-{i}" for i in range(n_rows)] for name in audit.COLUMNS}
         table = pyarrow.table({name: pyarrow.array(values, pyarrow.string()) for name, values in columns.items()})
         parquet.write_table(table, tmp_path / "rollouts" / f"step-{step:06d}.parquet", row_group_size=3)
-    read = [row["problem_id"] for rows in audit.batches(tmp_path) for row in rows]
+    read = [row["problem_id"] for rows, _ in audit.batches(tmp_path) for row in rows]
     assert read == [f"{step}-{i}" for step in (1, 2) for i in range(n_rows)]
 
 
@@ -221,7 +221,7 @@ def test_border_a_line_of_just_the_limit_is_read_and_a_longer_one_refused(
     line = line.replace(b'""', b'"' + b"x" * (100 - len(line + ends) + n_more) + b'"')
     source = io.BytesIO(lines(ROWS[:1]) + line + ends)
     if n_more <= 0:
-        assert [row.task.answer for row in verify.rows_in(source, "f")] == ["42", "1"]
+        assert [row.task.answer for row in verify.rows_in(source, "f", "math")] == ["42", "1"]
     else:
         with pytest.raises(DataError, match="f, row 2: longer than"):
-            list(verify.rows_in(source, "f"))
+            list(verify.rows_in(source, "f", "math"))

@@ -86,7 +86,7 @@ def test_a_pipe_gets_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[s
     lines = written.splitlines()
     assert lines[0] == "toy:problems: 40 problems"
     assert [line[:9] for line in lines if line.startswith("step ")] == ["step    1", "step    2"]
-    [done_at] = [i for i, line in enumerate(lines) if line.startswith("Done: 2 steps.")]
+    [done_at] = [i for i, line in enumerate(lines) if line.startswith("Done: 2 steps in ")]
     assert not any(line.startswith("step ") for line in lines[done_at:])  # only the doctor's verdict follows
 
 

@@ -12,7 +12,7 @@ from dapo.cli.watch_terminal import evaluation_line
 from dapo.evaluation.runner import Answered, summarise
 from dapo.report.chunks import parse_script
 from dapo.report.page import write_page
-from dapo.trainer.export import scores
+from dapo.trainer.card import scores
 from dapo.trainer.track import TrackerObserver
 from dapo.types import Problem, Verdict
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from dapo.algorithms.advantages import gae, group_advantage, length_adaptive_lambda, whiten
+from dapo.algorithms.advantages import decoupled_gae, gae, group_advantage, length_adaptive_lambda, whiten
 
 F64 = torch.float64
 
@@ -216,19 +216,42 @@ def test_vapo_lambda_makes_the_weights_sum_to_alpha_l():
 
 
 def test_whitened_tokens_have_mean_0_and_sample_variance_1():
-    advantage, mask = 3 + 2 * torch.randn(6, 9, dtype=F64), torch.rand(6, 9) < 0.7
-    chosen = advantage[mask]
-    totals = {"count": chosen.numel(), "mean": chosen.mean(), "variance": chosen.var(correction=0)}
-    white = whiten(advantage, mask, **totals)
+    advantage, mask = 3 + 2 * torch.randn(54, dtype=F64), torch.rand(54) < 0.7
+    white = whiten(advantage, mask)
     assert_close(white[mask].mean(), torch.tensor(0.0, dtype=F64), rtol=0, atol=1e-12)
     assert_close(white[mask].var(), torch.tensor(1.0, dtype=F64), rtol=1e-7, atol=0)  # 1e-8 stands inside the root
     assert (white[~mask] == 0).all()
-    parts = [whiten(advantage[rows], mask[rows], **totals) for rows in ([0, 1], [2, 3, 4, 5])]
-    assert_close(torch.cat(parts), white)  # the totals are the step's, so a split changes nothing
+    order = torch.randperm(54)
+    assert_close(whiten(advantage[order], mask[order]), white[order])
+    moved = torch.where(mask, advantage, 1e9)  # what is not chosen has no say in mean and variance
+    assert torch.equal(whiten(moved, mask), white)
 
 
-def test_whitening_one_token_or_equal_ones_stays_finite():
-    one = whiten(torch.tensor([[5.0, 9.0]]), torch.tensor([[True, False]]), count=1, mean=5.0, variance=0.0)
-    assert torch.equal(one, torch.zeros(1, 2))
-    equal = whiten(torch.full((2, 3), 4.0), torch.ones(2, 3).bool(), count=6, mean=4.0, variance=0.0)
-    assert torch.equal(equal, torch.zeros(2, 3))
+def test_whitening_one_token_equal_ones_or_none_stays_finite():
+    assert torch.equal(whiten(torch.tensor([5.0, 9.0]), torch.tensor([True, False])), torch.zeros(2))
+    assert torch.equal(whiten(torch.full((6,), 4.0), torch.ones(6).bool()), torch.zeros(6))
+    assert torch.equal(whiten(torch.tensor([5.0, 9.0]), torch.zeros(2).bool()), torch.zeros(2))
+
+
+# ---------------------------------------------------------------- decoupled GAE
+
+
+def test_vapo_4_1_the_critics_target_has_its_own_lambda():
+    reward, value, mask = torch.randn(3, 6, dtype=F64), torch.randn(3, 6, dtype=F64), torch.rand(3, 6) < 0.8
+    advantage, target = decoupled_gae(reward, value, mask, gamma=0.9, lam=0.3, lam_critic=0.7)
+    assert_close(advantage, gae(reward, value, mask, gamma=0.9, lam=0.3)[0])
+    assert_close(target, gae(reward, value, mask, gamma=0.9, lam=0.7)[1])
+    one, both = (
+        gae(reward, value, mask, gamma=0.9, lam=0.3),
+        decoupled_gae(reward, value, mask, gamma=0.9, lam=0.3, lam_critic=0.3),
+    )
+    assert_close(both, one)  # the limit: one λ is GAE and its return
+
+
+def test_vapo_4_1_with_lambda_1_the_target_is_what_came_out_whatever_the_critic_says():
+    reward, mask = torch.tensor([[0.0, 0.0, 1.0]], dtype=F64), torch.ones(1, 3).bool()
+    for _ in range(3):
+        _, target = decoupled_gae(
+            reward, torch.randn(1, 3, dtype=F64), mask, gamma=1.0, lam=torch.tensor([0.4]), lam_critic=1.0
+        )
+        assert_close(target, torch.ones(1, 3, dtype=F64))

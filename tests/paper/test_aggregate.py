@@ -16,28 +16,27 @@ MEANS = ["token", "sequence", "prompt", "constant"]
 
 
 def mean_of(kind: str, loss: Tensor, mask: Tensor, group: Tensor, whole: Tensor, whole_group: Tensor) -> Tensor:
-    """One of the four means of a slice (loss, mask, group), normalised by the counts of the `whole` update's mask."""
+    """One of the four means of the chosen tokens of a slice, normalised by the counts of the `whole` update's mask."""
     group_tokens = torch.zeros(int(whole_group.max()) + 1, dtype=torch.long)
     group_tokens.index_add_(0, whole_group, whole.sum(1))
+    row = mask.nonzero()[:, 0]  # of every chosen token
     match kind:
         case "token":
-            return token_mean(loss, mask, total_tokens=int(whole.sum()))
+            return token_mean(loss[mask], total_tokens=int(whole.sum()))
         case "sequence":
-            return sequence_mean(loss, mask, total_sequences=int(whole.any(1).sum()))
+            return sequence_mean(loss[mask], row, row_tokens=mask.sum(1), total_sequences=int(whole.any(1).sum()))
         case "prompt":
             n = int((group_tokens > 0).sum())
-            return prompt_mean(loss, mask, group, total_prompts=n, group_tokens=group_tokens)
+            return prompt_mean(loss[mask], group[row], group_tokens=group_tokens, total_prompts=n)
         case _:
-            return constant_norm(loss, mask, constant=37.0)
+            return constant_norm(loss[mask], constant=37.0)
 
 
-def ragged(*pairs: tuple[int, float]) -> tuple[Tensor, Tensor]:
-    """(length, loss per token) rows as padded [B, T] loss and mask."""
-    T = max(length for length, _ in pairs)
-    loss, mask = torch.zeros(len(pairs), T, dtype=F64), torch.zeros(len(pairs), T).bool()
-    for row, (length, value) in enumerate(pairs):
-        loss[row, :length], mask[row, :length] = value, True
-    return loss, mask
+def ragged(*pairs: tuple[int, float]) -> tuple[Tensor, Tensor, Tensor]:
+    """(length, loss per token) rows: losses [N], the row of each [N], and the lengths [B]."""
+    lengths = torch.tensor([length for length, _ in pairs])
+    loss = torch.tensor([value for _, value in pairs], dtype=F64).repeat_interleave(lengths)
+    return loss, torch.arange(len(pairs)).repeat_interleave(lengths), lengths
 
 
 def every_split(n: int) -> list[list[list[int]]]:
@@ -55,55 +54,54 @@ def every_split(n: int) -> list[list[list[int]]]:
 
 
 def test_eq12_worked_value_for_every_split():
-    loss, mask = ragged((2, 1.0), (10, -1.0), (3, 0.5), (25, -0.2))
+    loss, row, _ = ragged((2, 1.0), (10, -1.0), (3, 0.5), (25, -0.2))
     # (2·1 − 10·1 + 3·0.5 − 25·0.2) / (2+10+3+25) = −11.5/40
-    assert float(token_mean(loss, mask, total_tokens=40)) == pytest.approx(-11.5 / 40)
+    assert float(token_mean(loss, total_tokens=40)) == pytest.approx(-11.5 / 40)
     for split in every_split(4):
-        parts = [token_mean(loss[rows], mask[rows], total_tokens=40) for rows in split]
+        parts = [token_mean(loss[torch.isin(row, torch.tensor(rows))], total_tokens=40) for rows in split]
         assert float(sum(parts)) == pytest.approx(-0.2875, abs=1e-15)
 
 
 def test_a_micro_batch_mean_would_have_the_wrong_sign():
     # The control: normalising each micro-batch by its own count makes the gradient depend on the split.
-    loss, mask = ragged((2, 1.0), (10, -1.0), (3, 0.5), (25, -0.2))
-    own = [token_mean(loss[[i]], mask[[i]], total_tokens=int(mask[i].sum())) for i in range(4)]
+    loss, row, lengths = ragged((2, 1.0), (10, -1.0), (3, 0.5), (25, -0.2))
+    own = [token_mean(loss[row == i], total_tokens=int(lengths[i])) for i in range(4)]
     assert float(sum(own)) / 4 == pytest.approx((1 - 1 + 0.5 - 0.2) / 4)
     assert float(sum(own)) / 4 > 0 > -0.2875
 
 
 def test_eq5_worked_value():
-    loss, mask = ragged((2, 1.0), (10, -1.0), (3, 0.5), (25, -0.2))
-    assert float(sequence_mean(loss, mask, total_sequences=4)) == pytest.approx((1 - 1 + 0.5 - 0.2) / 4)
+    loss, row, lengths = ragged((2, 1.0), (10, -1.0), (3, 0.5), (25, -0.2))
+    mean = sequence_mean(loss, row, row_tokens=lengths, total_sequences=4)
+    assert float(mean) == pytest.approx((1 - 1 + 0.5 - 0.2) / 4)
 
 
 def test_eq8_worked_value():
-    loss, mask = ragged((2, 1.0), (10, -1.0), (3, 0.5), (25, -0.2))
-    group, tokens = torch.tensor([0, 0, 1, 1]), torch.tensor([12, 28])
+    loss, row, _ = ragged((2, 1.0), (10, -1.0), (3, 0.5), (25, -0.2))
+    tokens = torch.tensor([12, 28])
     # ((2 − 10)/12 + (1.5 − 5)/28) / 2
     expected = ((2 - 10) / 12 + (1.5 - 5) / 28) / 2
-    assert float(prompt_mean(loss, mask, group, total_prompts=2, group_tokens=tokens)) == pytest.approx(expected)
+    assert float(prompt_mean(loss, row // 2, total_prompts=2, group_tokens=tokens)) == pytest.approx(expected)
 
 
 def test_constant_norm_gives_sums_and_dr_grpo():
-    loss, mask = ragged((2, 1.0), (10, -1.0))
-    assert float(constant_norm(loss, mask, constant=1)) == pytest.approx(2 - 10)
-    assert float(constant_norm(loss, mask, constant=2 * 16)) == pytest.approx((2 - 10) / (2 * 16))
+    loss, _, _ = ragged((2, 1.0), (10, -1.0))
+    assert float(constant_norm(loss, constant=1)) == pytest.approx(2 - 10)
+    assert float(constant_norm(loss, constant=2 * 16)) == pytest.approx((2 - 10) / (2 * 16))
 
 
 def test_limit_equal_lengths_make_the_means_agree():
-    loss, mask = torch.randn(6, 5, dtype=F64), torch.ones(6, 5).bool()
-    token = token_mean(loss, mask, total_tokens=30)
-    assert_close(sequence_mean(loss, mask, total_sequences=6), token)
-    assert_close(constant_norm(loss, mask, constant=6 * 5), token)
-    group, tokens = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([10, 10, 10])
-    assert_close(prompt_mean(loss, mask, group, total_prompts=3, group_tokens=tokens), token)
+    loss, row = torch.randn(30, dtype=F64), torch.arange(6).repeat_interleave(5)
+    token = token_mean(loss, total_tokens=30)
+    assert_close(sequence_mean(loss, row, row_tokens=torch.full((6,), 5), total_sequences=6), token)
+    assert_close(constant_norm(loss, constant=6 * 5), token)
+    assert_close(prompt_mean(loss, row // 2, total_prompts=3, group_tokens=torch.full((3,), 10)), token)
 
 
 def test_limit_one_group_makes_eq8_the_token_mean():
-    loss, mask = torch.randn(4, 7, dtype=F64), torch.rand(4, 7) < 0.6
-    N = int(mask.sum())
-    literal = prompt_mean(loss, mask, torch.zeros(4).long(), total_prompts=1, group_tokens=torch.tensor([N]))
-    assert_close(literal, token_mean(loss, mask, total_tokens=N))
+    loss, group = torch.randn(17, dtype=F64), torch.zeros(17).long()
+    literal = prompt_mean(loss, group, total_prompts=1, group_tokens=torch.tensor([17]))
+    assert_close(literal, token_mean(loss, total_tokens=17))
 
 
 @st.composite
@@ -165,10 +163,10 @@ def test_gradient_sign_each_mean_keeps_the_sign_of_every_token(kind: str):
 
 
 def test_eq12_a_long_response_weighs_by_its_tokens_and_in_eq5_it_does_not():
-    loss = torch.zeros(2, 10, dtype=F64, requires_grad=True)
-    mask = torch.zeros(2, 10).bool()
-    mask[0, :1], mask[1, :] = True, True
-    (per_token,) = torch.autograd.grad(token_mean(loss, mask, total_tokens=11), loss)
-    (per_sequence,) = torch.autograd.grad(sequence_mean(loss, mask, total_sequences=2), loss)
-    assert_close(per_token.sum(1), torch.tensor([1 / 11, 10 / 11], dtype=F64))
-    assert_close(per_sequence.sum(1), torch.tensor([1 / 2, 1 / 2], dtype=F64))
+    loss, row, lengths = ragged((1, 0.0), (10, 0.0))
+    loss.requires_grad_()
+    (per_token,) = torch.autograd.grad(token_mean(loss, total_tokens=11), loss)
+    mean = sequence_mean(loss, row, row_tokens=lengths, total_sequences=2)
+    (per_sequence,) = torch.autograd.grad(mean, loss)
+    assert_close(per_token.split([1, 10])[1].sum(), torch.tensor(10 / 11, dtype=F64))
+    assert_close(per_sequence.split([1, 10])[1].sum(), torch.tensor(1 / 2, dtype=F64))

@@ -53,9 +53,9 @@ def test_mean_probability_by_hand():
     ],
 )
 def test_clipped_tokens_by_side(ratio: float, advantage: float, where: str | None):
-    logp = torch.tensor([[math.log(ratio)]], dtype=F64)
+    logp = torch.tensor([math.log(ratio)], dtype=F64)
     sides = clipped_tokens(
-        logp, torch.zeros(1, 1, dtype=F64), torch.tensor([[advantage]]), clip_low=0.2, clip_high=0.28, dual_clip=10.0
+        logp, torch.zeros(1, dtype=F64), torch.tensor([advantage]), clip_low=0.2, clip_high=0.28, dual_clip=10.0
     )
     assert {side: bool(getattr(sides, side)) for side in ("low", "high", "dual")} == {
         side: side == where for side in ("low", "high", "dual")
@@ -65,9 +65,9 @@ def test_clipped_tokens_by_side(ratio: float, advantage: float, where: str | Non
 @given(st.integers(0, 2**31), st.sampled_from([None, 3.0]))
 def test_a_token_counts_as_clipped_exactly_when_its_gradient_is_gone(seed: int, dual: float | None):
     generator = torch.Generator().manual_seed(seed)
-    logp = torch.randn(4, 6, dtype=F64, generator=generator).requires_grad_()
-    logp_old = torch.randn(4, 6, dtype=F64, generator=generator)
-    advantage = torch.randn(4, 6, dtype=F64, generator=generator)
+    logp = torch.randn(24, dtype=F64, generator=generator).requires_grad_()
+    logp_old = torch.randn(24, dtype=F64, generator=generator)
+    advantage = torch.randn(24, dtype=F64, generator=generator)
     clip = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": dual}
     clipped_surrogate(logp, logp_old, advantage, **clip).sum().backward()
     sides = clipped_tokens(logp, logp_old, advantage, **clip)
@@ -125,5 +125,5 @@ def test_trainer_engine_gap():
 
 def test_the_gap_is_the_k3_of_the_losses_where_that_is_not_bounded():
     trainer, engine = torch.randn(2, 30, dtype=F64) / 4
-    expected = kl_penalty(engine[None], trainer[None], kind="k3").mean()
+    expected = kl_penalty(engine, trainer, kind="k3").mean()
     assert_close(trainer_engine_gap(trainer, engine).kl, expected)

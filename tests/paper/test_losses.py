@@ -8,13 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, positive_nll, value_loss
+from dapo.algorithms.losses import (
+    clipped_surrogate,
+    clipped_value,
+    importance_weight,
+    kl_penalty,
+    positive_nll,
+    value_loss,
+)
 
 F64 = torch.float64
 
 
 def cell(x: float, *, grad: bool = False) -> torch.Tensor:
-    return torch.tensor([[x]], dtype=F64, requires_grad=grad)
+    return torch.tensor([x], dtype=F64, requires_grad=grad)
 
 
 def surrogate_and_gradient(
@@ -92,8 +99,8 @@ def test_limit_equal_clips_are_ppo(log_ratio: float, advantage: float, eps: floa
 
 
 def test_on_policy_the_gradient_is_the_policy_gradient():
-    logp = torch.randn(3, 5, dtype=F64, requires_grad=True)
-    advantage = torch.randn(3, 5, dtype=F64)
+    logp = torch.randn(15, dtype=F64, requires_grad=True)
+    advantage = torch.randn(15, dtype=F64)
     clipped_surrogate(logp, logp.detach(), advantage, clip_low=0.2, clip_high=0.28).sum().backward()
     assert_close(logp.grad, -advantage)  # ∇(−r Â) = −Â ∇log π at r = 1
 
@@ -118,16 +125,16 @@ def test_dual_clip_bounds_the_loss_of_a_risen_wrong_token(ratio: float, advantag
 
 
 def test_the_log_ratio_is_clamped_so_that_nothing_overflows():
-    logp = torch.tensor([[1000.0, -1000.0]], requires_grad=True)
-    loss = clipped_surrogate(logp, torch.zeros(1, 2), torch.tensor([[-1.0, 1.0]]), clip_low=0.2, clip_high=0.28)
-    assert_close(loss, torch.tensor([[math.exp(20.0), -math.exp(-20.0)]]))
+    logp = torch.tensor([1000.0, -1000.0], requires_grad=True)
+    loss = clipped_surrogate(logp, torch.zeros(2), torch.tensor([-1.0, 1.0]), clip_low=0.2, clip_high=0.28)
+    assert_close(loss, torch.tensor([math.exp(20.0), -math.exp(-20.0)]))
     loss.sum().backward()
     assert logp.grad is not None
     assert torch.isfinite(logp.grad).all()
 
 
 def test_no_gradient_reaches_the_old_policy_or_the_advantage():
-    logp, logp_old, advantage = (torch.randn(2, 3, requires_grad=True) for _ in range(3))
+    logp, logp_old, advantage = (torch.randn(6, requires_grad=True) for _ in range(3))
     clipped_surrogate(logp, logp_old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=3.0).sum().backward()
     assert logp.grad is not None
     assert logp_old.grad is None
@@ -135,21 +142,21 @@ def test_no_gradient_reaches_the_old_policy_or_the_advantage():
 
 
 def test_tokens_do_not_see_each_other():
-    logp, logp_old, advantage = (torch.randn(4, 6, dtype=F64) for _ in range(3))
+    logp, logp_old, advantage = (torch.randn(24, dtype=F64) for _ in range(3))
     whole = clipped_surrogate(logp, logp_old, advantage, clip_low=0.2, clip_high=0.28)
-    order = torch.randperm(4)
+    order = torch.randperm(24)
     permuted = clipped_surrogate(logp[order], logp_old[order], advantage[order], clip_low=0.2, clip_high=0.28)
     assert torch.equal(permuted, whole[order])
     assert torch.equal(
-        clipped_surrogate(logp[:, :3], logp_old[:, :3], advantage[:, :3], clip_low=0.2, clip_high=0.28), whole[:, :3]
+        clipped_surrogate(logp[:5], logp_old[:5], advantage[:5], clip_low=0.2, clip_high=0.28), whole[:5]
     )
 
 
 def test_shapes_must_agree():
-    with pytest.raises(ValueError, match=r"\[B, T\]"):
+    with pytest.raises(ValueError, match=r"\[N\]"):
         clipped_surrogate(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), clip_low=0.2, clip_high=0.2)
     with pytest.raises(ValueError, match="disagree"):
-        clipped_surrogate(torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3), clip_low=0.2, clip_high=0.2)
+        clipped_surrogate(torch.zeros(6), torch.zeros(5), torch.zeros(6), clip_low=0.2, clip_high=0.2)
 
 
 # ---------------------------------------------------------------- value loss
@@ -173,8 +180,16 @@ def test_value_loss(value: float, value_old: float, target: float, clip: float |
 
 
 def test_value_loss_limit_wide_clip_is_no_clip():
-    value, value_old, target = (torch.randn(3, 4, dtype=F64) for _ in range(3))
+    value, value_old, target = (torch.randn(12, dtype=F64) for _ in range(3))
     assert_close(value_loss(value, value_old, target, clip=1e9), value_loss(value, value_old, target, clip=None))
+
+
+def test_a_value_is_clipped_to_the_neighbourhood_of_the_old_one():
+    old, value = torch.tensor([1.0, 1.0, 1.0], dtype=F64), torch.tensor([0.2, 1.3, 9.0], dtype=F64, requires_grad=True)
+    clipped = clipped_value(value, old, clip=0.5)
+    assert_close(clipped, torch.tensor([0.5, 1.3, 1.5], dtype=F64))
+    clipped.sum().backward()
+    assert_close(value.grad, torch.tensor([0.0, 1.0, 0.0], dtype=F64))  # only inside it moves
 
 
 # ---------------------------------------------------------------- eq. 4, KL
@@ -192,9 +207,9 @@ def test_eq4_k1_and_k3_are_unbiased_and_k3_is_never_negative():
     q = torch.softmax(torch.randn(7, dtype=F64), 0)
     exact = (p * (p / q).log()).sum()  # KL(p ‖ q)
     for kind in ("k1", "k3"):
-        per_token = kl_penalty(p.log()[None], q.log()[None], kind=kind)[0]
+        per_token = kl_penalty(p.log(), q.log(), kind=kind)
         assert_close((p * per_token).sum(), exact)  # the expectation over tokens drawn from p, summed exactly
-    assert (kl_penalty(p.log()[None], q.log()[None], kind="k3") >= 0).all()
+    assert (kl_penalty(p.log(), q.log(), kind="k3") >= 0).all()
 
 
 def test_kl_of_equal_policies_is_zero_with_zero_gradient():
@@ -224,8 +239,8 @@ def test_k3_is_bounded():
 
 
 def test_vapo_eq10_positive_nll_has_its_own_token_count():
-    logp = torch.tensor([[-1.0, -2.0, -9.0], [-3.0, -9.0, -9.0]], dtype=F64, requires_grad=True)
-    correct = torch.tensor([[True, True, False], [True, False, False]])
+    logp = torch.tensor([-1.0, -2.0, -math.inf, -3.0, -9.0], dtype=F64, requires_grad=True)
+    correct = torch.tensor([True, True, False, True, False])  # selected, not multiplied: 0 · ∞ would be no number
     loss = positive_nll(logp, correct, total_tokens=3)
     loss.backward()
     assert loss.item() == pytest.approx((1 + 2 + 3) / 3)
@@ -233,7 +248,7 @@ def test_vapo_eq10_positive_nll_has_its_own_token_count():
 
 
 def test_vapo_eq10_is_skipped_when_nothing_was_correct():
-    loss = positive_nll(torch.randn(2, 3, requires_grad=True), torch.zeros(2, 3).bool(), total_tokens=0)
+    loss = positive_nll(torch.randn(6, requires_grad=True), torch.zeros(6).bool(), total_tokens=0)
     loss.backward()
     assert loss.item() == 0
 
@@ -248,7 +263,7 @@ def test_importance_weight_is_the_capped_ratio(log_ratio: float, cap: float):
 
 
 def test_importance_weight_of_equal_policies_is_one_and_carries_no_gradient():
-    logp = torch.randn(2, 3, requires_grad=True)
+    logp = torch.randn(6, requires_grad=True)
     weight = importance_weight(logp, logp.detach(), cap=2.0)
-    assert torch.equal(weight, torch.ones(2, 3))
+    assert torch.equal(weight, torch.ones(6))
     assert not weight.requires_grad

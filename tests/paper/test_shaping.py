@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from dapo.algorithms.advantages import group_advantage
 from dapo.algorithms.aggregate import token_mean
-from dapo.algorithms.shaping import overlong_mask, soft_overlong_penalty
+from dapo.algorithms.shaping import overlong_filter, soft_overlong_penalty, token_rewards
 
 
 def test_eq13_overlong_penalty_is_zero_then_linear_then_minus_one():
@@ -57,11 +57,11 @@ def test_a_longer_right_answer_has_the_smaller_advantage():
 
 
 def test_section_3_4_truncated_rows_leave_the_loss_and_its_denominator():
-    mask = torch.tensor([[True, True, False], [True, True, True]])
-    kept = overlong_mask(mask, torch.tensor([False, True]))
-    assert torch.equal(kept, torch.tensor([[True, True, False], [False, False, False]]))
-    loss = torch.tensor([[1.0, 2.0, 9.0], [7.0, 7.0, 7.0]])
-    assert float(token_mean(loss, kept, total_tokens=int(kept.sum()))) == pytest.approx((1 + 2) / 2)
+    lengths, is_truncated = torch.tensor([2, 3]), torch.tensor([False, True])
+    kept = overlong_filter(torch.tensor([True, True]), is_truncated)
+    assert kept.tolist() == [True, False]
+    loss = torch.tensor([1.0, 2.0, 7.0, 7.0, 7.0])[kept.repeat_interleave(lengths)]
+    assert float(token_mean(loss, total_tokens=int(lengths[kept].sum()))) == pytest.approx((1 + 2) / 2)
 
 
 def test_section_3_4_truncated_rows_stay_in_the_groups_statistics():
@@ -72,10 +72,24 @@ def test_section_3_4_truncated_rows_stay_in_the_groups_statistics():
 
 
 def test_limit_nothing_truncated_changes_nothing():
-    mask = torch.rand(4, 6) < 0.5
-    assert torch.equal(overlong_mask(mask, torch.zeros(4).bool()), mask)
+    rows = torch.rand(6) < 0.5
+    assert torch.equal(overlong_filter(rows, torch.zeros(6).bool()), rows)
 
 
 def test_row_counts_must_agree():
     with pytest.raises(ValueError, match="disagree"):
-        overlong_mask(torch.ones(2, 3).bool(), torch.zeros(3).bool())
+        overlong_filter(torch.ones(2).bool(), torch.zeros(3).bool())
+
+
+# ---------------------------------------------------------------- what each token is paid
+
+
+def test_the_reward_stands_on_the_last_token_and_kl_on_every_one():
+    mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    reward = torch.tensor([1.0, -1.0, 1.0])
+    assert token_rewards(reward, mask).tolist() == [[0, 0, 1], [-1, 0, 0], [0, 0, 0]]
+    kl = torch.tensor([[0.5, 1.0, 2.0], [4.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
+    paid = token_rewards(reward, mask, kl, kl_coefficient=0.5)
+    assert paid.tolist() == [[-0.25, -0.5, 0.0], [-3.0, 0, 0], [0, 0, 0]]  # drifting from the reference costs
+    gap = torch.tensor([[True, False, True, False]])  # a gap is skipped: the last token that is kept is paid
+    assert token_rewards(torch.tensor([2.0]), gap).tolist() == [[0, 0, 2, 0]]

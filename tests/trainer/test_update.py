@@ -195,8 +195,6 @@ def test_skipped_updates_of_the_critic_are_bounded_whatever_the_policy_does(tmp_
 
 
 def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Config):
-    from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean, token_mean
-
     batch = make_batch(groups(3), config, torch.float64)
     rows, every = [0, 3, 4, 7, 11], list(range(12))
     totals = Totals.of(batch, every)
@@ -204,10 +202,10 @@ def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Conf
     padded = torch.nn.utils.rnn.pad_sequence(loss.split([batch.lengths[row] for row in rows]), batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(batch.lengths[row]) for row in rows], batch_first=True).bool()
     expected = {
-        "token": token_mean(padded, mask, total_tokens=totals.tokens),
-        "sequence": sequence_mean(padded, mask, total_sequences=12),
-        "prompt": prompt_mean(padded, mask, batch.group[rows], total_prompts=3, group_tokens=totals.group_tokens),
-        "constant": constant_norm(padded, mask, constant=12 * config.limits.max_response_tokens),
+        "token": padded[mask].sum() / sum(batch.lengths),
+        "sequence": (padded.sum(1) / mask.sum(1)).sum() / 12,
+        "prompt": (padded.sum(1) / totals.group_tokens[batch.group[rows]]).sum() / 3,
+        "constant": padded.sum() / (12 * config.limits.max_response_tokens),
     }
     for kind, value in expected.items():
         wanted = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"mean": kind})})

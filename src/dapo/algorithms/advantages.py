@@ -60,6 +60,19 @@ def gae(reward: Tensor, value: Tensor, mask: Tensor, *, gamma: float, lam: float
         return advantage, torch.where(mask, advantage + value, 0.0)
 
 
+def decoupled_gae(
+    reward: Tensor, value: Tensor, mask: Tensor, *, gamma: float, lam: float | Tensor, lam_critic: float
+) -> tuple[Tensor, Tensor]:
+    """Â for the policy by its own λ, the critic's target by another: (advantage, target), both [B, T].
+
+    VAPO (arXiv:2504.05118) section 4.1, "Decoupled-GAE", with λ_critic = 1: the target is then what really came out,
+    whatever the critic believes. With `lam_critic` = `lam` it is GAE and its return.
+    """
+    advantage, _ = gae(reward, value, mask, gamma=gamma, lam=lam)
+    _, target = gae(reward, value, mask, gamma=gamma, lam=lam_critic)
+    return advantage, target
+
+
 def next_values(value: Tensor, mask: Tensor) -> Tensor:
     """[B, T]: V of the next token that `mask` keeps, 0 after the last."""
     B, T = value.shape
@@ -79,23 +92,16 @@ def length_adaptive_lambda(length: Tensor, *, alpha: float) -> Tensor:
     return (1 - 1 / (alpha * length)).clamp(0, 1)
 
 
-def whiten(
-    advantage: Tensor,
-    mask: Tensor,
-    *,
-    count: int | float | Tensor,
-    mean: float | Tensor,
-    variance: float | Tensor,
-) -> Tensor:
-    """(Â − mean) / √(s² + 1e-8) on the masked tokens, 0 elsewhere; s² = variance · count/(count − 1).
+def whiten(advantage: Tensor, mask: Tensor) -> Tensor:
+    """(Â − mean) / √(s² + 1e-8) on the masked tokens, 0 elsewhere; mean and s² over the masked tokens, in float64.
 
-    [B, T] -> [B, T]. `count`, `mean` and `variance` (Σ(Â − mean)²/count) describe the whole step, over all
-    micro-batches and ranks: a slice's own would make the result depend on the split. The unbiased s² and the 1e-8
-    inside the root are the recipe's conventions; a single token is only centred.
+    [N] -> [N]: all tokens of a step at once, since a slice's own mean would make the result depend on the split. The
+    unbiased s² and the 1e-8 inside the root are the recipe's conventions; a single token is only centred.
     """
-    check_shapes("B T", advantage, mask)
-    total = torch.as_tensor(count, dtype=advantage.dtype, device=advantage.device)
-    bessel = torch.where(total > 1, total / (total - 1).clamp(min=1), torch.ones_like(total))
-    spread = torch.as_tensor(variance, dtype=advantage.dtype, device=advantage.device) * bessel
-    scale = torch.where(total > 1, torch.rsqrt(spread + 1e-8), torch.ones_like(total))
-    return torch.where(mask.bool(), (advantage - mean) * scale, 0.0)
+    check_shapes("N", advantage, mask)
+    chosen = advantage[mask].double()
+    if chosen.numel() == 0:
+        return torch.zeros_like(advantage)
+    centred = (advantage.double() - chosen.mean()).to(advantage.dtype)
+    scale = torch.rsqrt(chosen.var() + 1e-8).to(advantage.dtype) if chosen.numel() > 1 else 1.0
+    return torch.where(mask, centred * scale, 0.0)

@@ -28,7 +28,7 @@ def mean_probability(logp: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ClippedTokens:
-    """Which tokens the clip stopped, [B, T] each; a token is in at most one of them."""
+    """Which tokens the clip stopped, [N] each; a token is in at most one of them."""
 
     low: Tensor  # Â < 0 and r < 1 − ε_low: no further push down
     high: Tensor  # Â > 0 and r > 1 + ε_high: no further push up; the tokens clip-higher is about
@@ -46,7 +46,7 @@ def clipped_tokens(
     dual_clip: float | None = None,
 ) -> ClippedTokens:
     """Tokens whose gradient the clip of `losses.clipped_surrogate` removes, by side. Â = 0 is never clipped."""
-    check_shapes("B T", logp, logp_old, advantage)
+    check_shapes("N", logp, logp_old, advantage)
     ratio = policy_ratio(logp, logp_old)
     return ClippedTokens(
         low=(advantage < 0) & (ratio < 1 - clip_low),

@@ -1,4 +1,4 @@
-"""Losses per token: the clipped surrogate and what PPO, GRPO and VAPO add to it. `aggregate` owns masks and means."""
+"""Losses per token [N]: the clipped surrogate and what PPO, GRPO and VAPO add to it. `aggregate` owns the means."""
 
 from typing import Literal
 
@@ -24,16 +24,16 @@ def clipped_surrogate(
     """Per-token policy loss −min(r Â, clip(r, 1−ε_low, 1+ε_high) Â),  r = π_θ/π_old.
 
     DAPO (arXiv:2503.14476) eq. 10, "Clip-Higher"; ratio as in eq. 9. With clip_low = clip_high it is the clip of PPO
-    (eq. 1) and GRPO (eq. 5). All tensors [B, T]. Returns [B, T], unmasked: `aggregate` owns masking and averaging.
-    No gradient flows into `logp_old` or `advantage`.
+    (eq. 1) and GRPO (eq. 5). All tensors [N]; returns [N]: `aggregate` owns averaging. No gradient
+    flows into `logp_old` or `advantage`.
 
     `dual_clip` = c bounds the loss by −c Â where Â < 0, so that one token whose ratio exploded cannot dominate
     (arXiv:1912.09729; the published recipe sets 10, the paper does not mention it); None is the paper. The log-ratio
     is clamped to ±20 before exp.
     """
-    check_shapes("B T", logp, logp_old, advantage)
+    check_shapes("N", logp, logp_old, advantage)
     advantage = advantage.detach()
-    ratio = policy_ratio(logp, logp_old)  # [B, T]  r_{i,t}(θ), eq. 9
+    ratio = policy_ratio(logp, logp_old)  # [N]  r_{i,t}(θ), eq. 9
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(-ratio * advantage, -clipped * advantage)
     if dual_clip is None:
@@ -44,25 +44,32 @@ def clipped_surrogate(
 def value_loss(value: Tensor, value_old: Tensor, target: Tensor, *, clip: float | None) -> Tensor:
     """Per-token critic loss ½ max((V − R̂)², (clip(V, V_old ± c) − R̂)²); ½ (V − R̂)² where `clip` is None.
 
-    PPO's value clipping as the recipe has it. All tensors [B, T]; returns [B, T], unmasked. No gradient flows into
-    `value_old` or `target`.
+    All tensors [N]; returns [N]. No gradient flows into `value_old` or `target`.
     """
-    check_shapes("B T", value, value_old, target)
-    target, value_old = target.detach(), value_old.detach()
+    check_shapes("N", value, value_old, target)
+    target = target.detach()
     square = (value - target) ** 2
     if clip is None:
         return 0.5 * square
-    clipped = value_old + (value - value_old).clamp(-clip, clip)
-    return 0.5 * torch.maximum(square, (clipped - target) ** 2)
+    return 0.5 * torch.maximum(square, (clipped_value(value, value_old, clip=clip) - target) ** 2)
+
+
+def clipped_value(value: Tensor, value_old: Tensor, *, clip: float) -> Tensor:
+    """clip(V, V_old − c, V_old + c): PPO's value clip, as the published recipe has it (`cliprange_value`).
+
+    [N] -> [N]. Beyond c no gradient flows, and the loss takes the worse of the two errors; none flows into `value_old`.
+    """
+    value_old = value_old.detach()
+    return value_old + (value - value_old).clamp(-clip, clip)
 
 
 def kl_penalty(logp: Tensor, logp_ref: Tensor, *, kind: Literal["k1", "k2", "k3", "abs"]) -> Tensor:
     """Per-token estimate of KL(π_θ ‖ π_ref) from a token drawn from π_θ, with d = log π_θ − log π_ref.
 
     k1: d (unbiased) · k2: d²/2 · k3: e^{−d} + d − 1 (unbiased, never negative; GRPO, DAPO paper eq. 4) · abs: |d|.
-    [B, T] -> [B, T]. k3 clamps −d to ±20 and its value to at most 10. DAPO itself uses no KL term.
+    [N] -> [N]. k3 clamps −d to ±20 and its value to at most 10. DAPO itself uses no KL term.
     """
-    check_shapes("B T", logp, logp_ref)
+    check_shapes("N", logp, logp_ref)
     d = logp - logp_ref.detach()
     match kind:
         case "k1":
@@ -76,21 +83,22 @@ def kl_penalty(logp: Tensor, logp_ref: Tensor, *, kind: Literal["k1", "k2", "k3"
             return (torch.exp(minus_d) - minus_d - 1).clamp(-K3_BOUND, K3_BOUND)
 
 
-def positive_nll(logp: Tensor, mask: Tensor, *, total_tokens: Count) -> Tensor:
+def positive_nll(logp: Tensor, is_positive: Tensor, *, total_tokens: Count) -> Tensor:
     """−(1/Σ_{o∈T}|o|) Σ_{o∈T} Σ_t log π_θ, the imitation of correct responses.
 
-    VAPO (arXiv:2504.05118) eq. 9–10, to be added with weight μ = 0.1. `mask` is True on the tokens of the correct
-    responses T only; `total_tokens` counts those over the whole update. An empty T gives 0. Returns a scalar.
+    VAPO (arXiv:2504.05118) eq. 9–10, to be added with weight μ = 0.1. `is_positive` [N] is True on the tokens of the
+    correct responses T only; `total_tokens` counts those over the whole update. An empty T gives 0. Returns a scalar.
     """
-    return token_mean(-logp, mask, total_tokens=total_tokens)
+    check_shapes("N", logp, is_positive)
+    return token_mean(-logp[is_positive], total_tokens=total_tokens)
 
 
 def importance_weight(logp_trainer: Tensor, logp_engine: Tensor, *, cap: float) -> Tensor:
     """w = min(π_trainer/π_engine, C): truncated importance sampling for tokens another policy or engine drew.
 
-    [B, T] -> [B, T], detached. It multiplies the already clipped token loss and never enters a normaliser.
+    [N] -> [N], detached. It multiplies the already clipped token loss and never enters a normaliser.
     """
-    check_shapes("B T", logp_trainer, logp_engine)
+    check_shapes("N", logp_trainer, logp_engine)
     return policy_ratio(logp_trainer, logp_engine).clamp(max=cap).detach()
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapo.algorithms.advantages import gae, group_advantage, length_adaptive_lambda, whiten
+from dapo.algorithms.advantages import decoupled_gae, gae, group_advantage, length_adaptive_lambda, whiten
 from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean, token_mean
 from dapo.algorithms.diagnostics import clipped_tokens
 from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, positive_nll, value_loss
-from dapo.algorithms.shaping import overlong_mask, soft_overlong_penalty
+from dapo.algorithms.shaping import overlong_filter, soft_overlong_penalty, token_rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ def group_equal(make: _Maker) -> Result:
 
 
 def surrogate_values(make: _Maker) -> Result:
-    ratio = make([[1.1, 1.5, 0.5, 0.5, 1.5, 20.0]])
-    advantage = make([[2.0, 2.0, 2.0, -1.0, -1.0, -1.0]])
+    ratio = make([1.1, 1.5, 0.5, 0.5, 1.5, 20.0])
+    advantage = make([2.0, 2.0, 2.0, -1.0, -1.0, -1.0])
     loss = clipped_surrogate(
         ratio.log(), torch.zeros_like(ratio), advantage, clip_low=0.2, clip_high=0.28, dual_clip=10.0
     )
@@ -100,21 +100,21 @@ def surrogate_values(make: _Maker) -> Result:
 
 
 def surrogate_gradient(make: _Maker) -> Result:
-    logp, advantage = make.normal(3, 4).requires_grad_(), make.normal(3, 4)
+    logp, advantage = make.normal(12).requires_grad_(), make.normal(12)
     clipped_surrogate(logp, logp.detach(), advantage, clip_low=0.2, clip_high=0.28).sum().backward()
     assert logp.grad is not None, "the surrogate passes a gradient to logp"
     return -advantage, logp.grad
 
 
 def surrogate_is_ppo(make: _Maker) -> Result:
-    logp, old, advantage = make.normal(4, 6), make.normal(4, 6), make.normal(4, 6)
+    logp, old, advantage = make.normal(24), make.normal(24), make.normal(24)
     bound = torch.where(advantage >= 0, 1.2 * advantage, 0.8 * advantage)
     ppo = -torch.minimum((logp - old).exp() * advantage, bound)
     return ppo, clipped_surrogate(logp, old, advantage, clip_low=0.2, clip_high=0.2)
 
 
 def clipped_is_gradient_gone(make: _Maker) -> Result:
-    logp, old, advantage = make.normal(4, 6).requires_grad_(), make.normal(4, 6), make.normal(4, 6)
+    logp, old, advantage = make.normal(24).requires_grad_(), make.normal(24), make.normal(24)
     clipped_surrogate(logp, old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=3.0).sum().backward()
     sides = clipped_tokens(logp, old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     assert logp.grad is not None, "the surrogate passes a gradient to logp"
@@ -127,11 +127,15 @@ def overlong_values(make: _Maker) -> Result:
 
 
 def overlong_rows(make: _Maker) -> Result:
-    mask = make.mask(3, 5)
-    kept = overlong_mask(mask, torch.tensor([False, True, False], device=make.device))
-    expected = mask.clone()
-    expected[1] = False
-    return expected.double(), kept.double()
+    rows = torch.tensor([[True, True, False, False], [False, True, False, True]], device=make.device)
+    return [1.0, 0.0, 0.0, 0.0], overlong_filter(rows[0], rows[1]).double()
+
+
+def reward_values(make: _Maker) -> Result:
+    # two responses of 3 and 1 tokens, rewards 1 and −1, KL 0.5 a token, β = 0.1
+    mask = torch.tensor([[True, True, True], [True, False, False]], device=make.device)
+    got = token_rewards(make([1.0, -1.0]), mask, 0.5 + 0 * make.normal(2, 3), kl_coefficient=0.1)
+    return [-0.05, -0.05, 0.95, -1.05, 0.0, 0.0], got
 
 
 def gae_values(make: _Maker) -> Result:
@@ -149,36 +153,44 @@ def gae_monte_carlo(make: _Maker) -> Result:
     return torch.where(mask, to_go, 0.0), ret
 
 
+def decoupled_values(make: _Maker) -> Result:
+    # As above, with λ = 0.5 for the policy; the critic's target with λ = 1 and γ = 1 is the reward at every token
+    ones = torch.ones(1, 3, device=make.device).bool()
+    reward, value = make([[0.0, 0.0, 1.0]]), make([[1.0, 2.0, 4.0]])
+    advantage, target = decoupled_gae(reward, value, ones, gamma=1.0, lam=0.5, lam_critic=1.0)
+    # δ = (1, 2, −3), Â_t = δ_t + Â_{t+1}/2
+    return [1.25, 0.5, -3.0, 1.0, 1.0, 1.0], torch.cat([advantage, target])
+
+
 def lambda_values(make: _Maker) -> Result:
     return [0, 0, 0.5, 0.8, 0.98], length_adaptive_lambda(make([10.0, 20.0, 40.0, 100.0, 1000.0]), alpha=0.05)
 
 
 def whiten_values(make: _Maker) -> Result:
-    x = make([[1.0, 2.0, 3.0, 6.0]])  # mean 3, Σ(x−3)² = 14, sample variance 14/3
+    x = make([1.0, 2.0, 3.0, 6.0, 99.0])  # of the first four: mean 3, Σ(x−3)² = 14, sample variance 14/3
     scale = 1 / math.sqrt(14 / 3 + 1e-8)
-    got = whiten(x, torch.ones_like(x).bool(), count=4, mean=3.0, variance=14 / 4)
-    return [-2 * scale, -scale, 0.0, 3 * scale], got
+    return [-2 * scale, -scale, 0.0, 3 * scale, 0.0], whiten(x, x < 50)
 
 
 def value_loss_values(make: _Maker) -> Result:
-    got = value_loss(make([[1.0, 2.0, 2.0]]), make([[0.8, 0.0, 0.0]]), make([[0.0, 3.0, -1.0]]), clip=0.5)
+    got = value_loss(make([1.0, 2.0, 2.0]), make([0.8, 0.0, 0.0]), make([0.0, 3.0, -1.0]), clip=0.5)
     return [0.5, 2.5**2 / 2, 3**2 / 2], got
 
 
 def kl_values(make: _Maker) -> Result:
-    d = make([[0.5, -0.25]])
+    d = make([0.5, -0.25])
     kinds = [kl_penalty(d, torch.zeros_like(d), kind=kind) for kind in ("k1", "k2", "k3", "abs")]
     k3 = [math.exp(-0.5) + 0.5 - 1, math.exp(0.25) - 0.25 - 1]
     return [0.5, -0.25, 0.125, 0.03125, *k3, 0.5, 0.25], torch.cat(kinds)
 
 
 def nll_values(make: _Maker) -> Result:
-    correct = torch.tensor([[True, True], [False, False]], device=make.device)
-    return [1.5], positive_nll(make([[-1.0, -2.0], [-9.0, -9.0]]), correct, total_tokens=2)
+    correct = torch.tensor([True, True, False, False], device=make.device)
+    return [1.5], positive_nll(make([-1.0, -2.0, -9.0, -9.0]), correct, total_tokens=2)
 
 
 def weight_values(make: _Maker) -> Result:
-    log_ratio = make([[0.0, 5.0, -1.0]])
+    log_ratio = make([0.0, 5.0, -1.0])
     return [1.0, 2.0, math.exp(-1)], importance_weight(log_ratio, torch.zeros_like(log_ratio), cap=2.0)
 
 
@@ -187,44 +199,40 @@ def weight_values(make: _Maker) -> Result:
 
 def mean_values(make: _Maker) -> Result:
     lengths, values = [2, 10, 3, 25], [1.0, -1.0, 0.5, -0.2]
-    loss = make([[value] * 25 for value in values])
-    mask = torch.arange(25, device=make.device)[None] < torch.tensor(lengths, device=make.device)[:, None]
+    loss = [make([value] * length) for length, value in zip(lengths, values, strict=True)]
     tokens = [
-        sum(token_mean(loss[i:j], mask[i:j], total_tokens=40) for i, j in itertools.pairwise(cuts))
+        sum(token_mean(torch.cat(loss[i:j]), total_tokens=40) for i, j in itertools.pairwise(cuts))
         for cuts in ([0, 4], [0, 1, 4], [0, 2, 4], [0, 1, 2, 3, 4])
     ]
     return [-0.2875] * 4, torch.stack([torch.as_tensor(total) for total in tokens])
 
 
 def means_agree(make: _Maker) -> Result:
-    loss, mask = make.normal(4, 5), torch.ones(4, 5, device=make.device).bool()
-    group, tokens = torch.tensor([0, 0, 1, 1], device=make.device), torch.tensor([10, 10], device=make.device)
+    loss, row = make.normal(20), torch.arange(4, device=make.device).repeat_interleave(5)
     others = [
-        sequence_mean(loss, mask, total_sequences=4),
-        prompt_mean(loss, mask, group, total_prompts=2, group_tokens=tokens),
-        constant_norm(loss, mask, constant=20),
+        sequence_mean(loss, row, row_tokens=torch.full((4,), 5, device=make.device), total_sequences=4),
+        prompt_mean(loss, row // 2, group_tokens=torch.full((2,), 10, device=make.device), total_prompts=2),
+        constant_norm(loss, constant=20),
     ]
-    return token_mean(loss, mask, total_tokens=20).expand(3), torch.stack(others)
+    return token_mean(loss, total_tokens=20).expand(3), torch.stack(others)
 
 
 def gradient_split(make: _Maker) -> Result:
-    """Gradient of a small policy under one micro-batch, and under several of shuffled, padded rows."""
+    """Gradient of a small policy under one micro-batch, and under several of shuffled rows."""
     weight = make.normal(5, 3).requires_grad_()
     features, old, advantage, mask = make.normal(8, 6, 5), make.normal(8, 6), make.normal(8, 6), make.mask(8, 6)
     N = int(mask.sum())
 
-    def gradient(parts: list[list[int]], padding: int) -> Tensor:
+    def gradient(parts: list[list[int]]) -> Tensor:
         total = torch.zeros_like(weight)
         for rows in parts:
-            logp = (features[rows] @ weight).log_softmax(-1)[..., 0]
-            loss = clipped_surrogate(logp, old[rows], advantage[rows], clip_low=0.2, clip_high=0.28)
-            pad = (0, padding)
-            wide_loss = torch.nn.functional.pad(loss, pad, value=math.nan)
-            part = token_mean(wide_loss, torch.nn.functional.pad(mask[rows], pad), total_tokens=N)
-            total += torch.autograd.grad(part, weight)[0]
+            chosen = mask[rows]
+            logp = (features[rows] @ weight).log_softmax(-1)[..., 0][chosen]
+            loss = clipped_surrogate(logp, old[rows][chosen], advantage[rows][chosen], clip_low=0.2, clip_high=0.28)
+            total += torch.autograd.grad(token_mean(loss, total_tokens=N), weight)[0]
         return total
 
-    return gradient([list(range(8))], 0), gradient([[7, 2], [5], [0, 1, 6, 3, 4]], 3)
+    return gradient([list(range(8))]), gradient([[7, 2], [5], [0, 1, 6, 3, 4]])
 
 
 CHECKS: list[tuple[str, str, Callable[[_Maker], Result]]] = [
@@ -236,14 +244,16 @@ CHECKS: list[tuple[str, str, Callable[[_Maker], Result]]] = [
     ("DAPO 10", "a token counts as clipped exactly when its gradient is gone", clipped_is_gradient_gone),
     ("DAPO 12", "token mean −0.2875 for every micro-batch split", mean_values),
     ("DAPO 5, 8, 12", "with equal lengths all means agree", means_agree),
-    ("DAPO 12", "gradient is the same for every split, order and padding", gradient_split),
+    ("DAPO 12", "gradient is the same for every split and order", gradient_split),
     ("DAPO 13", "soft overlong penalty at 16384 … 20481 tokens", overlong_values),
     ("DAPO 3.4", "overlong filtering takes whole rows out", overlong_rows),
     ("DAPO 4", "KL estimators k1, k2, k3, abs", kl_values),
     ("PPO 2–3", "GAE by hand", gae_values),
     ("PPO 2–3", "λ = 1 is Monte Carlo, masked tokens skipped", gae_monte_carlo),
+    ("PPO", "the reward on the last token, KL on every one", reward_values),
     ("PPO", "value loss, clipped and not", value_loss_values),
-    ("PPO", "whitening with the step's totals", whiten_values),
+    ("PPO", "whitening over the chosen tokens of the step", whiten_values),
+    ("VAPO 4.1", "decoupled GAE: the critic's target is what came out", decoupled_values),
     ("VAPO 4.2", "length-adaptive λ, clamped to [0, 1]", lambda_values),
     ("VAPO 9–10", "positive-example NLL has its own token count", nll_values),
     ("—", "truncated importance weight", weight_values),

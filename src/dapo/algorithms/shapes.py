@@ -1,14 +1,14 @@
 """What the letters mean, and one check that tensors agree on them.
 
 P problems in a step · G completions per problem · B rows (P·G, or a slice of them) · T tokens, prompt excluded ·
-V vocabulary.
+N the tokens of some rows end to end · V vocabulary.
 """
 
 from torch import Tensor
 
 
 def check_shapes(letters: str, *tensors: Tensor) -> None:
-    """All `tensors` have one dimension per letter and the same sizes: check_shapes("B T", logp, logp_old, mask)."""
+    """All `tensors` have one dimension per letter and the same sizes: check_shapes("N", logp, logp_old)."""
     names = letters.split()
     sizes = tensors[0].shape
     for tensor in tensors:

@@ -1,5 +1,6 @@
 """Overlong reward shaping: what happens to responses that reach the length limit."""
 
+import torch
 from torch import Tensor
 
 from dapo.algorithms.shapes import check_shapes
@@ -17,11 +18,25 @@ def soft_overlong_penalty(length: Tensor, *, max_length: int, buffer: int) -> Te
     return (((max_length - buffer) - length) / buffer).clamp(-1, 0)
 
 
-def overlong_mask(mask: Tensor, is_truncated: Tensor) -> Tensor:
-    """`mask` with the rows of truncated responses switched off: "Overlong Filtering", DAPO section 3.4.
+def overlong_filter(is_in_loss: Tensor, is_truncated: Tensor) -> Tensor:
+    """The rows of the loss without the truncated ones: "Overlong Filtering", DAPO section 3.4.
 
-    [B, T], [B] -> [B, T]. Such rows leave the loss and every denominator; their rewards stay in the group's mean and
-    standard deviation (the paper does not say; this is our decision).
+    [B], [B] -> [B]. Such rows leave the loss and every denominator; their rewards stay in the group's mean and standard
+    deviation (the paper does not say; this is our decision).
     """
-    check_shapes("B", is_truncated, mask.any(dim=1))
-    return mask.bool() & ~is_truncated.bool()[:, None]
+    check_shapes("B", is_in_loss, is_truncated)
+    return is_in_loss & ~is_truncated
+
+
+def token_rewards(reward: Tensor, mask: Tensor, kl: Tensor | None = None, *, kl_coefficient: float = 0.0) -> Tensor:
+    """What each token is paid: the response's reward on its last token, and −β·KL on every token where `kl` is given.
+
+    [B], [B, T] and perhaps [B, T] -> [B, T], 0 where `mask` is False. A row without tokens is paid nothing.
+    """
+    check_shapes("B", reward, mask.any(dim=1))
+    mask = mask.bool()
+    is_last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+    paid = torch.where(is_last, reward[:, None], torch.zeros_like(reward)[:, None])
+    if kl is None:
+        return paid
+    return paid - kl_coefficient * torch.where(mask, kl, torch.zeros_like(kl))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dapo.errors import VerifierError
 from dapo.rollout.engine import Engine, NoiseKey, Request
-from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict, engine_fault
+from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict, engine_fault, is_informative
 
 JournalWriter = Callable[[str, Judgement], None]
 MOST_FAILURES = 64
@@ -25,7 +25,7 @@ class PendingGroup:
     judgements: list[Judgement | None]
     is_dropped: bool = False  # nobody waits for it any more
     n_judged: int = 0
-    is_mixed: bool = False  # known to be informative: one right and one wrong, or two different raw values, suffice
+    is_informative: bool = False  # known already: one right and one wrong, or two different raw values, suffice
 
     @property
     def is_resolved(self) -> bool:
@@ -35,10 +35,8 @@ class PendingGroup:
         assert self.judgements[index] is None, "a response is judged once"
         self.judgements[index] = judgement
         self.n_judged += 1
-        if not self.is_mixed:
-            known = [j for j in self.judgements if j is not None]
-            is_graded = any(j.graded for j in known)
-            self.is_mixed = len({j.value if is_graded else j.accuracy for j in known}) > 1
+        if not self.is_informative:
+            self.is_informative = is_informative(j for j in self.judgements if j is not None)
 
     @property
     def n_tokens(self) -> int:

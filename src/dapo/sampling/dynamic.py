@@ -201,7 +201,7 @@ class _Filling:
 
     def chance(self, group: PendingGroup) -> float:
         """That this group ends informative: certain, or as often as lately, less with each further equal verdict."""
-        if group.is_mixed:
+        if group.is_informative:
             return 1.0
         return self.acceptance.rate * (1 - group.n_judged / len(group.judgements))
 
@@ -209,10 +209,12 @@ class _Filling:
 
     def observe(self) -> None:
         for group in self.open:
-            if group.is_resolved or group.is_mixed:
-                self.acceptance.observe(group.is_mixed)
-        self.open = [group for group in self.open if not (group.is_resolved or group.is_mixed or group.is_dropped)]
-        self.progress(min(self.wanted, sum(group.is_mixed for group in self.groups)), self.wanted)
+            if group.is_resolved or group.is_informative:
+                self.acceptance.observe(group.is_informative)
+        self.open = [
+            group for group in self.open if not (group.is_resolved or group.is_informative or group.is_dropped)
+        ]
+        self.progress(min(self.wanted, sum(group.is_informative for group in self.groups)), self.wanted)
 
     def drop_surplus(self) -> None:
         """Groups behind the N-th known informative one cannot be chosen any more, whatever the earlier ones become."""
@@ -220,7 +222,7 @@ class _Filling:
             return
         known = 0
         for place, group in enumerate(self.groups):
-            known += group.is_mixed
+            known += group.is_informative
             if known == self.wanted:
                 late = [g for g in self.groups[place + 1 :] if not g.is_dropped and not g.is_resolved]
                 if late:
@@ -238,7 +240,7 @@ class _Filling:
         for group in self.groups:
             if not group.is_resolved:
                 return None
-            if group.is_mixed:
+            if group.is_informative:
                 chosen.append(group)
             if len(chosen) == self.wanted:
                 return chosen

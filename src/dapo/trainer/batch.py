@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.algorithms.advantages import group_advantage
-from dapo.algorithms.shaping import soft_overlong_penalty
+from dapo.algorithms.shaping import overlong_filter, soft_overlong_penalty
 from dapo.config.schema import Config
 from dapo.models.packing import SHARING_SAVES, Packed, pack
 from dapo.trainer.ragged import Ragged
@@ -75,6 +75,10 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
     lengths = [len(completion.tokens) for completion in completions]
     real = torch.float64 if dtype == torch.float64 else torch.float32
     truncated = torch.tensor([completion.is_truncated for completion in completions], dtype=torch.bool)
+    # A response that the engine gave up is judged as wrong, but what it says is nothing to learn from.
+    is_usable = torch.tensor(
+        [c.stop_reason is not StopReason.ABORTED and len(c.tokens) > 0 for c in completions], dtype=torch.bool
+    )
     penalty = torch.zeros(len(rows), dtype=torch.float64)
     if config.shaping.overlong_penalty and config.shaping.overlong_buffer_tokens and rows:
         penalty = config.shaping.overlong_penalty * soft_overlong_penalty(
@@ -92,11 +96,7 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
         overlong_penalty=penalty,
         is_correct=torch.tensor([judgement.accuracy for judgement in judgements], dtype=torch.bool),
         is_truncated=truncated,
-        # A response that the engine gave up is judged as wrong, but what it says is nothing to learn from.
-        is_in_loss=torch.tensor(
-            [c.stop_reason is not StopReason.ABORTED and len(c.tokens) > 0 for c in completions], dtype=torch.bool
-        )
-        & (~truncated if config.shaping.overlong_filter else torch.ones_like(truncated)),
+        is_in_loss=overlong_filter(is_usable, truncated) if config.shaping.overlong_filter else is_usable,
         advantage=Ragged(lengths, real),
         logp_engine=Ragged.of([completion.logp for completion in completions], real),
         logp_old=Ragged(lengths, real),

@@ -97,7 +97,7 @@ class Sums:
 
 
 def observe_tokens(sums: Sums, logp: Tensor, logp_old: Tensor, clipped: ClippedTokens) -> None:
-    """[1, N] each: what the updates did to the tokens, as sums."""
+    """[N] each: what the updates did to the tokens, as sums."""
     probability = clipped_high_probability(logp, clipped)
     sums.add(
         tokens=logp.numel(),

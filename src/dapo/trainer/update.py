@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapo.algorithms.aggregate import constant_norm, prompt_mean, token_mean
+from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean, token_mean
 from dapo.algorithms.diagnostics import ClippedTokens, clipped_tokens
-from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, positive_nll
+from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, policy_ratio, positive_nll
 from dapo.config.schema import Config
 from dapo.errors import EngineError
 from dapo.trainer.batch import Batch, deal_minibatches
@@ -193,42 +193,41 @@ def microbatch_loss(
 ) -> Tensor:
     """The micro-batch's share of the update's loss: shares add up to the loss of the whole update.
 
-    Everything is [1, N], all response tokens end to end: a padded [B, T] would be as long as its longest row.
+    Everything is [N], all response tokens end to end: a padded [B, T] would be as long as its longest row.
     """
     algorithm, device = config.algorithm, learner.policy.device
-    flat, entropy = score(learner.policy, batch, rows, config, with_entropy=is_old)
+    logp, entropy = score(learner.policy, batch, rows, config, with_entropy=is_old)
     if is_old:
-        keep_old(batch, config, rows, flat, entropy)
-    logp = flat[None]
-    logp_old = batch.logp_old.joined(rows, device)[None]
-    advantage = batch.advantage.joined(rows, device)[None]
+        keep_old(batch, config, rows, logp, entropy)
+    logp_old = batch.logp_old.joined(rows, device)
+    advantage = batch.advantage.joined(rows, device)
     clip = algorithm.clip
 
     token_loss = clipped_surrogate(
         logp, logp_old, advantage, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual
     )
     if algorithm.importance_cap is not None:
-        engine = batch.logp_engine.joined(rows, device)[None]
+        engine = batch.logp_engine.joined(rows, device)
         weight = importance_weight(logp_old, engine, cap=algorithm.importance_cap)
         token_loss = token_loss * weight
         sums.add(weight=weight.sum(), weight_squared=(weight**2).sum(), weights=weight.numel())
-    loss = mean(token_loss[0], batch, rows, totals, config)
+    loss = mean(token_loss, batch, rows, totals, config)
     sums.add(policy_loss=loss)
     if learner.reference is not None and algorithm.kl.place == "loss":
         with torch.no_grad():
-            logp_ref = score(learner.reference, batch, rows, config, with_entropy=False)[0][None]
-        kl = mean(kl_penalty(logp, logp_ref, kind=algorithm.kl.kind)[0], batch, rows, totals, config)
+            logp_ref, _ = score(learner.reference, batch, rows, config, with_entropy=False)
+        kl = mean(kl_penalty(logp, logp_ref, kind=algorithm.kl.kind), batch, rows, totals, config)
         loss = loss + algorithm.kl.coefficient * kl
         sums.add(kl_ref=kl)
     if algorithm.positive_nll:
-        is_positive = per_token(batch.is_correct, batch, rows).to(device)[None]
+        is_positive = per_token(batch.is_correct, batch, rows).to(device)
         nll = positive_nll(logp, is_positive, total_tokens=totals.positive_tokens)
         loss = loss + algorithm.positive_nll * nll
         sums.add(positive_nll=nll)
     clipped = clipped_tokens(logp, logp_old, advantage, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual)
     observe_tokens(sums, logp.detach(), logp_old, clipped)
     if record is not None:
-        remember(record, rows, (logp.detach() - logp_old)[0], clipped)
+        remember(record, rows, policy_ratio(logp.detach(), logp_old), clipped)
     return loss
 
 
@@ -240,39 +239,28 @@ def per_token(values: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
 
 def mean(token_loss: Tensor, batch: Batch, rows: Sequence[int], totals: Totals, config: Config) -> Tensor:
     """The configured mean of losses [N], over the whole update's counts."""
-    mask = torch.ones_like(token_loss, dtype=torch.bool)
+    device = token_loss.device
     match config.algorithm.mean:
         case "token":
-            return token_mean(token_loss[None], mask[None], total_tokens=totals.tokens)
-        case "sequence":  # eq. 5 is eq. 8 with every response as a group of its own
-            response, tokens = torch.arange(len(batch.lengths)), torch.tensor(batch.lengths)
-            return grouped_mean(token_loss, mask, per_token(response, batch, rows), tokens, totals.sequences)
+            return token_mean(token_loss, total_tokens=totals.tokens)
+        case "sequence":
+            row = per_token(torch.arange(len(batch.lengths)), batch, rows).to(device)
+            lengths = torch.tensor(batch.lengths, device=device)
+            return sequence_mean(token_loss, row, row_tokens=lengths, total_sequences=totals.sequences)
         case "prompt":
-            group = per_token(batch.group, batch, rows)
-            return grouped_mean(token_loss, mask, group, totals.group_tokens, totals.prompts)
+            group, group_tokens = per_token(batch.group, batch, rows).to(device), totals.group_tokens.to(device)
+            return prompt_mean(token_loss, group, group_tokens=group_tokens, total_prompts=totals.prompts)
         case "constant":
             length = config.algorithm.mean_constant_tokens or config.limits.max_response_tokens
-            return constant_norm(token_loss[None], mask[None], constant=totals.sequences * length)
+            return constant_norm(token_loss, constant=totals.sequences * length)
 
 
-def grouped_mean(token_loss: Tensor, mask: Tensor, group: Tensor, group_tokens: Tensor, n_groups: int) -> Tensor:
-    """`prompt_mean` over tokens end to end: N rows of one token each."""
-    device = token_loss.device
-    return prompt_mean(
-        token_loss[:, None],
-        mask[:, None],
-        group.to(device),
-        total_prompts=n_groups,
-        group_tokens=group_tokens.to(device),
-    )
-
-
-def remember(record: StepRecord, rows: Sequence[int], log_ratio: Tensor, clipped: ClippedTokens) -> None:
+def remember(record: StepRecord, rows: Sequence[int], ratio: Tensor, clipped: ClippedTokens) -> None:
     """Ratio and clip of the first update that saw each token; later epochs do not overwrite it."""
-    side = (clipped.high.float() - (clipped.low | clipped.dual).float())[0]
+    side = clipped.high.float() - (clipped.low | clipped.dual).float()
     is_new = [bool(torch.isnan(record.ratio.row(row)[0])) for row in rows]
     lengths = [record.ratio.lengths[row] for row in rows]
-    ratios, sides = (x.cpu().split(lengths) for x in (log_ratio.exp(), side))
+    ratios, sides = (x.cpu().split(lengths) for x in (ratio, side))
     for row, new, ratio, clip in zip(rows, is_new, ratios, sides, strict=True):
         if new:
             record.ratio.row(row).copy_(ratio)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapo.algorithms.advantages import gae, length_adaptive_lambda, whiten
+from dapo.algorithms.advantages import decoupled_gae, gae, length_adaptive_lambda, whiten
 from dapo.algorithms.diagnostics import explained_variance
 from dapo.algorithms.losses import kl_penalty, value_loss
+from dapo.algorithms.shaping import token_rewards
 from dapo.config.schema import Config
 from dapo.models.critic import Critic
 from dapo.trainer.batch import Batch
@@ -53,28 +54,28 @@ def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Rag
     target, outcome = (Ragged(batch.lengths, batch.advantage.flat.dtype) for _ in range(2))
     settings = config.algorithm.gae
     target_lam = settings.lam if settings.lam_critic is None else settings.lam_critic
+    penalty: Ragged | None = None
+    if logp_ref is not None:
+        penalty = Ragged(batch.lengths, old.flat.dtype)
+        penalty.flat = kl_penalty(batch.logp_old.flat, logp_ref.flat, kind=config.algorithm.kl.kind)
     for rows in similar_lengths(batch.lengths):
         lengths = [batch.lengths[row] for row in rows]
-        mask = token_mask(lengths, "cpu")
-        reward = terminal_reward(batch, rows, mask, old.flat.dtype)
-        if logp_ref is not None:
-            kl = kl_penalty(
-                batch.logp_old.padded(rows, "cpu"), logp_ref.padded(rows, "cpu"), kind=config.algorithm.kl.kind
-            )
-            reward = reward - config.algorithm.kl.coefficient * torch.where(mask, kl, 0.0)
-        value = old.padded(rows, "cpu")
+        mask, value = token_mask(lengths, "cpu"), old.padded(rows, "cpu")
+        kl = None if penalty is None else penalty.padded(rows, "cpu")
+        paid = batch.reward[list(rows)].to(value.dtype)
+        reward = token_rewards(paid, mask, kl, kl_coefficient=config.algorithm.kl.coefficient)
         alpha = settings.length_adaptive_alpha
         lam: float | Tensor = settings.lam
         if alpha is not None:
             lam = length_adaptive_lambda(torch.tensor(lengths, dtype=value.dtype), alpha=alpha)
-        advantage, _ = gae(reward, value, mask, gamma=settings.gamma, lam=lam)
-        _, ret = gae(reward, value, mask, gamma=settings.gamma, lam=target_lam)
+        advantage, ret = decoupled_gae(reward, value, mask, gamma=settings.gamma, lam=lam, lam_critic=target_lam)
         _, came_out = gae(reward, value, mask, gamma=settings.gamma, lam=1.0)
         batch.advantage.put(rows, advantage[mask])
         target.put(rows, ret[mask])
         outcome.put(rows, came_out[mask])
-    if settings.whiten:
-        whiten_advantages(batch)
+    if settings.whiten:  # over all loss tokens of the step: filtered rows have no say in it
+        in_loss = torch.repeat_interleave(batch.is_in_loss, torch.tensor(batch.lengths))
+        batch.advantage.flat = whiten(batch.advantage.flat, in_loss)
     return Values(old, target, outcome)
 
 
@@ -87,30 +88,6 @@ def similar_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
         order = order[n:]
 
 
-def terminal_reward(batch: Batch, rows: Sequence[int], mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, T]: each row's reward on its last token; an empty response has none."""
-    reward = torch.zeros(mask.shape, dtype=dtype)
-    for at, row in enumerate(rows):
-        if batch.lengths[row]:
-            reward[at, batch.lengths[row] - 1] = batch.reward[row]
-    return reward
-
-
-def whiten_advantages(batch: Batch) -> None:
-    """Over all loss tokens of the step; filtered rows have no say in it."""
-    chosen = torch.cat([torch.full((n,), bool(batch.is_in_loss[row])) for row, n in enumerate(batch.lengths)])
-    values = batch.advantage.flat[chosen].double()
-    if values.numel() == 0:
-        return
-    batch.advantage.flat = whiten(
-        batch.advantage.flat[None],
-        chosen[None],
-        count=values.numel(),
-        mean=float(values.mean()),
-        variance=float(values.var(correction=0)),
-    )[0]
-
-
 def value_share(
     learner: ValueLearner, batch: Batch, values: Values, rows: Sequence[int], *, clip: float | None
 ) -> Tensor:
@@ -118,7 +95,7 @@ def value_share(
     device = learner.critic.device
     value = score_values(learner.critic, batch, rows)
     old, target = values.old.joined(rows, device), values.target.joined(rows, device)
-    return value_loss(value[None], old[None], target[None], clip=clip)[0]
+    return value_loss(value, old, target, clip=clip)
 
 
 def explained_variance_of(values: Values, rows: Sequence[int]) -> float:

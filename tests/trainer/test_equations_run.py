@@ -1,0 +1,108 @@
+"""The equations that docs/equations.md shows are the ones that training runs, and the trainer has none of its own."""
+
+import ast
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+
+import pytest
+from toy import recipe
+
+from dapo.config.load import preset_names
+from dapo.trainer.loop import train
+from dapo.trainer.start import start_run
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+# What turns groups into a loss. Metrics and 8-bit moments are sums and roundings of their own kind.
+MODULES = ("batch", "scoring", "value", "pretrain_value", "update")
+FORMULAS = {
+    "exp",
+    "log",
+    "clamp",
+    "clip",
+    "minimum",
+    "maximum",
+    "where",
+    "mean",
+    "std",
+    "var",
+    "softmax",
+    "log_softmax",
+}
+# Beside the presets as shipped: what none of them switches on.
+MORE = {
+    "dapo": ("algorithm.mean=prompt", "algorithm.clip.dual=10.0", "algorithm.importance_cap=2.0"),
+    "ppo": ("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward"),
+}
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch):
+    """Worker processes import the toy verifier by name."""
+    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+
+
+def named() -> dict[str, CodeType]:
+    """`module.function` of the table's third column -> its code."""
+    rows = re.findall(r"^\|[^|]*\|[^|]*\|([^|]*)\|", (ROOT / "docs" / "equations.md").read_text(), re.MULTILINE)
+    found = {}
+    for cell in rows:
+        for module, function in re.findall(r"`(\w+)\.(\w+)", cell):
+            home = "dapo.types" if module == "types" else f"dapo.algorithms.{module}"
+            code = getattr(getattr(importlib.import_module(home), function, None), "__code__", None)
+            if code is not None:
+                found[f"{module}.{function}"] = code
+    return found
+
+
+@contextmanager
+def calls() -> Iterator[set[CodeType]]:
+    """The code of every function called meanwhile."""
+    seen: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            seen.add(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_step_of_every_preset_reaches_every_function_of_the_table(tmp_path: Path):
+    reached: set[CodeType] = set()
+    runs = [(preset, ()) for preset in preset_names()] + list(MORE.items())
+    for number, (preset, sets) in enumerate(runs):
+        extra = ["algorithm.critic.pretrain_steps=1"] if preset == "vapo" else []
+        keys = [f"preset={preset}", "train.steps=1", "train.updates_per_step=1", "checkpoint.every_steps=0"]
+        run = start_run(recipe(tmp_path, *keys, *extra, *sets), tmp_path / f"run-{number}")
+        try:
+            with calls() as seen:
+                train(run)
+        finally:
+            run.close()
+        reached |= seen
+    table = named()
+    assert len(table) >= 18
+    assert sorted(name for name, code in table.items() if code not in reached) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_trainer_computes_no_formula_of_its_own(module: str):
+    source = (ROOT / "src" / "dapo" / "trainer" / f"{module}.py").read_text()
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    found = [
+        f"line {call.lineno}: {call.attr}"
+        for call in calls
+        if isinstance(call, ast.Attribute) and call.attr in FORMULAS
+    ]
+    assert found == [], "put it into dapo.algorithms, with its equation, its row in docs/equations.md and its test"
