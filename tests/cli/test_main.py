@@ -120,7 +120,7 @@ def test_ctrl_c_while_libraries_load_is_one_quiet_line(tmp_path: Path):
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate()
     assert (process.returncode, error) == (130, "Interrupted.\n")
 
 
@@ -129,7 +129,7 @@ def test_the_console_script_answers_ctrl_c_as_early_as_the_module_does():
     scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts["dapo"].partition(":")
     code = f"import sys\nfrom {module} import {function}\nassert not {{'typer', 'pydantic', 'rich'}} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
@@ -141,7 +141,6 @@ def test_output_to_a_full_disk_is_one_message(verb: tuple[str, ...]):
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
             check=False,
         )
     assert answer.returncode == 2
@@ -154,7 +153,6 @@ def test_a_closed_standard_output_changes_nothing_else(verb: tuple[str, ...], co
         [sys.executable, "-m", "dapo", *verb],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
         check=False,
         preexec_fn=lambda: os.close(1),  # `dapo ... >&-`
     )
@@ -177,7 +175,6 @@ def test_an_error_is_told_also_where_nobody_reads_the_output():
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
         check=False,
         env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )

@@ -19,7 +19,15 @@ from dapo.quickstart.task import (
 )
 from dapo.types import Problem
 
-TRAIN, EVAL = train_problems(), eval_problems()
+
+@pytest.fixture(scope="module", name="TRAIN")
+def train_set() -> list[Problem]:
+    return train_problems()
+
+
+@pytest.fixture(scope="module", name="EVAL")
+def eval_set() -> list[Problem]:
+    return eval_problems()
 
 
 def python_value(problem: Problem) -> int:
@@ -31,7 +39,7 @@ def python_value(problem: Problem) -> int:
     return value
 
 
-def test_sizes_and_levels():
+def test_sizes_and_levels(TRAIN, EVAL):
     assert len(TRAIN) == 3000
     assert len(EVAL) == 200
     for problems in (TRAIN, EVAL):
@@ -40,11 +48,11 @@ def test_sizes_and_levels():
         assert levels != sorted(levels), "levels come mixed"
 
 
-def test_answers_are_right():
+def test_answers_are_right(TRAIN, EVAL):
     assert all(python_value(problem) == int(problem.answer) for problem in TRAIN + EVAL)
 
 
-def test_the_same_seed_gives_the_same_problems():
+def test_the_same_seed_gives_the_same_problems(TRAIN, EVAL):
     assert train_problems(0) == TRAIN
     assert eval_problems(0) == EVAL
     assert eval_problems(3) != EVAL
@@ -59,7 +67,7 @@ def test_training_and_evaluation_are_disjoint_for_every_pair_of_seeds(seed: int)
     assert len(evaluation) == 200
 
 
-def test_identity_is_the_question():
+def test_identity_is_the_question(TRAIN, EVAL):
     by_id = {problem.id: normalise(problem.question) for problem in TRAIN + EVAL}
     assert len(by_id) == len(TRAIN) + len(EVAL) == len(set(by_id.values()))
     assert normalise(" 12 + 7*3 =?\n") == "12+7*3=?"
@@ -74,7 +82,7 @@ def test_a_level_is_what_it_says(level):
         assert (path[-1] < 0) == (level.number == 5)
 
 
-def test_a_writer_who_minds_everything_is_always_right():
+def test_a_writer_who_minds_everything_is_always_right(EVAL):
     rng = random.Random(0)
     for problem in EVAL:
         numbers = (
@@ -102,7 +110,7 @@ def test_each_slip_is_the_one_described():
     assert last_line((17, 52), "-", minds_sign=0) == "Answer: 35"
 
 
-def test_the_corpus_never_holds_an_evaluation_question():
+def test_the_corpus_never_holds_an_evaluation_question(EVAL):
     rng = random.Random(0)
     questions = [draw_document(Habits(), rng)[0] for _ in range(2000)]
     assert not any(map(is_for_evaluation, questions))

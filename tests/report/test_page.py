@@ -266,7 +266,7 @@ def test_the_report_needs_no_torch(run: Path):
         "from dapo.report.page import write_page;"
         f"write_page(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 11])

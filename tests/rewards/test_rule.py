@@ -73,7 +73,7 @@ def test_nonsense_is_judged_quickly_and_never_raises():
     "filler", ["x", " ", "Answer", "answer: ", "\\boxed{", "$", "{", "\\", "答", "*", "<|im_end|>", "1,", "("]
 )
 def test_length_costs_little(filler: str):
-    text = filler * (2_000_000 // len(filler))
+    text = filler * (1_000_000 // len(filler))
     for response in (text, text + "\nAnswer: 42", "Answer: 42\n" + text, "Answer: " + text, "\\boxed{" + text):
         assert cpu_seconds(lambda: rule.decide(response, "42")) < 10.0  # noqa: B023
 

@@ -113,7 +113,7 @@ def check_mix(
     ],
 )  # fmt: skip
 def test_draw(sampling: SamplingParams):
-    for seed in range(2):
+    for seed in range(1 if sampling.top_k or sampling.top_p < 1 else 3):  # cuts cost the interpreter seconds
         plain, fast, rows = setting(seed)
         is_end = torch.zeros(V, dtype=torch.bool, device=DEVICE)
         is_end[: V // 2] = True
