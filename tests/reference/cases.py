@@ -1,0 +1,233 @@
+"""Which keys of the schema are compared with the reference trainer, from which base, with which values.
+
+A case changes one key and leaves the rest; the base is one in which the key has an effect. A key that a step's
+mathematics does not read stands in `ELSEWHERE`, with the test that shows what it does, or in `NOT_IN_A_STEP`, with the
+reason.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# Each preset as its paper has it; what is not named has the schema's default.
+PRESETS: dict[str, dict[str, Any]] = {
+    "grpo-naive": {"algorithm.mean": "sequence", "algorithm.clip.low": 0.2, "algorithm.clip.high": 0.2},
+    "grpo": {
+        "algorithm.mean": "sequence",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "algorithm.kl.coefficient": 0.04,
+    },
+    "dr-grpo": {
+        "algorithm.mean": "constant",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "algorithm.group.std": "none",
+    },
+    "dapo": {
+        "algorithm.mean": "token",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.28,
+        "shaping.overlong_filter": True,
+        "shaping.overlong_penalty": 1.0,
+        "sampling.dynamic": True,
+    },
+    "dapo-fast": {
+        "algorithm.mean": "token",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.28,
+        "algorithm.importance_cap": 2.0,
+        "shaping.overlong_filter": True,
+        "shaping.overlong_penalty": 1.0,
+        "sampling.dynamic": True,
+        "sampling.carry_over": True,
+        "sampling.partial_rollouts": True,
+        "sampling.predictive": True,
+        "sampling.max_staleness_updates": 16,
+    },
+    "ppo": {
+        "algorithm.advantage": "gae",
+        "algorithm.mean": "sequence",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "algorithm.gae.lam": 0.95,
+        "algorithm.gae.whiten": True,
+        "algorithm.critic.lr": 2e-6,
+        "algorithm.critic.value_clip": 0.5,
+    },
+    "vapo": {
+        "algorithm.advantage": "gae",
+        "algorithm.mean": "token",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.28,
+        "algorithm.positive_nll": 0.1,
+        "algorithm.gae.lam_critic": 1.0,
+        "algorithm.gae.length_adaptive_alpha": 0.05,
+        "algorithm.gae.whiten": False,
+        "algorithm.critic.lr": 2e-6,
+        "algorithm.critic.pretrain_steps": 50,
+    },
+}
+
+DAPO = {"preset": "dapo"}
+GRPO = {"preset": "grpo"}
+PPO = {"preset": "ppo", "algorithm.critic.lr": 1e-2}
+VAPO = {"preset": "vapo", "algorithm.critic.lr": 1e-2}
+KL_IN_REWARD = PPO | {"algorithm.kl.coefficient": 0.2, "algorithm.kl.place": "reward"}
+KL_IN_LOSS = PPO | {"algorithm.kl.coefficient": 0.2}
+ALL_TERMS = VAPO | {"algorithm.kl.coefficient": 0.2, "algorithm.importance_cap": 1.5, "algorithm.gae.whiten": True}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`key` takes each of `values` in turn. `is_seen`: two values give two results; else all give the same one."""
+
+    key: str
+    values: tuple[Any, ...]
+    base: dict[str, Any] = field(default_factory=dict)
+    is_seen: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.key} in {self.base['preset']}"
+
+
+CASES = (
+    Case("limits.max_response_tokens", (12, 14, 20), DAPO),
+    Case("limits.max_response_tokens", (12, 20), {"preset": "dr-grpo"}),
+    Case("rewards.control", ("none", "shuffled", "negated"), DAPO),
+    Case("rewards.control", ("none", "shuffled", "negated"), VAPO),  # who is right decides what is imitated
+    Case("shaping.overlong_filter", (True, False), DAPO),
+    Case("shaping.overlong_filter", (True, False), PPO),  # whitening and the critic leave them out too
+    Case("shaping.overlong_penalty", (1.0, 0.5, 0.0), DAPO),
+    Case("shaping.overlong_penalty", (1.0, 0.0), PPO),
+    Case("shaping.overlong_buffer_tokens", (4, 6, 10), DAPO),
+    Case("sampling.prompts_per_step", (4, 5), DAPO),
+    Case("sampling.responses_per_prompt", (4, 5), DAPO),
+    Case("sampling.temperature", (1.0, 0.7, 1.6), GRPO),
+    Case("sampling.temperature", (0.7, 1.6), KL_IN_REWARD),
+    Case("algorithm.advantage", ("group", "gae"), {"preset": "ppo"}),
+    Case("algorithm.mean", ("token", "sequence", "prompt", "constant"), DAPO),
+    Case("algorithm.mean", ("token", "sequence", "prompt", "constant"), ALL_TERMS),
+    Case("algorithm.mean_constant_tokens", (None, 5, 40), {"preset": "dr-grpo"}),
+    Case("algorithm.old_logp", ("recompute", "bypass"), DAPO),
+    Case("algorithm.old_logp", ("recompute", "bypass"), KL_IN_REWARD),
+    Case("algorithm.importance_cap", (None, 0.8, 1.5), DAPO),
+    Case("algorithm.positive_nll", (0.0, 0.1, 1.0), VAPO),
+    Case("algorithm.clip.low", (0.05, 0.2, 0.6), DAPO),
+    Case("algorithm.clip.high", (0.05, 0.28, 0.9), DAPO),
+    Case("algorithm.clip.dual", (None, 1.1, 1.5), DAPO),
+    Case("algorithm.group.std", ("sample", "population", "none"), DAPO),
+    Case("algorithm.group.eps", (1e-6, 0.1, 0.5), DAPO),
+    Case("algorithm.gae.gamma", (1.0, 0.9), PPO),
+    Case("algorithm.gae.lam", (0.95, 0.5, 1.0), PPO),
+    Case("algorithm.gae.lam_critic", (None, 1.0, 0.3), PPO),
+    Case("algorithm.gae.length_adaptive_alpha", (None, 0.05, 0.3), VAPO),
+    Case("algorithm.gae.whiten", (True, False), PPO | {"shaping.overlong_filter": True}),
+    Case("algorithm.critic.lr", (0.0, 3e-3, 1e-2), PPO),
+    Case("algorithm.critic.value_clip", (None, 0.5, 0.05), PPO),
+    Case("algorithm.critic.path", (None, "{folder}/critic"), PPO),
+    Case("algorithm.kl.coefficient", (0.0, 0.04, 0.5), GRPO),
+    Case("algorithm.kl.kind", ("k1", "k2", "k3", "abs"), GRPO),
+    Case("algorithm.kl.kind", ("k1", "k2", "k3", "abs"), KL_IN_REWARD),
+    Case("algorithm.kl.place", ("loss", "reward"), KL_IN_LOSS),
+    Case("train.steps", (5, 9), DAPO | {"train.lr_decay": "linear", "train.warmup_steps": 1}),
+    Case("train.lr", (0.0, 2e-2, 3e-2), PPO),
+    Case("train.warmup_steps", (0, 3, 7), DAPO),
+    Case("train.lr_decay", ("none", "linear", "cosine"), DAPO | {"train.warmup_steps": 1}),
+    Case("train.updates_per_step", (1, 2, 3, 4), DAPO),
+    Case("train.epochs_per_step", (1, 2, 3), PPO),
+    Case("train.tokens_per_microbatch", (1, 40, 16384), ALL_TERMS, is_seen=False),
+    Case("train.weight_decay", (0.0, 0.1), PPO),
+    Case("train.betas", ((0.9, 0.999), (0.5, 0.9)), PPO),
+    Case("train.grad_clip", (0.05, 0.5, 100.0), PPO),
+    Case("train.gradient_checkpointing", (False, True, "auto"), PPO, is_seen=False),
+    Case("train.moments", ("float32", "host"), PPO, is_seen=False),
+    Case("train.seed", (0, 7), DAPO | {"rewards.control": "shuffled"}),
+    Case("model.kernels", ("plain", "fused"), PPO, is_seen=False),
+)
+
+# Values that no case can have, and why.
+LEFT_OUT = {
+    ("shaping.overlong_buffer_tokens", None): "refused while there is a penalty; without one nobody reads it",
+    ("train.moments", "int8"): "rounds: tests/trainer/test_optimizer.py::test_8_bit_moments_track_float32",
+}
+
+DYNAMIC = "tests/sampling/test_dynamic.py::"
+RUN = "tests/trainer/test_run.py::"
+REFUSED = "tests/config/test_load.py::test_bad_overrides_name_key_value_reason_and_remedy"
+WHOLE_RUN = "tests/reference/test_whole_step.py::"
+
+# What acts before a step or beside its mathematics -> the test that shows how.
+ELSEWHERE = {
+    "preset": WHOLE_RUN + "test_every_preset_does_what_the_papers_say",
+    "model.path": WHOLE_RUN + "test_the_penalty_is_for_leaving_the_model_that_the_config_names",
+    "model.dtype": "tests/trainer/test_update.py::test_the_gradient_does_not_depend_on_the_budget",
+    "model.lora.rank": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
+    "model.lora.alpha": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
+    "data.fields": "tests/data/test_problem_sets.py::test_fields_map_any_column",
+    "data.template": "tests/data/test_prompt_format.py::test_templates_hold_the_question_as_it_is",
+    "data.chat_template": "tests/data/test_prompt_format.py::test_the_chat_template_is_applied_once",
+    "limits.max_prompt_tokens": (
+        "tests/data/test_prompt_format.py::test_prompts_over_the_limit_are_dropped_and_counted_never_cut"
+    ),
+    "rewards.verifier": "tests/rewards/test_pool.py::test_user_functions_give_values_and_their_errors_are_crashes",
+    "rewards.seconds": "tests/rewards/test_pool.py::test_a_stuck_worker_is_killed_and_its_neighbours_lose_nothing",
+    "rewards.memory_mb": "tests/rewards/test_pool.py::test_memory_is_bounded",
+    "rewards.workers": "tests/rewards/test_pool.py::test_border_two_workers_judge_every_task_once_in_order",
+    "rewards.truncated_may_be_correct": (
+        "tests/rewards/test_pool.py::test_truncated_is_never_correct_but_for_the_published_rule"
+    ),
+    "sampling.top_p": REFUSED,
+    "sampling.top_k": REFUSED,
+    "sampling.dynamic": WHOLE_RUN + "test_a_run_samples_and_learns_as_its_config_says",
+    "sampling.schedule": "tests/sampling/test_compare.py::test_streaming_fills_sooner_and_wastes_less_than_rounds",
+    "sampling.generation_multiple": (
+        DYNAMIC + "test_the_choice_is_the_first_informative_groups_in_submission_order"
+    ),
+    "sampling.max_prompts_tried_per_step": DYNAMIC + "test_a_set_without_informative_problems_ends_within_its_budget",
+    "sampling.fill_policy": RUN + "test_a_set_that_is_never_informative_ends_by_its_policy",
+    "sampling.carry_over": DYNAMIC + "test_carry_over_wastes_nothing_but_uninformative_groups_and_respects_the_bound",
+    "sampling.partial_rollouts": (
+        "tests/rollout/test_engines.py::test_partial_rollouts_every_token_is_drawn_by_the_weights_of_its_version"
+    ),
+    "sampling.predictive": "tests/sampling/test_predictive.py::test_verdicts_are_counted_as_they_are",
+    "sampling.posteriors": "tests/trainer/test_probe.py::test_a_run_starts_from_the_counts_and_resumes_without_the_file",
+    "sampling.max_staleness_updates": DYNAMIC + "test_too_old_groups_are_dropped",
+    "algorithm.critic.pretrain_steps": WHOLE_RUN + "test_value_pretraining_fits_the_critic_to_what_came_out",
+    "train.max_generated_tokens": RUN + "test_a_budget_of_tokens_ends_the_run_after_the_step_that_spends_it",
+    "train.max_minutes": RUN + "test_a_budget_of_minutes_counts_steps_also_those_before_a_resume",
+    "train.max_bad_updates": "tests/trainer/test_update.py::test_a_non_finite_loss_is_skipped_counted_and_bounded",
+    "rollout.engine": "tests/rollout/test_local_engine.py::test_writes_what_the_plain_engine_writes",
+    "rollout.max_concurrent_responses": (
+        "tests/rollout/test_local_engine.py::test_border_every_request_is_answered_once_by_five_rows_or_sixteen"
+    ),
+    "rollout.kv_cache_gib": "tests/rollout/test_local_engine.py::test_out_of_pages_the_same_tokens_a_little_later",
+    "rollout.on_fault": (
+        RUN + "test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_run_goes_on"
+    ),
+    "cluster.backend": "tests/distributed/test_parts.py::test_ranks_in_step_make_as_many_passes_and_count_every_row_once",
+    "cluster.shard": "tests/distributed/test_one_rank.py::test_one_sharded_rank_computes_what_the_plain_path_computes",
+}
+
+NOT_IN_A_STEP = {
+    "model.revision": "names a commit of a hub",
+    "model.device": "where the same arithmetic happens",
+    "data.train": "names the problems; groups are given here",
+    "data.eval": "evaluation",
+    "rollout.tensor_parallel": "how an engine is laid out",
+    "rollout.vllm.gpu_memory_share": "how an engine is laid out",
+    "eval.every_steps": "evaluation",
+    "eval.k": "evaluation",
+    "eval.temperature": "evaluation",
+    "eval.top_p": "evaluation",
+    "eval.top_k": "evaluation",
+    "checkpoint.every_steps": "files",
+    "checkpoint.keep": "files",
+    "checkpoint.resumable": "files",
+    "checkpoint.format": "files",
+    "rollouts.every_steps": "files",
+    "tracking.to": "files",
+    "tracking.project": "files",
+    "cluster.gpus": "how many processes share the work",
+    "cluster.timeout_s": "how long a process waits",
+}

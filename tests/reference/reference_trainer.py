@@ -1,0 +1,384 @@
+"""One training step as the papers write it: slow, padded, in float64, every response on its own.
+
+Nothing here is shared with `dapo.trainer` or `dapo.algorithms`: no packing, no micro-batches, no shared prompts, no
+pass that does two things at once. Settings come as a plain dictionary from key to value. Equation numbers are those of
+the DAPO paper (arXiv:2503.14476) unless another paper is named.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dapo.types import Group, StopReason, Verdict
+
+Keys = dict[str, Any]
+Gradients = dict[str, Tensor]
+
+
+@dataclass
+class Row:
+    """A response o_i to the question of group `group`."""
+
+    group: int
+    problem: str
+    prompt: list[int]
+    tokens: list[int]
+    logp_engine: Tensor  # [T]
+    stop: StopReason
+    value: float  # what the verifier gave
+    is_correct: bool
+    reward: float = 0.0
+    is_in_loss: bool = True
+    logp_old: Tensor = field(default_factory=lambda: torch.empty(0))  # [T], as all below
+    logp_ref: Tensor = field(default_factory=lambda: torch.empty(0))
+    advantage: Tensor = field(default_factory=lambda: torch.empty(0))
+    value_old: Tensor = field(default_factory=lambda: torch.empty(0))
+    target: Tensor = field(default_factory=lambda: torch.empty(0))  # R̂ of the critic
+    outcome: Tensor = field(default_factory=lambda: torch.empty(0))  # the return with λ = 1
+
+
+@dataclass
+class Step:
+    """What one step did, update by update."""
+
+    rows: list[Row]
+    metrics: dict[str, float]
+    policy_gradients: list[Gradients]  # before clipping
+    critic_gradients: list[Gradients]
+
+
+class Critic(nn.Module):
+    """V(s_t): a transformer without its output head, and a linear layer to one number."""
+
+    def __init__(self, backbone: Any, value_head: nn.Linear) -> None:
+        super().__init__()
+        self.backbone, self.value_head = backbone, value_head
+
+
+class ReferenceTrainer:
+    """Policy, optional critic and optional reference policy: library models with their own attention."""
+
+    def __init__(self, keys: Keys, policy: Any, reference: Any, critic: Critic | None) -> None:
+        self.keys, self.policy, self.reference, self.critic = keys, policy, reference, critic
+        self.policy_adam = adam(policy, keys)
+        self.critic_adam = adam(critic, keys) if critic is not None else None
+
+    def step(self, groups: Sequence[Group], number: int) -> Step:
+        """Training step `number` = 1, 2, … on these groups."""
+        keys, rows = self.keys, rows_of(groups, self.keys)
+        if keys["algorithm.advantage"] == "group":
+            group_advantages(rows, keys)
+        self.score(rows)
+        if self.critic is not None:
+            gae_advantages(rows, keys)
+        lr, policy_steps, critic_steps = learning_rate(keys, number), [], []
+        for epoch in range(keys["train.epochs_per_step"]):
+            for chosen in minibatches(len(groups), keys, number, epoch):
+                update = [row for row in rows if row.group in chosen and row.is_in_loss]
+                if not update:
+                    continue
+                if self.critic is not None:
+                    critic_steps.append(self.update_critic(update))
+                policy_steps.append(self.update_policy(update, lr))
+        done = Step(rows, {"lr": lr, "updates": len(policy_steps)}, [], [])
+        for losses, gradients in policy_steps:
+            done.policy_gradients.append(gradients)
+            add(done.metrics, losses, "policy/", len(policy_steps))
+        for losses, gradients in critic_steps:
+            done.critic_gradients.append(gradients)
+            add(done.metrics, losses, "critic/", len(critic_steps))
+        if self.critic is not None:
+            done.metrics["critic/explained_variance"] = explained_variance([row for row in rows if row.is_in_loss])
+        return done
+
+    def pretrain(self, groups: Sequence[Group], number: int) -> None:
+        """VAPO's value pretraining, step `number`: Monte-Carlo returns of the fixed policy, nothing filtered."""
+        keys = self.keys | {"shaping.overlong_filter": False, "algorithm.gae.lam_critic": 1.0}
+        keys |= {"algorithm.kl.coefficient": 0.0}
+        rows = rows_of(groups, keys)
+        self.score(rows)
+        gae_advantages(rows, keys)
+        for chosen in minibatches(len(groups), keys, -number, 0):
+            update = [row for row in rows if row.group in chosen and row.is_in_loss and not is_held_out(row.problem)]
+            if update:
+                self.update_critic(update)
+
+    @torch.no_grad()
+    def score(self, rows: list[Row]) -> None:
+        """π_old, π_ref and V before anything has moved."""
+        temperature = self.keys["sampling.temperature"]
+        for row, logp in zip(rows, log_probs(self.policy, rows, temperature), strict=True):
+            row.logp_old = row.logp_engine if self.keys["algorithm.old_logp"] == "bypass" else logp
+        if self.keys["algorithm.kl.coefficient"]:
+            for row, logp in zip(rows, log_probs(self.reference, rows, temperature), strict=True):
+                row.logp_ref = logp
+        if self.critic is not None:
+            for row, value in zip(rows, values(self.critic, rows), strict=True):
+                row.value_old = value
+
+    def update_policy(self, rows: list[Row], lr: float) -> tuple[dict[str, float], Gradients]:
+        keys = self.keys
+        logps = log_probs(self.policy, rows, keys["sampling.temperature"])
+        surrogate = mean([policy_loss(row, logp, keys) for row, logp in zip(rows, logps, strict=True)], rows, keys)
+        loss, said = surrogate, {"loss": float(surrogate)}
+        if keys["algorithm.kl.coefficient"] and keys["algorithm.kl.place"] == "loss":  # eq. 4
+            d = [kl(logp, row.logp_ref, keys["algorithm.kl.kind"]) for row, logp in zip(rows, logps, strict=True)]
+            said["kl_ref"] = float(mean(d, rows, keys))
+            loss = loss + keys["algorithm.kl.coefficient"] * mean(d, rows, keys)
+        if keys["algorithm.positive_nll"]:  # VAPO eq. 9–10
+            right = [logp for row, logp in zip(rows, logps, strict=True) if row.is_correct]
+            nll = -torch.cat(right).mean() if right else torch.zeros(())
+            said["positive_nll"] = float(nll)
+            loss = loss + keys["algorithm.positive_nll"] * nll
+        gradients, norm = descend(self.policy, self.policy_adam, loss, lr, keys)
+        return said | {"gradient_norm": norm}, gradients
+
+    def update_critic(self, rows: list[Row]) -> tuple[dict[str, float], Gradients]:
+        assert self.critic is not None
+        clip, losses = self.keys["algorithm.critic.value_clip"], []
+        for row, v in zip(rows, values(self.critic, rows), strict=True):
+            error = (v - row.target) ** 2
+            if clip is not None:
+                near = torch.minimum(torch.maximum(v, row.value_old - clip), row.value_old + clip)
+                error = torch.maximum(error, (near - row.target) ** 2)
+            losses.append(error / 2)
+        loss = mean(losses, rows, self.keys)
+        gradients, norm = descend(self.critic, self.critic_adam, loss, self.keys["algorithm.critic.lr"], self.keys)
+        return {"loss": float(loss), "gradient_norm": norm}, gradients
+
+
+# Rewards
+
+
+def rows_of(groups: Sequence[Group], keys: Keys) -> list[Row]:
+    """Eq. 7 and 13, the controls, and who enters the loss (section 3.4)."""
+    rows = []
+    for g, group in enumerate(groups):
+        for completion, (value, is_correct) in zip(group.completions, verdicts(group, keys), strict=True):
+            row = Row(
+                g,
+                group.problem.id,
+                list(group.prompt_tokens),
+                completion.tokens.tolist(),
+                torch.tensor(completion.logp.tolist(), dtype=torch.float64),
+                completion.stop_reason,
+                value,
+                is_correct,
+            )
+            row.reward = row.value + overlong_penalty(len(row.tokens), keys)
+            is_filtered = keys["shaping.overlong_filter"] and row.stop is StopReason.LENGTH
+            row.is_in_loss = not is_filtered and row.stop is not StopReason.ABORTED and len(row.tokens) > 0
+            rows.append(row)
+    return rows
+
+
+def verdicts(group: Group, keys: Keys) -> list[tuple[float, bool]]:
+    pairs = [(judgement.value, judgement.verdict is Verdict.CORRECT) for judgement in group.judgements]
+    if keys["rewards.control"] == "negated":
+        return [(-value, not is_correct) for value, is_correct in pairs]
+    if keys["rewards.control"] == "shuffled":
+        name = f"control/{keys['train.seed']}/{group.problem.id}/{group.visit}"
+        return [pairs[i] for i in shuffled(len(pairs), name)]
+    return pairs
+
+
+def overlong_penalty(length: int, keys: Keys) -> float:
+    """Eq. 13 times its weight."""
+    weight, buffer, limit = (
+        keys[name]
+        for name in ("shaping.overlong_penalty", "shaping.overlong_buffer_tokens", "limits.max_response_tokens")
+    )
+    if not weight or length <= limit - buffer:
+        return 0.0
+    return weight * (((limit - buffer) - length) / buffer if length <= limit else -1.0)
+
+
+def shuffled(n: int, name: str) -> list[int]:
+    """0 … n−1 in the order of a hash: what a run's order hangs on, so that resuming or importing a run repeats it."""
+    return sorted(range(n), key=lambda i: blake2b(f"{name}/{i}".encode(), digest_size=8).digest())
+
+
+# Advantages
+
+
+def group_advantages(rows: list[Row], keys: Keys) -> None:
+    """Eq. 9 over all responses of a group, those that leave the loss included."""
+    for g in {row.group for row in rows}:
+        group = [row for row in rows if row.group == g]
+        rewards = [row.reward for row in group]
+        G, average = len(rewards), math.fsum(rewards) / len(rewards)
+        squares = math.fsum((reward - average) ** 2 for reward in rewards)
+        divisor = {
+            "sample": math.sqrt(squares / (G - 1)) + keys["algorithm.group.eps"],
+            "population": math.sqrt(squares / G) + keys["algorithm.group.eps"],
+            "none": 1.0,
+        }[keys["algorithm.group.std"]]
+        for row in group:
+            A = 0.0 if max(rewards) == min(rewards) else (row.reward - average) / divisor
+            row.advantage = torch.tensor([A] * len(row.tokens), dtype=torch.float64)
+
+
+def gae_advantages(rows: list[Row], keys: Keys) -> None:
+    """Eq. 2–3; with VAPO's decoupled λ for the targets and its λ of the response's length for the policy."""
+    gamma, lam = keys["algorithm.gae.gamma"], keys["algorithm.gae.lam"]
+    alpha, lam_critic = keys["algorithm.gae.length_adaptive_alpha"], keys["algorithm.gae.lam_critic"]
+    for row in rows:
+        length = len(row.tokens)
+        if not length:
+            row.advantage = row.target = row.outcome = torch.empty(0)
+            continue
+        reward = torch.zeros(length, dtype=torch.float64)
+        reward[-1] = row.reward
+        if keys["algorithm.kl.coefficient"] and keys["algorithm.kl.place"] == "reward":
+            reward -= keys["algorithm.kl.coefficient"] * kl(row.logp_old, row.logp_ref, keys["algorithm.kl.kind"])
+        policy_lam = lam if alpha is None else min(1.0, max(0.0, 1 - 1 / (alpha * length)))
+        row.advantage = gae(reward, row.value_old, gamma, policy_lam)
+        row.target = gae(reward, row.value_old, gamma, lam if lam_critic is None else lam_critic) + row.value_old
+        row.outcome = gae(reward, row.value_old, gamma, 1.0) + row.value_old
+    if keys["algorithm.gae.whiten"]:
+        kept = torch.cat([row.advantage for row in rows if row.is_in_loss] or [torch.empty(0)])
+        for row in rows:  # what leaves the loss has no say in it, and no advantage either
+            row.advantage = (row.advantage - kept.mean()) / torch.sqrt(kept.var() + 1e-8) * row.is_in_loss
+
+
+def gae(reward: Tensor, value: Tensor, gamma: float, lam: float) -> Tensor:
+    """Â_t = δ_t + γλ Â_{t+1},  δ_t = R_t + γ V(s_{t+1}) − V(s_t), with nothing after the last token."""
+    R, V, advantage = reward.tolist(), [*value.tolist(), 0.0], [0.0] * (len(reward) + 1)
+    for t in reversed(range(len(R))):
+        advantage[t] = R[t] + gamma * V[t + 1] - V[t] + gamma * lam * advantage[t + 1]
+    return torch.tensor(advantage[:-1], dtype=torch.float64)
+
+
+def explained_variance(rows: list[Row]) -> float:
+    if not rows:
+        return 0.0
+    outcome, value = (torch.cat([getattr(row, name) for row in rows]) for name in ("outcome", "value_old"))
+    return float(1 - (outcome - value).var() / outcome.var())
+
+
+# Losses
+
+
+def policy_loss(row: Row, logp: Tensor, keys: Keys) -> Tensor:
+    """[T] Eq. 10, the dual clip (arXiv:1912.09729), and the truncated importance weight on top of both."""
+    low, high, dual = (keys[f"algorithm.clip.{name}"] for name in ("low", "high", "dual"))
+    ratio, A = ratio_of(logp, row.logp_old), row.advantage
+    gain = torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
+    if dual is not None:
+        gain = torch.where(A < 0, torch.maximum(gain, dual * A), gain)
+    if keys["algorithm.importance_cap"] is not None:
+        gain = gain * ratio_of(row.logp_old, row.logp_engine).clamp(max=keys["algorithm.importance_cap"])
+    return -gain
+
+
+def ratio_of(logp: Tensor, other: Tensor) -> Tensor:
+    return torch.exp((logp - other).clamp(-20, 20))
+
+
+def kl(logp: Tensor, logp_ref: Tensor, kind: str) -> Tensor:
+    d = logp - logp_ref
+    estimators: dict[str, Callable[[], Tensor]] = {
+        "k1": lambda: d,
+        "abs": lambda: d.abs(),
+        "k2": lambda: d * d / 2,
+        "k3": lambda: (torch.exp((-d).clamp(-20, 20)) - (-d).clamp(-20, 20) - 1).clamp(-10, 10),
+    }
+    return estimators[kind]()
+
+
+def mean(losses: list[Tensor], rows: list[Row], keys: Keys) -> Tensor:
+    """Of the losses of an update's responses, one tensor each."""
+    match keys["algorithm.mean"]:
+        case "token":  # eq. 12
+            return torch.cat(losses).mean()
+        case "sequence":  # eq. 5
+            return torch.stack([loss.mean() for loss in losses]).mean()
+        case "prompt":  # eq. 8
+            groups = sorted({row.group for row in rows})
+            of = {g: torch.cat([x for x, row in zip(losses, rows, strict=True) if row.group == g]) for g in groups}
+            return torch.stack([of[g].mean() for g in groups]).mean()
+        case "constant":  # Dr. GRPO, arXiv:2503.20783
+            length = keys["algorithm.mean_constant_tokens"] or keys["limits.max_response_tokens"]
+            return torch.cat(losses).sum() / (len(rows) * length)
+    raise ValueError(keys["algorithm.mean"])
+
+
+# Models
+
+
+def hidden_of(backbone: Any, rows: list[Row]) -> list[Tensor]:
+    """For each row [T, H]: the state before each of its tokens, o_<t and the prompt read."""
+    texts = [torch.tensor(row.prompt + row.tokens) for row in rows]
+    ids = nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    is_there = nn.utils.rnn.pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+    hidden = backbone(input_ids=ids, attention_mask=is_there, use_cache=False).last_hidden_state
+    return [x[len(row.prompt) - 1 : len(row.prompt) + len(row.tokens) - 1] for x, row in zip(hidden, rows, strict=True)]
+
+
+def log_probs(model: Any, rows: list[Row], temperature: float) -> list[Tensor]:
+    """For each row [T]: log π(o_t | q, o_<t) at the temperature it was drawn with."""
+    parts = []
+    for row, hidden in zip(rows, hidden_of(model.model, rows), strict=True):
+        everything = torch.log_softmax(model.lm_head(hidden) / temperature, dim=-1)  # [T, V]
+        parts.append(everything[range(len(row.tokens)), row.tokens])
+    return parts
+
+
+def values(critic: Critic, rows: list[Row]) -> list[Tensor]:
+    return [critic.value_head(hidden)[:, 0] for hidden in hidden_of(critic.backbone, rows)]
+
+
+# Updates
+
+
+def adam(module: nn.Module, keys: Keys) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        module.parameters(), lr=0.0, betas=keys["train.betas"], weight_decay=keys["train.weight_decay"], eps=1e-8
+    )
+
+
+def descend(module: nn.Module, optimizer: Any, loss: Tensor, lr: float, keys: Keys) -> tuple[Gradients, float]:
+    """One optimizer step; returns the gradient before clipping, and its norm."""
+    optimizer.zero_grad()
+    loss.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+    norm = nn.utils.clip_grad_norm_(module.parameters(), keys["train.grad_clip"])
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return gradients, float(norm)
+
+
+def learning_rate(keys: Keys, k: int) -> float:
+    """Step k of N: k/W of the rate up to step W, all of it there (without warm-up in step 1), 0 after step N."""
+    lr, W, N = keys["train.lr"], keys["train.warmup_steps"], keys["train.steps"]
+    if k < W:
+        return lr * k / W
+    top = max(1, W)
+    share = (k - top) / (N + 1 - top)
+    return {"none": lr, "linear": lr * (1 - share), "cosine": lr * 0.5 * (1 + math.cos(math.pi * share))}[
+        keys["train.lr_decay"]
+    ]
+
+
+def minibatches(n_groups: int, keys: Keys, number: int, epoch: int) -> list[set[int]]:
+    """Groups shuffled by seed, step and epoch, cut into mini-batches of nearly equal size."""
+    order = shuffled(n_groups, f"minibatch/{keys['train.seed']}/{number}/{epoch}")
+    n = min(n_groups, keys["train.updates_per_step"])
+    borders = [i * n_groups // n for i in range(n)] + [n_groups]
+    return [set(order[a:b]) for a, b in zip(borders, borders[1:], strict=False)]
+
+
+def is_held_out(problem: str) -> bool:
+    """One problem in eight measures the pretrained critic and never teaches it."""
+    return blake2b(problem.encode(), digest_size=1).digest()[0] % 8 == 0
+
+
+def add(metrics: dict[str, float], losses: dict[str, float], prefix: str, n: int) -> None:
+    for name, value in losses.items():
+        metrics[prefix + name] = metrics.get(prefix + name, 0.0) + value / n
