@@ -10,28 +10,39 @@ from typing import Any
 
 # Each preset as its paper has it; what is not named has the schema's default.
 PRESETS: dict[str, dict[str, Any]] = {
-    "grpo-naive": {"algorithm.mean": "sequence", "algorithm.clip.low": 0.2, "algorithm.clip.high": 0.2},
+    "grpo-naive": {
+        "algorithm.advantage": "group",
+        "algorithm.mean": "sequence",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "train.warmup_steps": 20,
+    },
     "grpo": {
+        "algorithm.advantage": "group",
         "algorithm.mean": "sequence",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.2,
         "algorithm.kl.coefficient": 0.04,
     },
     "dr-grpo": {
+        "algorithm.advantage": "group",
         "algorithm.mean": "constant",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.2,
         "algorithm.group.std": "none",
     },
     "dapo": {
+        "algorithm.advantage": "group",
         "algorithm.mean": "token",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.28,
         "shaping.overlong_filter": True,
         "shaping.overlong_penalty": 1.0,
         "sampling.dynamic": True,
+        "train.warmup_steps": 20,
     },
     "dapo-fast": {
+        "algorithm.advantage": "group",
         "algorithm.mean": "token",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.28,
@@ -43,6 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sampling.partial_rollouts": True,
         "sampling.predictive": True,
         "sampling.max_staleness_updates": 16,
+        "train.warmup_steps": 20,
     },
     "ppo": {
         "algorithm.advantage": "gae",
@@ -53,6 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "algorithm.gae.whiten": True,
         "algorithm.critic.lr": 2e-6,
         "algorithm.critic.value_clip": 0.5,
+        "train.epochs_per_step": 4,
     },
     "vapo": {
         "algorithm.advantage": "gae",
@@ -143,6 +156,7 @@ CASES = (
     Case("train.gradient_checkpointing", (False, True, "auto"), PPO, is_seen=False),
     Case("train.moments", ("float32", "host"), PPO, is_seen=False),
     Case("train.seed", (0, 7), DAPO | {"rewards.control": "shuffled"}),
+    Case("model.path", ("{folder}/reference", "{folder}/policy"), GRPO),  # which the penalty is for leaving
     Case("model.kernels", ("plain", "fused"), PPO, is_seen=False),
 )
 
@@ -152,15 +166,15 @@ LEFT_OUT = {
     ("train.moments", "int8"): "rounds: tests/trainer/test_optimizer.py::test_8_bit_moments_track_float32",
 }
 
-DYNAMIC = "tests/sampling/test_dynamic.py::"
 RUN = "tests/trainer/test_run.py::"
 REFUSED = "tests/config/test_load.py::test_bad_overrides_name_key_value_reason_and_remedy"
+SAMPLING = "tests/reference/test_sampling_keys.py::"
+SCHEDULE = SAMPLING + "test_schedule_and_generation_multiple_change_what_is_tried_not_what_is_chosen"
 WHOLE_RUN = "tests/reference/test_whole_step.py::"
 
 # What acts before a step or beside its mathematics -> the test that shows how.
 ELSEWHERE = {
     "preset": WHOLE_RUN + "test_every_preset_does_what_the_papers_say",
-    "model.path": WHOLE_RUN + "test_the_penalty_is_for_leaving_the_model_that_the_config_names",
     "model.dtype": "tests/trainer/test_update.py::test_the_gradient_does_not_depend_on_the_budget",
     "model.lora.rank": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
     "model.lora.alpha": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
@@ -179,20 +193,18 @@ ELSEWHERE = {
     ),
     "sampling.top_p": REFUSED,
     "sampling.top_k": REFUSED,
-    "sampling.dynamic": WHOLE_RUN + "test_a_run_samples_and_learns_as_its_config_says",
-    "sampling.schedule": "tests/sampling/test_compare.py::test_streaming_fills_sooner_and_wastes_less_than_rounds",
-    "sampling.generation_multiple": (
-        DYNAMIC + "test_the_choice_is_the_first_informative_groups_in_submission_order"
+    "sampling.dynamic": SAMPLING + "test_dynamic",
+    "sampling.schedule": SCHEDULE,
+    "sampling.generation_multiple": SCHEDULE,
+    "sampling.max_prompts_tried_per_step": SAMPLING + "test_max_prompts_tried_per_step",
+    "sampling.fill_policy": SAMPLING + "test_fill_policy",
+    "sampling.carry_over": SAMPLING + "test_carry_over",
+    "sampling.partial_rollouts": SAMPLING + "test_partial_rollouts",
+    "sampling.predictive": SAMPLING + "test_predictive",
+    "sampling.posteriors": (
+        "tests/trainer/test_probe.py::test_a_run_starts_from_the_counts_and_resumes_without_the_file"
     ),
-    "sampling.max_prompts_tried_per_step": DYNAMIC + "test_a_set_without_informative_problems_ends_within_its_budget",
-    "sampling.fill_policy": RUN + "test_a_set_that_is_never_informative_ends_by_its_policy",
-    "sampling.carry_over": DYNAMIC + "test_carry_over_wastes_nothing_but_uninformative_groups_and_respects_the_bound",
-    "sampling.partial_rollouts": (
-        "tests/rollout/test_engines.py::test_partial_rollouts_every_token_is_drawn_by_the_weights_of_its_version"
-    ),
-    "sampling.predictive": "tests/sampling/test_predictive.py::test_verdicts_are_counted_as_they_are",
-    "sampling.posteriors": "tests/trainer/test_probe.py::test_a_run_starts_from_the_counts_and_resumes_without_the_file",
-    "sampling.max_staleness_updates": DYNAMIC + "test_too_old_groups_are_dropped",
+    "sampling.max_staleness_updates": SAMPLING + "test_max_staleness_updates",
     "algorithm.critic.pretrain_steps": WHOLE_RUN + "test_value_pretraining_fits_the_critic_to_what_came_out",
     "train.max_generated_tokens": RUN + "test_a_budget_of_tokens_ends_the_run_after_the_step_that_spends_it",
     "train.max_minutes": RUN + "test_a_budget_of_minutes_counts_steps_also_those_before_a_resume",
@@ -205,7 +217,9 @@ ELSEWHERE = {
     "rollout.on_fault": (
         RUN + "test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_run_goes_on"
     ),
-    "cluster.backend": "tests/distributed/test_parts.py::test_ranks_in_step_make_as_many_passes_and_count_every_row_once",
+    "cluster.backend": (
+        "tests/distributed/test_parts.py::test_ranks_in_step_make_as_many_passes_and_count_every_row_once"
+    ),
     "cluster.shard": "tests/distributed/test_one_rank.py::test_one_sharded_rank_computes_what_the_plain_path_computes",
 }
 

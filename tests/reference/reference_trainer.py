@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -125,15 +126,15 @@ class ReferenceTrainer:
         keys = self.keys
         logps = log_probs(self.policy, rows, keys["sampling.temperature"])
         surrogate = mean([policy_loss(row, logp, keys) for row, logp in zip(rows, logps, strict=True)], rows, keys)
-        loss, said = surrogate, {"loss": float(surrogate)}
+        loss, said = surrogate, {"loss": surrogate.item()}
         if keys["algorithm.kl.coefficient"] and keys["algorithm.kl.place"] == "loss":  # eq. 4
             d = [kl(logp, row.logp_ref, keys["algorithm.kl.kind"]) for row, logp in zip(rows, logps, strict=True)]
-            said["kl_ref"] = float(mean(d, rows, keys))
+            said["kl_ref"] = mean(d, rows, keys).item()
             loss = loss + keys["algorithm.kl.coefficient"] * mean(d, rows, keys)
         if keys["algorithm.positive_nll"]:  # VAPO eq. 9–10
             right = [logp for row, logp in zip(rows, logps, strict=True) if row.is_correct]
             nll = -torch.cat(right).mean() if right else torch.zeros(())
-            said["positive_nll"] = float(nll)
+            said["positive_nll"] = nll.item()
             loss = loss + keys["algorithm.positive_nll"] * nll
         gradients, norm = descend(self.policy, self.policy_adam, loss, lr, keys)
         return said | {"gradient_norm": norm}, gradients
@@ -149,7 +150,7 @@ class ReferenceTrainer:
             losses.append(error / 2)
         loss = mean(losses, rows, self.keys)
         gradients, norm = descend(self.critic, self.critic_adam, loss, self.keys["algorithm.critic.lr"], self.keys)
-        return {"loss": float(loss), "gradient_norm": norm}, gradients
+        return {"loss": loss.item(), "gradient_norm": norm}, gradients
 
 
 # Rewards
@@ -371,7 +372,7 @@ def minibatches(n_groups: int, keys: Keys, number: int, epoch: int) -> list[set[
     order = shuffled(n_groups, f"minibatch/{keys['train.seed']}/{number}/{epoch}")
     n = min(n_groups, keys["train.updates_per_step"])
     borders = [i * n_groups // n for i in range(n)] + [n_groups]
-    return [set(order[a:b]) for a, b in zip(borders, borders[1:], strict=False)]
+    return [set(order[a:b]) for a, b in pairwise(borders)]
 
 
 def is_held_out(problem: str) -> bool:

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from dapo.config.schema import Config
 from dapo.distributed.world import ALONE
 from dapo.models.critic import HEAD_FILE, Critic, save_critic
 from dapo.models.load import save_policy
+from dapo.models.policy import Policy
 from dapo.trainer.assemble import make_policy
 from dapo.trainer.batch import Batch, make_batch
 from dapo.trainer.device import choose_dtype
@@ -80,15 +82,20 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def settings(folder: Path, overrides: dict[str, Any]) -> tuple[Config, dict[str, Any]]:
-    """The config as a run gets it, and its keys for the reference; what was asked for must be what is there."""
+def settings(folder: Path, overrides: dict[str, Any]) -> Config:
+    """The config as a run gets it; what was asked for must be what is there."""
     texts = [f"{key}={'none' if value is None else toml(value)}" for key, value in overrides.items()]
     config = load_recipe(str(folder / "recipe.toml"), texts).config
-    keys = dict(flat(config.model_dump()))
+    keys = keys_of(config)
     asked = dict(flat(tomllib.loads((folder / "recipe.toml").read_text()))) | overrides
     for key, value in asked.items():
         assert keys[key] == value, f"{key}: {value} was asked for, the config has {keys[key]}"
-    return config, keys
+    return config
+
+
+def keys_of(config: Config) -> dict[str, Any]:
+    """What the reference gets: every key of the schema and its value."""
+    return dict(flat(config.model_dump()))
 
 
 def toml(value: Any) -> str:
@@ -168,12 +175,13 @@ def train_ours(learner: Learner, config: Config, steps: Sequence[tuple[int, list
     return done
 
 
-def reference_trainer(folder: Path, keys: dict[str, Any]) -> ReferenceTrainer:
-    """The library's own models, with its own attention, from the same folders."""
-    policy, reference = (library_model(AutoModelForCausalLM, folder / name) for name in ("policy", "reference"))
+def reference_trainer(start: Path, keys: dict[str, Any]) -> ReferenceTrainer:
+    """The library's own models, with its own attention, from the same folders; the policy's is `start`."""
+    policy = library_model(AutoModelForCausalLM, start)
+    reference = library_model(AutoModelForCausalLM, Path(keys["model.path"]))
     critic = None
     if keys["algorithm.advantage"] == "gae":
-        start = Path(keys["algorithm.critic.path"] or folder / "policy")
+        start = Path(keys["algorithm.critic.path"] or start)
         head = nn.Linear(policy.config.hidden_size, 1, dtype=torch.float64)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
@@ -184,37 +192,52 @@ def reference_trainer(folder: Path, keys: dict[str, Any]) -> ReferenceTrainer:
 
 
 def library_model(kind: Any, folder: Path) -> Any:
+    return deepcopy(loaded(kind, folder))
+
+
+@cache
+def loaded(kind: Any, folder: Path) -> Any:
     return kind.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa").eval()
 
 
 def weights_of(policy: nn.Module, critic: nn.Module | None) -> dict[str, Tensor]:
     """All weights, the policy's under the names that the library gives them."""
-    named = {f"policy {name.removeprefix('model.model.').removeprefix('model.')}": p for name, p in policy.named_parameters()}
+    prefix = "model." if isinstance(policy, Policy) else ""
+    named = {f"policy {name.removeprefix(prefix)}": p for name, p in policy.named_parameters()}
     named |= {f"critic {name}": p for name, p in (critic.named_parameters() if critic is not None else ())}
     return {name: parameter.detach().clone() for name, parameter in named.items()}
 
 
-def run_both(folder: Path, overrides: dict[str, Any]) -> tuple[dict[str, float], dict[str, Tensor]]:
+def our_weights(learner: Learner) -> dict[str, Tensor]:
+    return weights_of(learner.policy, learner.value.critic if learner.value else None)
+
+
+def run_both(folder: Path, config: Config) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Both trainers through `STEPS`: how far apart they are in each quantity, and our new weights."""
-    config, keys = settings(folder, overrides)
+    keys = keys_of(config)
     P, G = keys["sampling.prompts_per_step"], keys["sampling.responses_per_prompt"]
     steps = [(number, groups_of(number, P, G)) for number in STEPS]
-    learner, reference = our_learner(folder, config), reference_trainer(folder, keys)
-    start = weights_of(learner.policy, learner.value.critic if learner.value else None)
+    learner, reference = our_learner(folder, config), reference_trainer(folder / "policy", keys)
+    start = our_weights(learner)
     ours = train_ours(learner, config, steps)
     theirs = [reference.step(groups, number) for number, groups in steps]
-    found = weights_of(learner.policy, learner.value.critic if learner.value else None)
+    found, expected = our_weights(learner), weights_of(reference.policy, reference.critic)
     gaps: dict[str, float] = {}
     for one, other in zip(ours, theirs, strict=True):
         for name, gap in step_gaps(one, other).items():
             gaps[name] = max(gap, gaps.get(name, 0.0))
-    expected = weights_of(reference.policy, reference.critic)
+    return gaps | weight_gaps(start, found, expected), found
+
+
+def weight_gaps(start: dict[str, Tensor], found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Of how far the weights have moved."""
+    gaps = {}
     for part in ("policy", "critic"):
         names = [name for name in start if name.startswith(part)]
         if names:
             moved = [torch.cat([(w[n] - start[n]).flatten() for n in names]) for w in (found, expected)]
             gaps[f"{part} weights"] = apart(*moved)
-    return gaps, found
+    return gaps
 
 
 def step_gaps(ours: Ours, theirs: Step) -> dict[str, float]:
@@ -230,7 +253,9 @@ def step_gaps(ours: Ours, theirs: Step) -> dict[str, float]:
         both = getattr(ours, f"{part}_gradients"), getattr(theirs, f"{part}_gradients")
         gaps[f"{part} updates"] = abs(len(both[0]) - len(both[1]))
         for one, other in zip(*both, strict=False):
-            gap = apart(torch.cat([x.flatten() for x in one.values()]), torch.cat([x.flatten() for x in other.values()]))
+            gap = apart(
+                torch.cat([x.flatten() for x in one.values()]), torch.cat([x.flatten() for x in other.values()])
+            )
             gaps[f"{part} gradients"] = max(gap, gaps.get(f"{part} gradients", 0.0))
     return gaps
 

@@ -8,7 +8,8 @@ trainers.
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from types import NoneType, UnionType
@@ -16,12 +17,37 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 import torch
-from cases import CASES, ELSEWHERE, LEFT_OUT, NOT_IN_A_STEP, PRESETS, Case
-from side_by_side import TOLERANCE, groups_of, make_models, run_both, settings
+from cases import ALL_TERMS, CASES, DAPO, ELSEWHERE, LEFT_OUT, NOT_IN_A_STEP, PRESETS, Case
+from reference_trainer import is_held_out
+from side_by_side import (
+    STEPS,
+    TOLERANCE,
+    flat,
+    groups_of,
+    keys_of,
+    make_models,
+    our_weights,
+    reference_trainer,
+    run_both,
+    settings,
+    weight_gaps,
+    weights_of,
+)
 from torch import Tensor
+from torch.testing import assert_close
+from toy import recipe
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from dapo.config.load import known_keys, preset_names
+from dapo.config.load import known_keys, preset_names, read_preset
+from dapo.config.schema import Config
+from dapo.models.packing import Packed
+from dapo.trainer import batch as batch_module
+from dapo.trainer import loop as loop_module
+from dapo.trainer import pretrain_value as pretrain_module
+from dapo.trainer.loop import train
+from dapo.trainer.run import Run
+from dapo.trainer.start import start_run
+from dapo.types import Group, StopReason
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,30 +70,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(folder: Path, overrides: dict[str, Any]) -> Tensor:
     """Both trainers agree; returns all our new weights."""
-    gaps, weights = run_both(folder, overrides)
-    wrong = {name: gap for name, gap in gaps.items() if not gap < TOLERANCE}
-    assert not wrong, f"{overrides}: {wrong}"
+    gaps, weights = both(folder, settings(folder, overrides).model_dump_json())
+    refuse(gaps, overrides)
     return torch.cat([weight.flatten() for weight in weights.values()])
+
+
+@cache  # cases that share a base need it once
+def both(folder: Path, config: str) -> tuple[dict[str, float], dict[str, Tensor]]:
+    return run_both(folder, Config.model_validate_json(config))
+
+
+def refuse(gaps: dict[str, float], of: object) -> None:
+    wrong = {name: gap for name, gap in gaps.items() if not gap < TOLERANCE}
+    assert not wrong, f"{of}: {wrong}"
 
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_every_preset_does_what_the_papers_say(folder: Path, preset: str):
-    _, keys = settings(folder, {"preset": preset})
-    fields = known_keys()
-    for key, value in keys.items():
-        if key.startswith(("algorithm.", "shaping.overlong_", "sampling.")) and key not in IN_RECIPE:
-            default = None if fields[key].is_required() else fields[key].default
-            default = "group" if key == "algorithm.advantage" else default
-            assert value == PRESETS[preset].get(key, default), key
+    fields, found, expected = known_keys(), dict(flat(read_preset(preset))), PRESETS[preset]
+    for key in found.keys() | expected.keys():
+        value = found.get(key, fields[key].default)
+        assert (None if value == "none" and key not in WORD_NONE else value) == expected.get(
+            key, fields[key].default
+        ), key
     check(folder, {"preset": preset})
 
 
-IN_RECIPE = {
-    "algorithm.critic.path",
-    "shaping.overlong_buffer_tokens",
-    "sampling.prompts_per_step",
-    "sampling.responses_per_prompt",
-}
+WORD_NONE = {"algorithm.group.std"}  # here the word is a value of its own
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -84,3 +113,142 @@ def test_every_value_of_a_key_does_what_the_papers_say(folder: Path, case: Case)
             assert difference > 1e-7, f"{case.key}: {one} and {other} do the same"
         else:
             assert difference < TOLERANCE, f"{case.key}: {one} and {other} differ by {difference}"
+
+
+@pytest.mark.parametrize("base", [DAPO, ALL_TERMS], ids=["dapo", "all terms"])
+def test_rows_that_share_their_prompt_learn_the_same(
+    folder: Path, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """As a run packs them in 32 and 16 bits; in float64 it does not by itself."""
+    pack, is_shared = batch_module.pack, []
+
+    def pack_shared(prompts: Any, responses: Any, device: Any, **_: Any) -> Packed:
+        packed = pack(prompts, responses, device, sharing_saves=0)
+        is_shared.append(packed.n_tokens < sum(map(len, prompts)) + sum(map(len, responses)))
+        return packed
+
+    monkeypatch.setattr(batch_module, "pack", pack_shared)
+    refuse(run_both(folder, settings(folder, base))[0], base)
+    assert any(is_shared)
+
+
+@pytest.fixture
+def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, dict[str, list[list[Group]]]]]:
+    """Trains on the toy task; returns the run and the groups of its stages, step by step."""
+    toy = ROOT / "tests" / "trainer"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(toy), os.environ.get("PYTHONPATH", "")]))
+    stages: dict[str, list[list[Group]]] = {"value": [], "policy": []}
+
+    def note(stage: str, module: Any, name: str) -> None:
+        fill = getattr(module, name)
+
+        def noted(*parts: Any, **how: Any) -> Any:
+            filled = fill(*parts, **how)
+            stages[stage].append(list(filled.groups))
+            return filled
+
+        monkeypatch.setattr(module, name, noted)
+
+    note("value", pretrain_module, "fill_step")
+    note("policy", loop_module, "fill")
+
+    def trained(*overrides: str) -> tuple[Run, dict[str, list[list[Group]]]]:
+        keys = ("model.kernels=plain", "checkpoint.every_steps=0", "rollouts.every_steps=0", *overrides)
+        run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
+        try:
+            train(run)
+        finally:
+            run.close()
+        return run, stages
+
+    return trained
+
+
+def test_a_run_samples_and_learns_as_its_config_says(toy_run: Callable[..., Any], tmp_path: Path):
+    run, stages = toy_run("preset=dapo", "sampling.temperature=0.8", "train.steps=2", "limits.max_response_tokens=10")
+    keys = keys_of(run.config)
+    reference = reference_trainer(tmp_path / "model", keys)
+    start = weights_of(reference.policy, None)
+    for number, groups in enumerate(stages["policy"], start=1):
+        assert len(groups) == 4
+        for group in groups:
+            assert 0 < group.n_correct < len(group.completions) == 4  # eq. 11
+            assert max(len(completion.tokens) for completion in group.completions) <= 10
+        step = reference.step(groups, number)
+        for row in step.rows:  # drawn from the newest weights, at the temperature that training scores at
+            assert_close(row.logp_engine, row.logp_old, rtol=0, atol=1e-5)
+    refuse(weight_gaps(start, our_weights(run.learner), weights_of(reference.policy, None)), "a run")
+    assert run.learner.updates == 4
+
+
+def test_value_pretraining_fits_the_critic_to_what_came_out(toy_run: Callable[..., Any], tmp_path: Path):
+    run, stages = toy_run(
+        "preset=vapo", "algorithm.critic.pretrain_steps=2", "algorithm.critic.lr=1e-2", "train.steps=1",
+        "train.seed=3", "sampling.prompts_per_step=8", "sampling.responses_per_prompt=3",
+        "shaping.overlong_filter=true", "shaping.overlong_penalty=1.0",
+        "algorithm.gae.lam_critic=0.5", "algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward",
+        "train.epochs_per_step=2",
+    )  # fmt: skip
+    reference = reference_trainer(tmp_path / "model", keys_of(run.config))
+    start = weights_of(reference.policy, reference.critic)
+    assert [len(groups) for groups in stages["value"]] == [8, 8]
+    assert any(is_held_out(group.problem.id) for groups in stages["value"] for group in groups)
+    for number, groups in enumerate(stages["value"], start=1):
+        reference.pretrain(groups, number)
+    for number, groups in enumerate(stages["policy"], start=1):
+        reference.step(groups, number)
+    refuse(weight_gaps(start, our_weights(run.learner), weights_of(reference.policy, reference.critic)), "a run")
+
+
+def test_the_groups_have_everything_that_a_key_could_look_at():
+    """A reference that agrees on nothing to see proves nothing."""
+    for number in STEPS:
+        groups = groups_of(number, 4, 4)
+        completions = [completion for group in groups for completion in group.completions]
+        assert {completion.stop_reason for completion in completions} == set(StopReason)
+        assert any(len(c.tokens) == 0 for c in completions)
+        assert any(len(c.tokens) > 0 for c in completions if c.stop_reason is StopReason.ABORTED)
+        assert sum(group.is_informative for group in groups) == 3
+        assert any(group.is_graded for group in groups)
+        assert len({group.prompt_tokens for group in groups}) < len(groups)
+
+
+def test_every_key_has_a_case():
+    """A new key comes with its case, with a test that shows what it does, or with the reason why it needs none."""
+    listed = [{case.key for case in CASES}, set(ELSEWHERE), set(NOT_IN_A_STEP)]
+    missing = known_keys().keys() - set.union(*listed)
+    assert not missing, f"tests/reference/cases.py has no case for {sorted(missing)}"
+    stale = set.union(*listed) - known_keys().keys()
+    assert not stale, f"no such keys: {sorted(stale)}"
+    twice = [sorted(a & b) for a, b in combinations(listed, 2) if a & b]
+    assert not twice
+
+
+@pytest.mark.parametrize("key", sorted({case.key for case in CASES}))
+def test_every_value_of_a_choice_has_a_case(key: str):
+    tried = {value for case in CASES if case.key == key for value in case.values}
+    needed = choices(known_keys()[key].annotation)
+    assert needed - {value for name, value in LEFT_OUT if name == key} <= tried
+    assert len(tried) > 1
+
+
+def test_what_is_left_out_is_a_value_of_its_key_that_no_case_has():
+    for key, value in LEFT_OUT:
+        assert value in choices(known_keys()[key].annotation)
+        assert all(value not in case.values for case in CASES if case.key == key)
+
+
+def choices(kind: Any) -> set[Any]:
+    """The values that a key can be counted on: words, true and false, none."""
+    if get_origin(kind) is Literal:
+        return set(get_args(kind))
+    if get_origin(kind) in (Union, UnionType):
+        return set[Any]().union(*(choices(part) for part in get_args(kind)))
+    return {bool: {True, False}, NoneType: {None}}.get(kind, set())
+
+
+@pytest.mark.parametrize("name", sorted(set(ELSEWHERE.values())))
+def test_the_tests_that_are_pointed_to_are_there(name: str):
+    path, _, function = name.partition("::")
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -1,0 +1,155 @@
+"""Which groups a step trains on, key by key: a config through `fill`, on a virtual engine and a set known by heart.
+
+Of the problems 0, 1, 2, … the even ones come out mixed and the odd ones wrong throughout, so that the choice can be
+written down: dynamic sampling takes 0, 2, 4, 6.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from side_by_side import RECIPE
+
+from dapo.config import load_recipe
+from dapo.config.schema import Config
+from dapo.data.order import ProblemOrder
+from dapo.errors import DataError
+from dapo.sampling.carry import CarryState
+from dapo.sampling.collect import Collector
+from dapo.sampling.dynamic import Fill
+from dapo.sampling.fill import fill
+from dapo.sampling.predictive import Posteriors
+from dapo.sampling.virtual import EndlessSource, VirtualEngine, VirtualJudge
+from dapo.trainer.assemble import make_source
+from dapo.trainer.source import OrderedSource
+from dapo.types import Problem
+
+CARRYING = (
+    "preset=dapo-fast", "sampling.predictive=false", "sampling.partial_rollouts=false",
+    "sampling.max_staleness_updates=4",
+)  # fmt: skip
+
+
+class EvenIsMixed(VirtualJudge):
+    def submit(self, response: str, answer: str, *, stop_reason: Any = None, meta: Mapping[str, object] = {}) -> int:
+        problem, _, index = response.split("/")
+        is_right = int(problem) % 2 == 0 and index == "0"
+        return super().submit(response, answer, stop_reason=stop_reason, meta={**meta, "pass_rate": float(is_right)})
+
+
+class Steps:
+    """The steps of a run, as far as its groups go; the engine has room for every group at once."""
+
+    def __init__(self, tmp_path: Path, *overrides: str) -> None:
+        (tmp_path / "recipe.toml").write_text(RECIPE.format(folder=tmp_path))
+        self.config: Config = load_recipe(str(tmp_path / "recipe.toml"), overrides).config
+        engine = VirtualEngine(max_concurrent=400, length_of=lambda request: 20 + int(request.key.problem))
+        self.collector = Collector(
+            engine,
+            EvenIsMixed(),
+            responses_per_prompt=self.config.sampling.responses_per_prompt,
+            max_new_tokens=400,
+            seed=0,
+            delay_ticks=0,
+        )
+        self.source, self.state = EndlessSource(lambda _: 0.0), CarryState()
+
+    def fill(self, version: int = 0) -> Fill:
+        self.collector.engine.load_weights(None, version)  # type: ignore[arg-type]
+        return fill(
+            self.collector, self.source, self.config, self.state, version=version, progress=lambda _known, _wanted: None
+        )
+
+    def chosen(self, version: int = 0) -> list[int]:
+        return [int(group.problem.id) for group in self.fill(version).groups]
+
+
+@pytest.mark.parametrize(("is_dynamic", "expected"), [("true", [0, 2, 4, 6]), ("false", [0, 1, 2, 3])])
+def test_dynamic(tmp_path: Path, is_dynamic: str, expected: list[int]):
+    assert Steps(tmp_path, f"sampling.dynamic={is_dynamic}").chosen() == expected
+
+
+@pytest.mark.parametrize(("P", "G"), [(4, 4), (6, 3)])
+def test_prompts_and_responses(tmp_path: Path, P: int, G: int):
+    steps = Steps(tmp_path, f"sampling.prompts_per_step={P}", f"sampling.responses_per_prompt={G}")
+    groups = steps.fill().groups
+    assert [int(group.problem.id) for group in groups] == list(range(0, 2 * P, 2))
+    assert {len(group.completions) for group in groups} == {G}
+
+
+@pytest.mark.parametrize(("budget", "expected"), [("none", [0, 2, 4, 6]), ("5", [0, 2, 4]), ("4", [0, 2])])
+def test_max_prompts_tried_per_step(tmp_path: Path, budget: str, expected: list[int]):
+    steps = Steps(tmp_path, f"sampling.max_prompts_tried_per_step={budget}")
+    assert steps.chosen() == expected
+    assert steps.config.max_prompts_tried_per_step == (40 if budget == "none" else int(budget))
+
+
+def test_fill_policy(tmp_path: Path):
+    """Of five problems three are mixed; the next step begins with the sixth."""
+    chosen = {}
+    for policy in ("train_partial", "skip", "relax"):
+        steps = Steps(tmp_path, "sampling.max_prompts_tried_per_step=5", f"sampling.fill_policy={policy}")
+        chosen[policy] = [steps.chosen(), steps.chosen()]
+    assert chosen["train_partial"] == chosen["relax"] == [[0, 2, 4], [6, 8]]
+    assert chosen["skip"] == [[], [0, 2, 4, 6]]
+    with pytest.raises(DataError, match=r"sampling\.fill_policy = error"):
+        Steps(tmp_path, "sampling.max_prompts_tried_per_step=5", "sampling.fill_policy=error").chosen()
+
+
+def test_schedule_and_generation_multiple_change_what_is_tried_not_what_is_chosen(tmp_path: Path):
+    tried = []
+    for keys in (
+        ["stream"],
+        ["rounds", "sampling.generation_multiple=1"],
+        ["rounds", "sampling.generation_multiple=3"],
+    ):
+        steps = Steps(tmp_path, f"sampling.schedule={keys[0]}", *keys[1:])
+        assert steps.chosen() == [0, 2, 4, 6]
+        tried.append(steps.collector.n_submitted)
+    assert tried[1:] == [8, 12]  # whole batches of 4, or of 3 · 4
+
+
+@pytest.mark.parametrize("is_carried", [True, False])
+def test_carry_over(tmp_path: Path, is_carried: bool):
+    """Surplus groups of the first step are the second's, or are thrown away."""
+    keys = CARRYING if is_carried else ("preset=dapo",)
+    steps = Steps(tmp_path, *keys, "sampling.responses_per_prompt=2")
+    steps.state.acceptance.accepted, steps.state.acceptance.tried = 1.0, 8.0  # far more is begun than is needed
+    first = steps.fill()
+    assert [int(group.problem.id) for group in first.groups] == [0, 2, 4, 6]
+    assert bool(steps.state.carried) == is_carried
+    assert (first.accounting.wasted_tokens["surplus"] + first.accounting.wasted_tokens["aborted"] == 0) == is_carried
+    assert steps.chosen(1) == [8, 10, 12, 14]
+
+
+@pytest.mark.parametrize("is_partial", ["true", "false"])
+def test_partial_rollouts(tmp_path: Path, is_partial: str):
+    steps = Steps(tmp_path, *CARRYING, f"sampling.partial_rollouts={is_partial}")
+    steps.chosen()
+    assert bool(steps.state.pending) == (is_partial == "true")
+
+
+@pytest.mark.parametrize(("bound", "is_used"), [(4, False), (5, True)])
+def test_max_staleness_updates(tmp_path: Path, bound: int, is_used: bool):
+    steps = Steps(tmp_path, *CARRYING, f"sampling.max_staleness_updates={bound}")
+    steps.state.acceptance.accepted, steps.state.acceptance.tried = 1.0, 8.0
+    steps.chosen(0)
+    carried = [int(group.problem.id) for group in steps.state.carried]
+    assert carried
+    assert set(carried).isdisjoint(steps.chosen(5)) != is_used
+
+
+@pytest.mark.parametrize("is_predictive", ["true", "false"])
+def test_predictive(tmp_path: Path, is_predictive: str):
+    """Problems that were never right in a hundred responses are mostly passed over."""
+    keys = CARRYING[0], "sampling.max_staleness_updates=4", f"sampling.predictive={is_predictive}"
+    steps = Steps(tmp_path, *keys)
+    problems = [Problem(str(i), "", "") for i in range(40)]
+    posteriors = Posteriors(counts={str(i): (0.0, 100.0) for i in range(0, 40, 2)})
+    ordered = OrderedSource(problems, [(1,)] * 40, ProblemOrder(40, seed=0))
+    source = make_source(steps.config, ordered, posteriors)
+    source.start_step()
+    came = [int(given[0].id) for _ in range(10) if (given := source.next()) is not None]
+    hopeless = sum(i % 2 == 0 for i in came)
+    assert hopeless <= 2 if is_predictive == "true" else hopeless >= 4
