@@ -100,15 +100,8 @@ def test_the_weights_move_and_a_learning_rate_of_zero_moves_nothing(tmp_path: Pa
     assert all(torch.equal(still[name], base[name]) for name in base)
 
 
-@pytest.mark.parametrize(
-    "mean",
-    [
-        "token",
-        "sequence",
-        pytest.param("prompt", marks=pytest.mark.slow),
-        pytest.param("constant", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mean", ["token", "sequence", "prompt", "constant"])
 def test_micro_batches_change_nothing(tmp_path: Path, mean: str):
     runs = [
         run_toy(tmp_path, f"run-{budget}", f"train.tokens_per_microbatch={budget}", f"algorithm.mean={mean}")
@@ -438,7 +431,9 @@ class StopInPretraining(Observer):
 @pytest.mark.parametrize(
     ("stop", "every_steps", "left"),
     [
-        (StopInPretraining(step=3), 0, "value-000003"),  # asked while the third step's updates ran
+        pytest.param(
+            StopInPretraining(step=3), 0, "value-000003", marks=pytest.mark.slow
+        ),  # asked while the third step's updates ran
         (StopInPretraining(tick=25), 0, "value-000001"),  # asked in the middle of sampling: that step is taken back
         (StopInPretraining(step=4, breaks=True), 2, "value-000002"),  # killed: the last regular checkpoint counts
     ],

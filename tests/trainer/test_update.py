@@ -68,7 +68,9 @@ def gradient(learner: Learner, batch: Batch, config: Config, budget: int) -> tor
 
 
 @pytest.mark.parametrize("mean", ["token", "sequence", "prompt", "constant"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow), (torch.float64, 1e-12)]
+)
 def test_the_gradient_does_not_depend_on_the_budget(config: Config, mean: str, dtype: torch.dtype, tolerance: float):
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"mean": mean})})
     learner = learner_of(dtype)
