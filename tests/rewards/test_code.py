@@ -1,7 +1,6 @@
 """Programs in the jail: honest ones pass, hostile ones are contained, and none passes by a trick."""
 
 import os
-import re
 import time
 from pathlib import Path
 
@@ -162,8 +161,7 @@ def test_what_was_counted_is_said(program: str, counted: str):
     with VerifierPool("code", workers=1, seconds=0.5) as pool:
         judgement = pool.judge_all([rewards.Task(block(program), "", None, ADD)])[0]
     assert judgement.verdict is Verdict.TIMEOUT
-    # By the program's own clock after 0.45 s; where that looked late, by the worker's after 0.5 s.
-    assert re.fullmatch(rf"(test 1: stopped after 0.45|stopped after 0.5) s,? ?{counted}", judgement.message)
+    assert judgement.message == f"test 1: stopped after 0.5 s {counted}"  # the jail's words: the pool stops it later
 
 
 def test_the_tests_of_a_response_share_its_time():

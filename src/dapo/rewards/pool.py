@@ -81,7 +81,7 @@ class VerifierPool:
                 return ticket
             self._pending[ticket] = answer
             if self._workers is None:
-                self._workers = WorkerPool(self.verifier.name, self.limits, self._n_workers, self._deliver)
+                self._workers = WorkerPool(self.verifier, self.limits, self._n_workers, self._deliver)
                 _OPEN.add(self)
         self._workers.submit(
             {

@@ -24,7 +24,7 @@ class Task:
     answer: str
     stop_reason: StopReason | None = None
     meta: Mapping[str, object] = field(default_factory=dict)
-    seconds: float = 10.0  # what the harness allows; a verifier that starts processes ends them a little earlier
+    seconds: float = 10.0  # of CPU time: what the task may use
 
 
 Outcome = Finding | Score
@@ -40,6 +40,7 @@ class Verifier:
     work: Judge
     seconds: float = 1.5  # default limits of its tasks
     memory_mb: int = 768
+    grace_seconds: float = 0.0  # beyond the limit, for a verifier that counts itself and says what it stopped
 
 
 BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command", "math-verify")
@@ -61,7 +62,7 @@ def named(name: str) -> Verifier:
         case "math-verify":
             return Verifier(name, _undecided, _math_verify, seconds=10.0)
         case "code":
-            return Verifier(name, _undecided, _code, seconds=10.0, memory_mb=1024)
+            return Verifier(name, _undecided, _code, seconds=10.0, memory_mb=1024, grace_seconds=1.0)
         case "command":
             return Verifier(name, _undecided, _command, seconds=30.0, memory_mb=8192)
     if name.startswith(COMMAND_PREFIX) and name[len(COMMAND_PREFIX) :].strip():
@@ -99,7 +100,7 @@ def _math_verify(task: Task) -> Finding:
 def _code(task: Task) -> Finding:
     from dapo.rewards import code
 
-    return code.decide(task.response, task.answer, task.meta, seconds=0.9 * task.seconds)
+    return code.decide(task.response, task.answer, task.meta, seconds=task.seconds)
 
 
 def _command(task: Task) -> Outcome:

@@ -23,6 +23,7 @@ from typing import Any
 
 from dapo.rewards.limits import Limits
 from dapo.rewards.process_tree import tree, tree_seconds
+from dapo.rewards.verifiers import Verifier
 
 _START_SECONDS = 120.0  # for a worker to import its libraries, on a busy machine
 _RETRY_SECONDS = 0.5  # before a process that could not be made is tried again
@@ -98,14 +99,15 @@ class WorkerProcess:
 class WorkerPool:
     """Feeds orders to up to `n_workers` processes and calls `deliver(reply)` from its own thread for each."""
 
-    def __init__(self, verifier: str, limits: Limits, n_workers: int, deliver: Callable[[Reply], None]) -> None:
+    def __init__(self, verifier: Verifier, limits: Limits, n_workers: int, deliver: Callable[[Reply], None]) -> None:
         self._settings = {
-            "verifier": verifier,
+            "verifier": verifier.name,
             "seconds": limits.seconds,
             "wall_seconds": limits.wall_seconds,
             "memory_mb": limits.memory_mb,
         }
-        self._limits = limits
+        self._seconds = limits.seconds + verifier.grace_seconds  # of CPU time
+        self._wall_seconds = limits.wall_seconds
         self._n_workers = n_workers
         self._deliver = deliver
         self._lock = threading.Lock()
@@ -118,7 +120,7 @@ class WorkerPool:
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
-        self._thread = threading.Thread(target=self._serve, name=f"verifier {verifier}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"verifier {verifier.name}", daemon=True)
         self._thread.start()
 
     def submit(self, order: Order) -> None:
@@ -266,7 +268,7 @@ class WorkerPool:
             worker.idle()
         elif "started" in message:
             worker.since, worker.cpu_before = time.monotonic(), message["cpu"]
-            worker.deadline = worker.since + self._limits.wall_seconds
+            worker.deadline = worker.since + self._wall_seconds
             worker.look_at = self._next_look(0.0)
         elif worker.ticket is not None and message.get("ticket") == worker.ticket:
             self._deliver(message)
@@ -276,19 +278,22 @@ class WorkerPool:
 
     def _next_look(self, used: float) -> float:
         """When a task can have used up its CPU time at the earliest: with every core at work for it."""
-        return time.monotonic() + max(_LEAST_LOOK_SECONDS, (self._limits.seconds - used) / _CORES)
+        return time.monotonic() + max(_LEAST_LOOK_SECONDS, (self._seconds - used) / _CORES)
 
     def _look(self, worker: WorkerProcess) -> None:
         used = worker.used_seconds()
         if used is None:
             worker.look_at = float("inf")  # no /proc: the clock alone
-        elif used >= self._limits.seconds:
+        elif used >= self._seconds:
             self._overrun(worker, used)
         else:
             worker.look_at = self._next_look(used)
 
     def _overrun(self, worker: WorkerProcess, used: float) -> None:
-        self._replace(worker, "TIMEOUT", f"stopped after {self._limits.seconds:g} s of CPU time", used)
+        self._replace(worker, "TIMEOUT", self._overrun_message(), used)
+
+    def _overrun_message(self) -> str:
+        return f"stopped after {self._seconds:g} s of CPU time"
 
     def _overslept(self, worker: WorkerProcess) -> None:
         if not worker.is_ready:
@@ -296,12 +301,12 @@ class WorkerPool:
             return
         used = worker.used_seconds()
         share = "" if used is None else f" ({used:.2g} s of CPU time)"
-        self._replace(worker, "TIMEOUT", f"stopped after {self._limits.wall_seconds:g} s, asleep{share}")
+        self._replace(worker, "TIMEOUT", f"stopped after {self._wall_seconds:g} s, asleep{share}")
 
     def _died(self, worker: WorkerProcess) -> None:
         code = worker.process.wait()
         if worker.ticket is not None and code == -signal.SIGPROF:  # its own CPU limit, where we did not look in time
-            self._overrun(worker, self._limits.seconds)
+            self._overrun(worker, self._seconds)
             return
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if worker.is_ready:
