@@ -193,6 +193,15 @@ def test_a_stuck_worker_is_killed_and_its_neighbours_lose_nothing():
         assert 0.4 <= judgements[row].seconds < 3  # CPU time, whatever the clock said
 
 
+def test_a_reply_beyond_the_limit_is_a_timeout_where_nobody_looked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "_LEAST_LOOK_SECONDS", 1_000.0)
+    with VerifierPool(f"{HERE}:busy", workers=1, seconds=0.2) as pool:
+        late, after = pool.judge_all([("0.3", ""), ("0", "")])
+    assert (late.verdict, late.value, late.message) == (Verdict.TIMEOUT, -1.0, "stopped after 0.2 s of CPU time")
+    assert late.seconds >= 0.3
+    assert after.verdict is Verdict.CORRECT
+
+
 def test_counting_starts_when_work_starts():
     with VerifierPool(f"{HERE}:busy", workers=1, seconds=0.4) as pool:
         judgements = pool.judge_all([("0.2", "")] * 4)  # the last waits longer than its limit, and is not the first

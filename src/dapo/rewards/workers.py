@@ -271,10 +271,16 @@ class WorkerPool:
             worker.deadline = worker.since + self._wall_seconds
             worker.look_at = self._next_look(0.0)
         elif worker.ticket is not None and message.get("ticket") == worker.ticket:
-            self._deliver(message)
+            self._deliver(self._within_limit(message))
             worker.idle()
             if message["leaving"]:
                 self._replace(worker, "CRASH", "")
+
+    def _within_limit(self, reply: Reply) -> Reply:
+        """The reply; TIMEOUT where it took too long and nobody looked in time, so that luck decides nothing."""
+        if reply["seconds"] < self._seconds or reply["verdict"] == "TIMEOUT":
+            return reply
+        return failure(reply["ticket"], "TIMEOUT", self._overrun_message(), reply["seconds"])
 
     def _next_look(self, used: float) -> float:
         """When a task can have used up its CPU time at the earliest: with every core at work for it."""
