@@ -79,6 +79,12 @@ def test_a_slow_program_that_works_is_not_taken_for_one_that_waits(program):
     assert not checker.answers_once
 
 
+def test_a_program_that_has_answered_may_sleep_over_a_later_line(program):
+    checker = program(LOOP + "    import time\n    time.sleep(0.6 if task['response'] == 'slow' else 0)\n    " + PID)
+    assert len({ask(checker, response)["value"] for response in ("", "slow", "")}) == 1
+    assert not checker.answers_once
+
+
 @pytest.mark.parametrize("said", ["thinking", "{}", '{"step": 1}', "[1, 2]", '"verdict"', "{" * 5_000, "\\xff"])
 def test_lines_that_are_no_answer_are_passed_over(program, said: str):
     checker = program(LOOP + f"    print({said!r}); " + PID)

@@ -214,7 +214,8 @@ class Program:
                 if time.monotonic() >= look_at:
                     sleep.look()
                     look_at = time.monotonic() + pause
-                    if sleep.seconds >= _PATIENCE_SECONDS and not self.answers_once and not unsent:
+                    is_first = not self._n_answered  # one that has answered before is only slow
+                    if sleep.seconds >= _PATIENCE_SECONDS and is_first and not self.answers_once and not unsent:
                         self.answers_once = True
                         self._close_input()
 
