@@ -57,6 +57,19 @@ def test_a_program_that_answers_once_is_started_again(program):
     assert checker.process is None  # it was let go
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_that_answers_once_may_exit_with_any_code(program, code: int):
+    """Gone before the next line comes, or only when it has come: the same answers."""
+    gone = program(ONCE + PID + f"sys.exit({code})")
+    first = ask(gone)
+    gone.process.wait()
+    assert ask(gone) != first
+    assert gone.answers_once
+    leaving = program(ONCE + PID + f"sys.stdin.readline()\nsys.exit({code})")
+    assert len({ask(leaving)["value"] for _ in range(3)}) == 3
+    assert leaving.answers_once
+
+
 @pytest.mark.parametrize(
     "body",
     [

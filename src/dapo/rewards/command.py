@@ -103,10 +103,8 @@ class Program:
             self._dismiss_if_gone()
             was_running = self.process is not None
             answer = self._exchange(line)
-            if answer is None and was_running and self._exit_code() == 0:
-                # It was about to leave when it got the line, as a program that answers once does.
-                self._dismiss_if_gone()
-                answer = self._exchange(line)
+            if answer is None and was_running:
+                answer = self._try_afresh(line)
             if answer is None:
                 raise CommandError(self._how_it_ended())
             if answer.get("id", self._n_asked) != self._n_asked:
@@ -150,12 +148,20 @@ class Program:
         if self.process is None:
             return
         self._drain()
-        if (code := self.process.poll()) is not None:
-            self.answers_once |= code == 0 and self._n_answered == 1
+        if self.process.poll() is not None:
+            self.answers_once |= self._n_answered == 1
             self.stop()
         elif answer_in(self._said)[0] is not None:
             raise CommandError(f"{self.name} answered twice; one line for each line it reads")
         self._said = b""
+
+    def _try_afresh(self, line: bytes) -> dict[str, Any] | None:
+        """It ended over the line, or was about to leave when it got it: a fresh one tells, whatever the exit code."""
+        had_answered_once = self._n_answered == 1
+        self.stop()
+        answer = self._exchange(line)
+        self.answers_once |= had_answered_once and answer is not None
+        return answer
 
     def _see_off(self) -> None:
         """Let it end by itself, with what it may have to tidy up, unless it only sleeps."""
