@@ -1,5 +1,7 @@
 """Programs as verifiers: kept alive from response to response, started again when they leave, never out of step."""
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -147,6 +149,18 @@ def test_a_program_that_is_killed_says_by_what(program):
 def test_failures(program, body: str, message: str):
     with pytest.raises(CommandError, match=message):
         ask(program(body))
+
+
+def test_its_children_are_stopped_with_it(program, monkeypatch: pytest.MonkeyPatch):
+    checker = program(
+        LOOP + "    child = os.fork()\n    if child == 0:\n        import time\n        time.sleep(600)\n"
+        "    print(json.dumps({'value': child}))"
+    )
+    child = ask(checker)["value"]
+    kill, killed = os.kill, []
+    monkeypatch.setattr(os, "kill", lambda pid, number: (killed.append((pid, number)), kill(pid, number)))
+    checker.stop()
+    assert (child, signal.SIGKILL) in killed
 
 
 def test_two_answers_to_one_line_are_noticed(program):

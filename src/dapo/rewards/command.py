@@ -24,7 +24,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
-from dapo.rewards.process_tree import Sleep, die_with_parent
+from dapo.rewards.process_tree import Sleep, die_with_parent, tree
 from dapo.rewards.rule import Finding
 from dapo.types import Score, Verdict
 
@@ -120,7 +120,9 @@ class Program:
     def stop(self) -> None:
         if self.process is None:
             return
-        self.process.kill()
+        for pid in tree(self.process.pid) if self.process.poll() is None else []:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
