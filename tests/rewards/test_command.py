@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,20 @@ def test_its_children_are_stopped_with_it(program, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "kill", lambda pid, number: (killed.append((pid, number)), kill(pid, number)))
     checker.stop()
     assert (child, signal.SIGKILL) in killed
+
+
+def test_the_end_of_stderr_is_no_reason_to_look_often(program, monkeypatch: pytest.MonkeyPatch):
+    looks: list[float] = []
+
+    class Noted(command.Sleep):
+        def look(self) -> None:
+            looks.append(time.monotonic())
+            super().look()
+
+    monkeypatch.setattr(command, "Sleep", Noted)
+    monkeypatch.setattr(command, "_PATIENCE_SECONDS", 600.0)
+    ask(program(LOOP + "    os.close(2)\n    import time\n    time.sleep(0.5)\n    " + PID))
+    assert all(after - before > 0.09 for before, after in pairwise(looks))
 
 
 def test_two_answers_to_one_line_are_noticed(program):

@@ -205,7 +205,8 @@ class Program:
                                 self._close_input()
                     elif not self._read(key.fd):
                         selector.unregister(key.fileobj)
-                        pause, look_at = _END_SECONDS, time.monotonic()
+                        if key.fileobj is process.stdout:  # it is about to end; without stderr it may go on for long
+                            pause, look_at = _END_SECONDS, time.monotonic()
                 has_ended = process.poll() is not None
                 if has_ended:
                     self._drain()
