@@ -1,10 +1,12 @@
 """Programs in the jail: honest ones pass, hostile ones are contained, and none passes by a trick."""
 
 import os
+import selectors
 import time
 from pathlib import Path
 
 import pytest
+from late_looks import NeverLook, OnlyWhenReady
 
 from dapo import rewards
 from dapo.rewards import VerifierPool, code
@@ -162,6 +164,13 @@ def test_what_was_counted_is_said(program: str, counted: str):
         judgement = pool.judge_all([rewards.Task(block(program), "", None, ADD)])[0]
     assert judgement.verdict is Verdict.TIMEOUT
     assert judgement.message == f"test 1: stopped after 0.5 s {counted}"  # the jail's words: the pool stops it later
+
+
+def test_what_has_just_said_something_is_not_asleep(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(selectors, "DefaultSelector", OnlyWhenReady)
+    monkeypatch.setattr(code, "Sleep", NeverLook)
+    monkeypatch.setattr(code, "_LOOK_SECONDS", 0.0)
+    assert code.run_jailed("print(5)", allowance=code.Allowance(60)).stdout == b"5\n"
 
 
 def test_the_tests_of_a_response_share_its_time():

@@ -1,6 +1,7 @@
 """Programs as verifiers: kept alive from response to response, started again when they leave, never out of step."""
 
 import os
+import selectors
 import signal
 import sys
 import time
@@ -9,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from late_looks import NeverLook, OnlyWhenReady
 
 from dapo.rewards import VerifierPool, command
 from dapo.rewards.command import CommandError, Program, outcome_of
@@ -176,6 +178,13 @@ def test_the_end_of_stderr_is_no_reason_to_look_often(program, monkeypatch: pyte
     monkeypatch.setattr(command, "_PATIENCE_SECONDS", 600.0)
     ask(program(LOOP + "    os.close(2)\n    import time\n    time.sleep(0.5)\n    " + PID))
     assert all(after - before > 0.09 for before, after in pairwise(looks))
+
+
+def test_what_has_just_said_something_is_not_asleep(program, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(selectors, "DefaultSelector", OnlyWhenReady)
+    monkeypatch.setattr(command, "Sleep", NeverLook)
+    monkeypatch.setattr(command, "_LOOK_SECONDS", 0.0)
+    assert ask(program(LOOP + "    print('on', flush=True)\n    print(json.dumps({'value': 1}))")) == {"value": 1}
 
 
 def test_two_answers_to_one_line_are_noticed(program):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_own_seconds_hold_the_living_children():
 
 def test_a_process_that_works_is_not_asleep():
     with started("print('done', flush=True)\nwork(600)") as process:
-        sleep = Sleep(process.pid)
+        sleep = Sleep(process.pid, 0.1)
         before = seconds_of(process.pid)
         while seconds_of(process.pid) < before + 0.2:
             sleep.look()
@@ -104,7 +105,18 @@ def test_a_process_that_works_is_not_asleep():
 
 def test_a_process_that_waits_is_asleep():
     with started(REST) as process:
-        sleep = Sleep(process.pid)
+        sleep = Sleep(process.pid, 0.1)
         while sleep.seconds < 0.2:
             sleep.look()
         assert seconds_of(process.pid) < 0.2
+
+
+def test_a_late_look_adds_no_more_than_two_intervals(monkeypatch: pytest.MonkeyPatch):
+    with started(REST) as process:
+        sleep = Sleep(process.pid, 0.1)
+        late = time.monotonic() + 60
+        while process_tree.is_at_work(process.pid):  # on its way from its answer to its rest
+            pass
+        monkeypatch.setattr(process_tree.time, "monotonic", lambda: late)
+        sleep.look()
+    assert sleep.seconds == 0.2

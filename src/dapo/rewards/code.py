@@ -271,7 +271,7 @@ def _exchange(
     received = dict.fromkeys(reading.values(), b"")
     code: int | None = None
     is_overflow, stopped = False, ""
-    sleep, look_at = Sleep(process.pid), time.monotonic() + _LOOK_SECONDS
+    sleep, look_at = Sleep(process.pid, _LOOK_SECONDS), time.monotonic() + _LOOK_SECONDS
     with selectors.DefaultSelector() as selector:
         for descriptor in unsent:
             os.set_blocking(descriptor, False)
@@ -279,11 +279,13 @@ def _exchange(
         for descriptor in reading:
             selector.register(descriptor, selectors.EVENT_READ)
         while reading and not is_overflow and not stopped:
+            ready = selector.select(max(0.0, look_at - time.monotonic()))
             if time.monotonic() >= look_at:
-                sleep.look()
+                if not ready:
+                    sleep.look()
                 stopped = allowance.why_stopped(tree_seconds(process.pid) or 0.0, sleep.seconds)
                 look_at = time.monotonic() + _LOOK_SECONDS
-            for key, _ in selector.select(max(0.0, look_at - time.monotonic())):
+            for key, _ in ready:
                 if key.fd in unsent:
                     _feed(selector, key.fd, unsent)
                     continue

@@ -169,7 +169,7 @@ class Program:
         """Let it end by itself, with what it may have to tidy up, unless it only sleeps."""
         assert self.process is not None, "it has just answered"
         self._close_input()
-        sleep = Sleep(self.process.pid)
+        sleep = Sleep(self.process.pid, _END_SECONDS)
         while self.process.poll() is None and sleep.seconds < _PATIENCE_SECONDS:
             self._drain()
             self._said = b""
@@ -190,13 +190,14 @@ class Program:
         assert process.stderr is not None, "a pipe was asked for"
         unsent = line
         pause = _LOOK_SECONDS
-        sleep, look_at = Sleep(process.pid), time.monotonic() + pause
+        sleep, look_at = Sleep(process.pid, _LOOK_SECONDS), time.monotonic() + pause
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdin, selectors.EVENT_WRITE)
             for pipe in (process.stdout, process.stderr):
                 selector.register(pipe, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select(max(0.0, look_at - time.monotonic())):
+                ready = selector.select(max(0.0, look_at - time.monotonic()))
+                for key, _ in ready:
                     if key.fileobj is process.stdin:
                         unsent = self._feed(unsent)
                         if not unsent:
@@ -220,7 +221,7 @@ class Program:
                     return None
                 if len(self._said) > _MAX_OUTPUT_BYTES:
                     raise CommandError(f"{self.name} wrote {_MAX_OUTPUT_BYTES:,} bytes without an answer")
-                if time.monotonic() >= look_at:
+                if not ready and time.monotonic() >= look_at:
                     sleep.look()
                     look_at = time.monotonic() + pause
                     is_first = not self._n_answered  # one that has answered before is only slow

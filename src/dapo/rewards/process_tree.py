@@ -55,16 +55,21 @@ def is_at_work(pid: int) -> bool:
 class Sleep:
     """How long a tree has been doing nothing. A process that is only kept from its core by others is not asleep."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, pid: int, interval: float) -> None:
+        self._pid, self._most = pid, 2 * interval
         self._seen_at, self._seen_cpu = time.monotonic(), tree_seconds(pid) or 0.0
         self.seconds = 0.0
 
     def look(self) -> None:
-        """Add the time since the last look, but what was worked in it, if nobody is at work now. Look often."""
+        """Add the time since the last look, but what was worked in it, if nobody is at work now.
+
+        A look that comes later than twice the interval adds no more than that: who looks late was kept from its core,
+        as the tree may have been. Look where nothing has come from the tree: what has ended is not asleep.
+        """
         now, cpu = time.monotonic(), tree_seconds(self._pid)
         if not is_at_work(self._pid):
-            self.seconds += max(0.0, now - self._seen_at - max(0.0, (cpu or 0.0) - self._seen_cpu))
+            idle = now - self._seen_at - max(0.0, (cpu or 0.0) - self._seen_cpu)
+            self.seconds += min(max(0.0, idle), self._most)
         self._seen_at, self._seen_cpu = now, cpu or 0.0
 
 
