@@ -260,7 +260,11 @@ def test_a_worker_that_nobody_looks_after_ends_itself(function: str, ended_by: s
     assert done.returncode == -ended_by
 
 
-def test_a_worker_that_was_quicker_to_end_itself_is_a_timeout():
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(signal.SIGPROF, "stopped after 5 s of CPU time"), (signal.SIGALRM, "stopped after 100 s, asleep")],
+)
+def test_a_worker_that_was_quicker_to_end_itself_is_a_timeout(number: signal.Signals, message: str):
     """Where nobody could look in time, or there is no /proc."""
     with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=5) as pool:
         pool.judge_all([("0", "")])
@@ -269,9 +273,9 @@ def test_a_worker_that_was_quicker_to_end_itself_is_a_timeout():
         (worker,) = pool._workers._workers
         while worker.look_at == float("inf"):  # until the work has started
             time.sleep(0.01)
-        os.kill(worker.process.pid, signal.SIGPROF)  # what its own timer sends
+        os.kill(worker.process.pid, number)  # what its own timer sends
         judgement = pool.wait([ticket])[ticket]
-    assert (judgement.verdict, judgement.message) == (Verdict.TIMEOUT, "stopped after 5 s of CPU time")
+    assert (judgement.verdict, judgement.message) == (Verdict.TIMEOUT, message)
 
 
 @pytest.mark.slow

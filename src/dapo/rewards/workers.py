@@ -314,6 +314,9 @@ class WorkerPool:
         if worker.ticket is not None and code == -signal.SIGPROF:  # its own CPU limit, where we did not look in time
             self._overrun(worker, self._seconds)
             return
+        if worker.ticket is not None and code == -signal.SIGALRM:  # likewise, by the clock
+            self._overslept(worker)
+            return
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if worker.is_ready:
             self._replace(worker, "CRASH", f"the worker died ({how})")
