@@ -220,8 +220,19 @@ def test_time_asleep_is_not_counted_until_the_wall_limit(monkeypatch: pytest.Mon
     with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=0.015) as pool:
         judgement = pool.judge_all([("600", "")])[0]
     assert judgement.verdict is Verdict.TIMEOUT
-    assert judgement.message.startswith("stopped after 0.3 s, asleep (0")
+    assert judgement.message.startswith("stopped after 0.3 s by the clock (0")
     assert judgement.seconds >= 0.3
+
+
+def test_a_task_that_is_never_taken_up_is_no_timeout_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    message = WorkerPool._message
+    monkeypatch.setattr(WorkerPool, "_message", lambda *args: None if "started" in args[2] else message(*args))
+    with VerifierPool(f"{HERE}:sleepy", workers=1) as pool:
+        pool.judge_all([("0", "")])  # the worker is up
+        monkeypatch.setattr(workers, "_START_SECONDS", 0.2)
+        judgement = pool.judge_all([("600", "")])[0]
+    assert judgement.verdict is Verdict.CRASH
+    assert judgement.message == "the worker did not take up the task within 0 s"
 
 
 def test_without_proc_the_clock_alone_decides(monkeypatch: pytest.MonkeyPatch):
@@ -229,7 +240,7 @@ def test_without_proc_the_clock_alone_decides(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "LEAST_WALL_SECONDS", 0.3)
     with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=0.01) as pool:
         judgement = pool.judge_all([("600", "")])[0]
-    assert (judgement.verdict, judgement.message) == (Verdict.TIMEOUT, "stopped after 0.3 s, asleep")
+    assert (judgement.verdict, judgement.message) == (Verdict.TIMEOUT, "stopped after 0.3 s by the clock")
 
 
 def test_children_gain_no_time():
@@ -262,7 +273,7 @@ def test_a_worker_that_nobody_looks_after_ends_itself(function: str, ended_by: s
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(signal.SIGPROF, "stopped after 5 s of CPU time"), (signal.SIGALRM, "stopped after 100 s, asleep")],
+    [(signal.SIGPROF, "stopped after 5 s of CPU time"), (signal.SIGALRM, "stopped after 100 s by the clock")],
 )
 def test_a_worker_that_was_quicker_to_end_itself_is_a_timeout(number: signal.Signals, message: str):
     """Where nobody could look in time, or there is no /proc."""

@@ -64,6 +64,7 @@ class WorkerProcess:
         os.set_blocking(self.outbox, False)
         self.is_ready = False
         self.ticket: int | None = None
+        self.has_started = False  # with that task
         self.unsent = b""
         self.received = b""
         self.deadline = time.monotonic() + _START_SECONDS  # by the clock
@@ -78,7 +79,8 @@ class WorkerProcess:
 
     def idle(self) -> None:
         """Nothing to count or to wait for."""
-        self.ticket, self.deadline, self.look_at = None, float("inf"), float("inf")
+        self.ticket, self.has_started = None, False
+        self.deadline = self.look_at = float("inf")
 
     def kill(self) -> None:
         """SIGKILL to the whole group and to descendants that have left it, then reap."""
@@ -267,6 +269,7 @@ class WorkerPool:
             worker.is_ready, self._failed_starts = True, 0
             worker.idle()
         elif "started" in message:
+            worker.has_started = True
             worker.since, worker.cpu_before = time.monotonic(), message["cpu"]
             worker.deadline = worker.since + self._wall_seconds
             worker.look_at = self._next_look(0.0)
@@ -305,9 +308,12 @@ class WorkerPool:
         if not worker.is_ready:
             self._replace(worker, "CRASH", f"the worker did not start within {_START_SECONDS:.0f} s")
             return
+        if not worker.has_started:
+            self._replace(worker, "CRASH", f"the worker did not take up the task within {_START_SECONDS:.0f} s")
+            return
         used = worker.used_seconds()
         share = "" if used is None else f" ({used:.2g} s of CPU time)"
-        self._replace(worker, "TIMEOUT", f"stopped after {self._wall_seconds:g} s, asleep{share}")
+        self._replace(worker, "TIMEOUT", f"stopped after {self._wall_seconds:g} s by the clock{share}")
 
     def _died(self, worker: WorkerProcess) -> None:
         code = worker.process.wait()
