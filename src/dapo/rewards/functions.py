@@ -46,6 +46,12 @@ def arguments_for(function: Callable[..., Any]) -> Callable[[Task], tuple[tuple[
         parameters = {}
     if inspect.iscoroutinefunction(function):
         raise TypeError(f"{shown(parameters)} is async, and is called without an event loop. {WRAP}")
+    if {"queries", "prompts"} <= parameters.keys():
+        raise TypeError(
+            f"it takes {shown(parameters)}: OpenRLHF's, whose queries are prompt and response as one text in lists, "
+            "and no task holds that text. Wrap it: def reward(response, answer, meta): return "
+            'float(reward_func([meta["question"] + response], [meta["question"]], [answer])[0])'
+        )
     if "completions" in parameters:
         return lambda task: ((), chosen(parameters, trl_arguments(task, parameters)))
     if {"solution_str", "ground_truth"} <= parameters.keys():
