@@ -44,6 +44,10 @@ class Problem:
     source: str = ""
     meta: Mapping[str, object] = field(default_factory=dict)
 
+    def for_verifier(self) -> dict[str, object]:
+        """Its `meta` with the question and where it is from, which functions of others ask for; its own keys win."""
+        return {"question": self.question, "data_source": self.source, **self.meta}
+
 
 @dataclass(frozen=True, slots=True)
 class Score:

@@ -154,6 +154,11 @@ def test_code_needs_tests_and_no_answer_as_in_a_data_file(row: dict):
     assert not task.meta.keys() & {"id", "response", "answer", "question", "meta"}
 
 
+def test_a_line_may_say_where_its_problem_is_from():
+    line = b'{"response": "", "answer": "42", "data_source": "gsm8k"}'
+    assert row_in(line, "row 1", "own:function").task.meta == {"data_source": "gsm8k"}
+
+
 @pytest.mark.parametrize(("verifier", "is_taken"), [("code", True), ("own:function", True), ("math", False)])
 def test_only_what_compares_with_an_answer_needs_one(verifier: str, is_taken: bool):
     if is_taken:

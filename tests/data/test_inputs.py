@@ -17,6 +17,10 @@ from dapo.rewards import check
 REWARD = """
 def by_bonus(response, answer, meta):
     return meta["bonus"] * (answer in response)
+def by_source(data_source, solution_str, ground_truth):
+    return {"set": 1.0}[data_source]
+def with_prompts(prompts, completions):
+    return [{"6 x 7?": 1.0}[prompts[0]]]
 def fails(response, answer, meta):
     raise ValueError(f"no opinion on {answer}")
 """
@@ -55,6 +59,8 @@ def test_what_is_missing_or_fails_is_said(changes: list[str], error: type[Except
 def test_what_is_there_is_taken():
     look()
     look("rewards.verifier=own_reward:by_bonus", "data.train=set.jsonl")
+    look("rewards.verifier=own_reward:by_source", "data.train=set.jsonl")
+    look("rewards.verifier=own_reward:with_prompts", "data.train=set.jsonl")
     look("data.eval=[]", "eval.every_steps=0", "data.train=set.jsonl")
 
 

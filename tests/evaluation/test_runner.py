@@ -75,6 +75,7 @@ def test_a_response_that_the_engine_gave_up_is_counted_not_judged_and_never_righ
     class CountingJudge(VirtualJudge):
         def submit(self, response, answer, *, stop_reason=None, meta=None):
             judged.append(stop_reason)
+            assert {"question", "data_source"} <= meta.keys()  # a reward function may ask for them
             return super().submit(response, answer, stop_reason=stop_reason, meta=meta)
 
     sure = [Problem("x", "", "", meta={"pass_rate": 1.0})]

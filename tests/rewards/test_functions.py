@@ -8,7 +8,7 @@ import pytest
 
 from dapo.rewards.functions import arguments_for, score_of
 from dapo.rewards.verifiers import Task
-from dapo.types import Score
+from dapo.types import Problem, Score
 
 TASK = Task("Answer: 42", "42", None, {"level": 3, "tests": [1]})
 
@@ -69,6 +69,15 @@ def test_columns_win_over_other_names_of_the_reference():
     positional, named = arguments_for(trl_prompts)(task)
     assert trl_prompts(*positional, **named) == (["6 x 7?"], ["r"], ["6 x 7?"])
     assert verl(*arguments_for(verl)(task)[0], **arguments_for(verl)(task)[1])[0] == "gsm8k"
+
+
+def test_a_problem_gives_its_question_and_its_source():
+    problem = Problem("1", "6 x 7?", "42", "gsm8k", {"level": 3})
+    task = Task("r", "42", None, problem.for_verifier())
+    assert trl_prompts(**arguments_for(trl_prompts)(task)[1]) == (["6 x 7?"], ["r"], ["6 x 7?"])
+    assert verl(**arguments_for(verl)(task)[1])[::3] == ("gsm8k", task.meta)
+    own = Problem("1", "q", "42", "s", {"question": "long form", "data_source": "own"})
+    assert own.for_verifier() == own.meta
 
 
 async def asynchronous(completions, **kwargs):  # noqa: ARG001

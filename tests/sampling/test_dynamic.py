@@ -323,6 +323,7 @@ class EvenIsMixed(VirtualJudge):
     """Even problems have one right response, the first; odd ones have none."""
 
     def submit(self, response, answer, *, stop_reason=None, meta=None):  # type: ignore[no-untyped-def]
+        assert {"question", "data_source"} <= meta.keys()  # a reward function may ask for them
         problem, _, index = response.split("/")
         is_right = int(problem) % 2 == 0 and index == "0"
         return super().submit(response, answer, stop_reason=stop_reason, meta=meta | {"pass_rate": float(is_right)})

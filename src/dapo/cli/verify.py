@@ -168,6 +168,8 @@ def row_in(line: bytes, where: str, verifier: str) -> Row:
         from dapo.data.schemas import QUESTION_COLUMNS, rest
 
         meta = rest(fields, *NOT_META, *QUESTION_COLUMNS) | meta  # other columns, as in a data file: "tests"
+        if "data_source" in fields:
+            meta = {"data_source": fields["data_source"], **meta}
     task = Task(response, answer, stop_reason_in(fields.get("stop_reason"), where), meta)
     return Row(task, fields.get("id"), "id" in fields)
 

@@ -29,7 +29,7 @@ def check_inputs(config: Config) -> None:
     problem = first_problem(train, config.data.fields or None, rewards.verifier)
     if problem is not None:
         with VerifierPool(rewards.verifier, workers=1, seconds=rewards.seconds, memory_mb=rewards.memory_mb) as pool:
-            check_call(pool, problem.answer, dict(problem.meta))
+            check_call(pool, problem.answer, problem.for_verifier())
 
 
 def check_set(text: str, verifier: str | None, *, use: Use) -> None:

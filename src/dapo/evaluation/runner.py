@@ -66,7 +66,7 @@ def evaluate(
                 completion.text,
                 by_request[request.id].answer,
                 stop_reason=completion.stop_reason,
-                meta=dict(by_request[request.id].meta),
+                meta=by_request[request.id].for_verifier(),
             )
             for request, completion in ended
             if completion.stop_reason is not StopReason.ABORTED

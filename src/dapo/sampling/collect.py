@@ -180,7 +180,7 @@ class Collector:
                 completion.text,
                 group.problem.answer,
                 stop_reason=completion.stop_reason,
-                meta=dict(group.problem.meta),
+                meta=group.problem.for_verifier(),
             )
         self.due.append((tick, request, ticket))
 

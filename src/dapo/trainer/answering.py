@@ -94,7 +94,7 @@ def examine(
     problems = load_problems(exam.data, verifier=exam.verifier, use=exam.use)
     file = AnswerJournal(journal, exam.settings(location, problems)) if journal is not None else None
     with VerifierPool(exam.verifier) as judge:
-        check_call(judge, problems[0].answer, dict(problems[0].meta))
+        check_call(judge, problems[0].answer, problems[0].for_verifier())
         policy = load_policy(location, dtype=choose_dtype("auto", device), device=device)
         refuse_short_context(
             policy,
