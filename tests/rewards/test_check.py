@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dapo.errors import ConfigError
-from dapo.rewards import VerifierPool, check
+from dapo.rewards import VerifierPool, check, worker
 from dapo.rewards.check import check_call, check_verifier
 
 MODULE = """
@@ -17,6 +17,8 @@ not_a_function = 3
 def two(response, answer): ...
 def three(response, answer, meta): return meta["bonus"]
 def any_number(*parts): return parts[0] == "Answer: 42"
+def trl(completions, **columns): raise ValueError("no opinion")
+def verl(solution_str, ground_truth): raise ValueError("no opinion")
 def fails(response, answer, meta):
     raise ValueError(f"no opinion on {response}")
 """
@@ -80,7 +82,7 @@ def test_a_module_that_is_found_in_a_way_of_its_own_is_taken(tmp_path: Path):
         ("own_rewards:not_a_function", "is no function"),
         ("own_rewards:two", "too many positional arguments"),
         ("own_rewards:three", "CRASH: KeyError: 'bonus' (own_rewards.py:6)"),
-        ("own_rewards:fails", "CRASH: ValueError: no opinion on Answer: 42 (own_rewards.py:9)"),
+        ("own_rewards:fails", "CRASH: ValueError: no opinion on Answer: 42 (own_rewards.py:11)"),
     ],
 )
 def test_a_function_that_fails_on_a_problem_is_refused_with_its_own_error(name: str, why: str):
@@ -88,6 +90,21 @@ def test_a_function_that_fails_on_a_problem_is_refused_with_its_own_error(name: 
         call(name)
     assert why in str(caught.value)
     assert "called as function(response, answer, meta)" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "call_of_it"), [("trl", "completions=[response], answer=[answer]"), ("verl", "solution_str=response")]
+)
+def test_the_remedy_says_how_it_was_called(name: str, call_of_it: str):
+    with pytest.raises(ConfigError, match="no opinion") as caught:
+        call(f"own_rewards:{name}")
+    assert call_of_it in caught.value.remedy
+
+
+def test_no_task_pays_for_the_import_of_what_calls_functions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "dapo.rewards.functions")
+    worker.preload("json:loads")
+    assert "dapo.rewards.functions" in sys.modules
 
 
 def test_a_function_that_works_is_called_once_for_a_problem():

@@ -96,7 +96,7 @@ def verl_batch(data_sources, solution_strs, ground_truths, extra_infos): ...
         (two, r"\(completion, answer\) \(too many positional arguments\).*Wrap it: def reward\(response, answer"),
         (four, r"\(a, b, c, d\).*missing a required argument: 'd'"),
         (verl_batch, r"\(data_sources, solution_strs, ground_truths, extra_infos\).*Wrap it"),
-        (openrlhf, r"\(queries, prompts, labels\): OpenRLHF's.*Wrap it: def reward\(response, answer, meta\): return float"),
+        (openrlhf, r"\(queries, prompts, labels\): OpenRLHF's.*Wrap it: def reward\(response, .*return float"),
         (asynchronous, "is async.*Wrap it"),
         (trl_prompts, "has no prompts and no question; it has answer, completions, level, tests.*Wrap it"),
     ],

@@ -11,12 +11,14 @@ import sys
 from importlib.machinery import PathFinder
 
 from dapo.errors import ConfigError
+from dapo.rewards.functions import CALLS
 from dapo.rewards.pool import VerifierPool
 from dapo.rewards.verifiers import COMMAND_PREFIX, Task, is_own, named
 from dapo.rewards.workers import worker_environment
 from dapo.types import Verdict
 
 SECONDS = 120.0  # a module may import torch
+OUR_CALL = CALLS["ours"]
 _PASSED: set[str] = set()  # verifiers and tasks that have been tried by this process
 
 
@@ -35,7 +37,7 @@ def check_verifier(name: str) -> None:
         if not is_found(module) and (why := import_error(module)):  # it may be found in a way of its own
             raise ConfigError(
                 f"rewards.verifier (--verifier) = {name!r}: {why}",
-                remedy="Start where its module can be imported; it is called as function(response, answer, meta).",
+                remedy=f"Start where its module can be imported; it is called as {OUR_CALL}.",
             )
 
 
@@ -56,17 +58,33 @@ def is_found(module: str) -> bool:
 
 def import_error(module: str) -> str:
     """Python's own words, from a process of its own, as workers import it; empty where it can be imported."""
-    program = "import importlib, sys; importlib.import_module(sys.argv[1])"
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", program, module],
-            env=worker_environment(), capture_output=True, text=True, timeout=SECONDS, check=False,
-        )  # fmt: skip
+        done = python("import importlib, sys; importlib.import_module(sys.argv[1])", module)
     except subprocess.TimeoutExpired:
         return f"importing {module} took more than {SECONDS:g} seconds."
     if not done.returncode:
         return ""
     return (done.stderr.strip().splitlines() or ["its import ended the process"])[-1]
+
+
+def called_as(name: str) -> str:
+    """How a function is called, by its parameters; as ours where it cannot be imported."""
+    program = (
+        "import sys; from dapo.rewards.functions import called_as; said = called_as(sys.argv[1]); print(); print(said)"
+    )
+    try:
+        done = python(program, name)
+    except subprocess.TimeoutExpired:
+        return OUR_CALL
+    return OUR_CALL if done.returncode else done.stdout.strip().splitlines()[-1]
+
+
+def python(program: str, argument: str) -> subprocess.CompletedProcess[str]:
+    """Run it as workers would."""
+    return subprocess.run(
+        [sys.executable, "-c", program, argument],
+        env=worker_environment(), capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
 
 
 def check_call(pool: VerifierPool, answer: str, meta: dict[str, object]) -> None:
@@ -83,6 +101,6 @@ def check_call(pool: VerifierPool, answer: str, meta: dict[str, object]) -> None
             f"problem: {judgement.verdict.value}: {judgement.message[:600]}",
             remedy='It gets one JSON line per response and answers with one: {"verdict": "CORRECT"} or {"value": 0.5}.'
             if name.startswith("command")
-            else "It is called as function(response, answer, meta) and returns a number, True or False, or dapo.Score.",
+            else f"It is called as {called_as(name)} and returns a number, True or False, or dapo.Score.",
         )
     _PASSED.add(key)

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 REFERENCE_NAMES = ("answer", "ground_truth", "solution", "target", "final_answer", "expected_answer")
 QUESTION_NAMES = ("question", "problem", "prompt")
 WRAP = "Wrap it: def reward(response, answer, meta): return ..."
+CALLS = {
+    "ours": "function(response, answer, meta)",
+    "TRL": "function(completions=[response], answer=[answer], prompts=[question], ...), each column a list of one,",
+    "verl": "function(data_source=..., solution_str=response, ground_truth=answer, extra_info=meta), as it names them,",
+}
 Parameters = Mapping[str, inspect.Parameter]
 
 
@@ -37,13 +42,29 @@ def load(name: str) -> Callable[[Task], Score]:
     return score
 
 
+def called_as(name: str) -> str:
+    """In words how the function of that name is called."""
+    module, _, attribute = name.partition(":")
+    return CALLS[kind_of(parameters_of(getattr(importlib.import_module(module), attribute)))]
+
+
+def parameters_of(function: Callable[..., Any]) -> Parameters:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # written in C
+        return {}
+
+
+def kind_of(parameters: Parameters) -> str:
+    """Whose way of calling it is: a key of CALLS."""
+    if "completions" in parameters:
+        return "TRL"
+    return "verl" if {"solution_str", "ground_truth"} <= parameters.keys() else "ours"
+
+
 def arguments_for(function: Callable[..., Any]) -> Callable[[Task], tuple[tuple[Any, ...], dict[str, Any]]]:
     """How to call it: positional and keyword arguments, given a task. TypeError where nothing fits."""
-    parameters: Parameters
-    try:
-        parameters = inspect.signature(function).parameters
-    except ValueError:  # written in C
-        parameters = {}
+    parameters = parameters_of(function)
     if inspect.iscoroutinefunction(function):
         raise TypeError(f"{shown(parameters)} is async, and is called without an event loop. {WRAP}")
     if {"queries", "prompts"} <= parameters.keys():
@@ -52,9 +73,10 @@ def arguments_for(function: Callable[..., Any]) -> Callable[[Task], tuple[tuple[
             "and no task holds that text. Wrap it: def reward(response, answer, meta): return "
             'float(reward_func([meta["question"] + response], [meta["question"]], [answer])[0])'
         )
-    if "completions" in parameters:
+    kind = kind_of(parameters)
+    if kind == "TRL":
         return lambda task: ((), chosen(parameters, trl_arguments(task, parameters)))
-    if {"solution_str", "ground_truth"} <= parameters.keys():
+    if kind == "verl":
         return lambda task: ((), chosen(parameters, verl_arguments(task)))
     if parameters:
         try:

@@ -93,6 +93,8 @@ def preload(verifier: str) -> None:
     elif verifier == "code":
         from dapo.rewards import code  # noqa: F401
     elif ":" in verifier and not verifier.startswith(COMMAND_PREFIX):
+        import dapo.rewards.functions  # noqa: F401
+
         with contextlib.suppress(Exception):  # the first task meets the same error, and its judgement says so
             importlib.import_module(verifier.partition(":")[0])
 
