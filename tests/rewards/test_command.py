@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from endings import await_end
 from late_looks import NeverLook, OnlyWhenReady
 
 from dapo.rewards import VerifierPool, command
@@ -263,9 +264,7 @@ def test_orphans_are_counted_and_end_with_the_worker(tmp_path: Path):
     )
     (judgement,) = judged(body, [""], tmp_path, seconds=0.5)
     assert (judgement.verdict, judgement.message) == (Verdict.TIMEOUT, "stopped after 0.5 s of CPU time")
-    stat = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
-    while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":  # pytest's time limit ends this
-        time.sleep(0.05)
+    await_end([int((tmp_path / "pid").read_text())])
 
 
 def test_orphans_that_have_ended_are_not_kept(tmp_path: Path):

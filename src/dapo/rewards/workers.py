@@ -274,8 +274,8 @@ class WorkerPool:
             worker.deadline = worker.since + self._wall_seconds
             worker.look_at = self._next_look(0.0)
         elif worker.ticket is not None and message.get("ticket") == worker.ticket:
+            worker.idle()  # before anybody is told: who has the judgement sees no worker at it
             self._deliver(self._within_limit(message))
-            worker.idle()
             if message["leaving"]:
                 self._replace(worker, "CRASH", "")
 
