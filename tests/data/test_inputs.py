@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dapo.cli.resume import check_early
 from dapo.config import load_recipe
+from dapo.config.load import to_toml
 from dapo.data.inputs import check_inputs, check_set, first_problem
 from dapo.data.sources import find_source
 from dapo.errors import ConfigError, DataError
@@ -64,6 +66,18 @@ def test_what_is_there_is_taken():
     look("data.eval=[]", "eval.every_steps=0", "data.train=set.jsonl")
 
 
+def test_a_resumed_run_is_looked_at_with_its_changes(folder: Path):
+    """A set or verifier that is gone does not stand in the way of the change that does without it."""
+    lost = ['data.eval=["gone.jsonl"]', "eval.every_steps=5", "rewards.verifier=own_reward:gone"]
+    (folder / "config.toml").write_text(to_toml(load_recipe("quickstart", lost).config))
+    with pytest.raises(DataError, match=r"gone\.jsonl: no such file"):
+        check_early(folder, ["rewards.verifier=math"])
+    with pytest.raises(ConfigError, match="own_reward:gone"):
+        check_early(folder, ["eval.every_steps=0"])
+    check_early(folder, ["rewards.verifier=math", "eval.every_steps=0"])
+    check_early(folder, ["rewards.verifier=math", 'data.eval=["set.jsonl"]'])
+
+
 def test_without_a_config_what_was_typed_is_looked_at():
     check_set("set.jsonl", None, use="eval")
     with pytest.raises(DataError, match="no such file"):
@@ -96,8 +110,6 @@ def test_torch_is_not_loaded_for_that(arguments: list[str], folder: Path):
     (folder / "torch.py").write_text("raise SystemExit('torch was loaded')")
     (folder / "run").mkdir()
     config = load_recipe("quickstart", ["data.train=nope.jsonl"])
-    from dapo.config.load import to_toml
-
     (folder / "run" / "config.toml").write_text(to_toml(config.config))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     done = subprocess.run(

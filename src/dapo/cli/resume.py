@@ -60,8 +60,8 @@ def command(
 
 
 def check_early(folder: Path, changes: list[str]) -> None:
-    """What the run needs and may be missing by now, before torch is loaded; where that is changed, it is seen later."""
-    if os.path.isfile(folder / "config.toml") and not any(text.startswith("data.") for text in changes):
-        config = load_recipe(str(folder / "config.toml")).config
+    """What the run needs and may be missing by now, before torch is loaded: of the config with its changes."""
+    if os.path.isfile(folder / "config.toml"):
+        config = load_recipe(str(folder / "config.toml"), changes).config
         if not is_ray_driver(config.cluster):
             check_inputs(config)
