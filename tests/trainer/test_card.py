@@ -1,12 +1,14 @@
 """The card of an exported model: it names base and licence, and no two of its sentences contradict each other."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from dapo.config import load_recipe
 from dapo.config.base_model import base_model_of, front_matter_of
-from dapo.trainer.card import model_card
+from dapo.config.load import preset_names
+from dapo.trainer.card import changes, model_card
 
 STATE = {"updates": 8, "data": "abc", "sampling": {"order": {"n_problems": 40}}}
 
@@ -53,6 +55,14 @@ def test_scores_say_which_steps_model_they_are_of(steps, before, after, of_step,
 
 def test_a_k_that_changed_is_told():
     assert "| avg@8 | 0.000 [0.000, 1.000] (k = 4) | 0.400" in card(lines=[line(0, k=4), line(4, k=8)])
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_what_is_as_in_the_preset_is_not_called_changed(preset):
+    said = changes(load_recipe("quickstart", [f"preset={preset}"]).config)  # the recipe's own warm-up differs
+    pairs = re.findall(r"= ([^,]+?) \(preset: ([^,]+?)\)", said)
+    assert len(pairs) == said.count("(preset:")
+    assert all(now != before for now, before in pairs)
 
 
 def test_a_preset_that_was_changed_is_not_passed_off_as_it():

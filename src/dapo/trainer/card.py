@@ -79,11 +79,17 @@ def origin(base: BaseModel, config: Config, step: int, state: Mapping[str, Any])
 def changes(config: Config) -> str:
     """Where the run's algorithm is not what its preset's name says."""
     keys = flatten(config.model_dump(mode="json"))
-    preset = {key: None if value == "none" else value for key, value in flatten(read_preset(config.preset)).items()}
     changed = [
-        f"`{key}` = {shown(keys[key])} (preset: {shown(value)})" for key, value in preset.items() if keys[key] != value
+        f"`{key}` = {shown(keys[key])} (preset: {shown(value)})"
+        for key, value in flatten(read_preset(config.preset)).items()
+        if none_as_word(keys[key]) != none_as_word(value)
     ]
     return f"**Changed from the preset**: {', '.join(changed)}." if changed else ""
+
+
+def none_as_word(value: object) -> object:
+    """TOML has no null: a preset writes "none", which is a word of some keys and the absence of a value of others."""
+    return "none" if value is None else value
 
 
 def deviations(config: Config) -> str:
