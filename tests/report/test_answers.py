@@ -119,6 +119,23 @@ def test_graded_rewards_are_judged_by_their_values(tmp_path: Path):
     assert learnt(load_run(tmp_path)).answer == "Improved"
 
 
+def test_graded_rewards_without_values_are_not_paired_by_what_was_right(tmp_path: Path):
+    exams = [evaluation(step, 0.0, mean_value=value) for step, value in ((0, 0.31), (30, 0.74))]
+    write_run(tmp_path, metrics(30), evaluations=exams)
+    names = [f"p{i}" for i in range(20)]
+    same = {"set": "held-out", "k": 8, "ids": names, "questions": names, "correct": [0] * 20}
+    text = "".join(json.dumps({"step": step, **same}) + "\n" for step in (0, 30))
+    (tmp_path / "eval_problems.jsonl").write_text(text)
+    shown = headline(load_run(tmp_path))
+    assert (shown["from"], shown["to"], shown["why"]) == (0.31, 0.74, "not known problem by problem")
+
+
+def test_the_headline_is_of_the_first_set(tmp_path: Path):
+    exams = [evaluation(0, 0.3), evaluation(0, 0.9, set="other")]
+    shown = headline(load_run(write_run(tmp_path, metrics(30), evaluations=exams)))
+    assert (shown["to"], shown["from"]) == (0.3, None)
+
+
 @pytest.mark.parametrize("exams", [[], [evaluation(0, 0.5)]])
 def test_a_finished_run_is_never_too_early(tmp_path: Path, exams: list[dict]):
     assert learnt(load_run(write_run(tmp_path / "done", metrics(30), evaluations=exams))).answer == "Not measured"

@@ -45,7 +45,7 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
     score = "mean reward" if graded else f"avg@{int(last['k'])}"
     key = "mean_value" if graded else "avg@k"
     steps = int(first["step"]), int(last["step"])
-    pair = paired_scores(run, name, steps)
+    pair = paired_scores(run, name, steps, graded=graded)
     if pair is not None:
         verdict, why, interval = by_problems(*pair, steps[1] - steps[0])
         before, after = (float(scores.mean()) for scores in pair)
@@ -58,13 +58,18 @@ def is_graded(line: dict[str, Any]) -> bool:
     return is_number(line.get("mean_value"))
 
 
-def paired_scores(run: RunRecord, name: str, steps: tuple[int, int]) -> tuple[Scores, Scores] | None:
-    """Each problem's score in both evaluations; None where they are not of the same problems, sampled alike."""
+def paired_scores(run: RunRecord, name: str, steps: tuple[int, int], *, graded: bool) -> tuple[Scores, Scores] | None:
+    """Each problem's score in both evaluations; None where they are not of the same problems, sampled alike.
+
+    Of graded rewards the values alone: how many responses were right is another score.
+    """
     lines = {int(e["step"]): e for e in run.eval_problems if str(e.get("set")) == name}
     if steps[0] == steps[1] or not set(steps) <= lines.keys():
         return None
     start, end = (lines[step] for step in steps)
-    if any(start.get(key) != end.get(key) for key in ("ids", "k", "sampling")) or has_values(start) != has_values(end):
+    if any(start.get(key) != end.get(key) for key in ("ids", "k", "sampling")):
+        return None
+    if not has_values(start) == has_values(end) == graded:
         return None
     return scores_of(start), scores_of(end)
 

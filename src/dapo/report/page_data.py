@@ -92,7 +92,7 @@ def headline(run: RunRecord) -> dict[str, Any]:
         what = f"{change.score} on held-out problems, {start} → after step {change.steps[1]}"
         return {"what": what, "from": change.before, "to": change.after, "verdict": change.verdict, "why": change.why}
     if run.evaluations:
-        line = run.evaluations[-1]
+        line = [e for e in run.evaluations if e["set"] == run.evaluations[0]["set"]][-1]
         score, key = ("mean reward", "mean_value") if is_graded(line) else (f"avg@{int(line['k'])}", "avg@k")
         when = f"after step {line['step']}" if line["step"] else "before training"
         return {
