@@ -298,6 +298,8 @@ def test_of_problems_made_from_one_template_none_is_trained_on_beside_those_held
     printed = capsys.readouterr().out
     assert f"20 problems held out; {120 - n_held} others resemble one of them and were dropped." in printed
     assert "up to numbers and names" in printed
+    assert " of 130 problems match a problem held out up to numbers and names, such as" in printed
+    assert "keep them: --keep-twins" in printed
     manifest = json.loads((tmp_path / "train.jsonl.manifest.json").read_text())
     assert manifest["held_out"]["resembling_dropped"] == 120 - n_held
     twin = next(drop for drop in manifest["drops"] if drop["detail"].startswith("twin match"))

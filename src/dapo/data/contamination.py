@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from dapo.data.keys import folded, loose, ngrams
-from dapo.data.templates import RUN, Templates
+from dapo.data.templates import MANY, RUN, STOCK_SHARE, Templates
 
 NGRAM = 13  # words; shorter runs are stock phrases
 SHARE = 0.5  # of the evaluation problem's n-grams; stock phrases reach 0.29 between AIME 2024 and its training files
@@ -42,12 +43,20 @@ class EvaluationTexts:
         self.folded = {folded(question): at for at, question in enumerate(questions)}
         self.loose = {loose(question): at for at, question in enumerate(questions)}
         self.n_grams: list[int] = []
-        self.holders: dict[int, list[int]] = defaultdict(list)
+        self.holders: dict[int, list[int]] = {}
         for at, question in enumerate(questions):
             grams = ngrams(question, NGRAM)
             self.n_grams.append(len(grams))
             for gram in grams:
-                self.holders[gram].append(at)
+                self.holders.setdefault(gram, []).append(at)
+
+    def without(self, stock: frozenset[int]) -> EvaluationTexts:
+        """The same, where the n-grams of an instruction do not count."""
+        other = copy(self)
+        other.holders = {gram: held for gram, held in self.holders.items() if gram not in stock}
+        counts = Counter(at for held in other.holders.values() for at in held)
+        other.n_grams = [counts[at] for at in range(len(self.questions))]
+        return other
 
     def nearest(self, index: int, question: str) -> Overlap | None:
         """The evaluation question this one resembles most, however little; None when they share nothing."""
@@ -86,6 +95,7 @@ def find_contamination(
 
     `twins`: also those that are the same up to numbers and names.
     """
+    texts = texts.without(stock_grams(questions))
     templates = Templates(texts.questions, others=questions) if twins else None
     found: list[Overlap] = []
     largest = 0.0
@@ -99,6 +109,14 @@ def find_contamination(
         if overlap is not None:
             found.append(overlap)
     return Contamination(texts.name, len(texts.questions), tuple(found), largest)
+
+
+def stock_grams(questions: Sequence[str]) -> frozenset[int]:
+    """N-grams that more than a third of many questions share: of an instruction, not of a problem."""
+    if len(questions) < MANY:
+        return frozenset()
+    counts = Counter(gram for question in questions for gram in ngrams(question, NGRAM))
+    return frozenset(gram for gram, n in counts.items() if n > STOCK_SHARE * len(questions))
 
 
 def twin_of(index: int, question: str, templates: Templates, texts: EvaluationTexts) -> Overlap | None:

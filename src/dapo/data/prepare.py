@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.data.chat_server import ChatServer, NoReply
-from dapo.data.contamination import SHARE, EvaluationTexts, find_contamination, looked_for
+from dapo.data.contamination import SHARE, EvaluationTexts, Overlap, find_contamination, looked_for
 from dapo.data.integer_answers import Restated, integer_answer, with_answer
 from dapo.data.journal import Journal
 from dapo.data.problems import Drop, ProblemSet, Why, hold_out, load_problems
@@ -25,6 +25,7 @@ from dapo.types import Problem
 OUT_SUFFIXES = (".jsonl", ".parquet")
 GIVE_UP_AFTER = 32  # questions without a reply, each tried several times: the server is gone
 HOLD_OUT_SEED = 0  # the same problems are held out whenever the same set is prepared
+MANY_TWINS = 0.1  # of the problems; above, an example is shown
 EVIDENCE_CHARS = 200  # of a question in the manifest
 KEEP_TWINS = ", or leave in what differs by numbers and names only (a set made from one template): --keep-twins"
 
@@ -136,7 +137,19 @@ def without_those_like(
         for index, overlap in found.items()
     ]  # fmt: skip
     kept = tuple(problem for index, problem in enumerate(problems) if index not in found)
-    return replace(problems, problems=kept, drops=(*problems.drops, *drops))
+    notes = (*problems.notes, *many_twins([one for one in overlaps if one.how == "twin"], len(problems), name))
+    return replace(problems, problems=kept, drops=(*problems.drops, *drops), notes=notes)
+
+
+def many_twins(twins: Sequence[Overlap], n_problems: int, name: str) -> list[str]:
+    """A note where so many are dropped as twins that they may be problems of their own."""
+    if len(twins) <= MANY_TWINS * n_problems:
+        return []
+    one, other = (" ".join(text.split())[:EVIDENCE_CHARS] for text in (twins[0].question, twins[0].evaluation))
+    return [
+        f"{len(twins):,} of {n_problems:,} problems match {name} up to numbers and names, such as "
+        f"{one!r} and {other!r}; if they are different problems, keep them: --keep-twins"
+    ]
 
 
 def with_integer_answers(
