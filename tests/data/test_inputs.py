@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from dapo.cli.resume import check_early
+from dapo.cli.train import run_to_end
 from dapo.config import load_recipe
 from dapo.config.load import to_toml
-from dapo.data.inputs import check_inputs, check_set, first_problem
+from dapo.data.inputs import check_inputs, check_model, check_set, first_problem
 from dapo.data.sources import find_source
 from dapo.errors import ConfigError, DataError
 from dapo.rewards import check
@@ -48,6 +49,8 @@ def look(*changes: str) -> None:
     [
         (["data.train=nope.jsonl"], DataError, "nope.jsonl: no such file"),
         (['data.eval=["set.jsonl", "gone.jsonl"]'], DataError, "gone.jsonl: no such file"),
+        (["data.train=nomod:problems"], DataError, "nomod:problems: cannot be imported: No module named 'nomod'"),
+        (['data.eval=["no.mod:problems"]'], DataError, "no.mod:problems: cannot be imported"),
         (["rewards.verifier=no_such_module:f"], ConfigError, "No module named 'no_such_module'"),
         (["rewards.verifier=own_reward:fails", "data.train=set.jsonl"], ConfigError, "ValueError: no opinion on 42"),
         (["rewards.verifier=own_reward:by_bonus"], ConfigError, "KeyError: 'bonus'"),
@@ -76,6 +79,13 @@ def test_a_resumed_run_is_looked_at_with_its_changes(folder: Path):
         check_early(folder, ["eval.every_steps=0"])
     check_early(folder, ["rewards.verifier=math", "eval.every_steps=0"])
     check_early(folder, ["rewards.verifier=math", 'data.eval=["set.jsonl"]'])
+
+
+def test_a_model_that_is_no_folder_and_no_name_of_the_hub_is_refused(folder: Path):
+    with pytest.raises(ConfigError, match=r"model\.path = \./no/such/model: no such folder"):
+        run_to_end(load_recipe("quickstart", ["model.path=./no/such/model"]), folder / "out")
+    for path in ("embedded", "owner/name", str(folder)):
+        check_model(load_recipe("quickstart", [f"model.path={path}"]).config)
 
 
 def test_without_a_config_what_was_typed_is_looked_at():

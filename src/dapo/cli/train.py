@@ -12,7 +12,7 @@ import typer
 
 from dapo.config import Resolved, load_recipe
 from dapo.config.schema import ClusterConfig
-from dapo.data.inputs import check_inputs
+from dapo.data.inputs import check_inputs, check_model
 
 
 def command(
@@ -33,6 +33,7 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     """Start a run and train it; say how to resume it. What is missing is named before torch is loaded."""
     if is_ray_driver(resolved.config.cluster):
         return train_on_ray(resolved, out)
+    check_model(resolved.config)
     check_inputs(resolved.config)
 
     from dapo.cli.doctor import print_verdict

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 
+from dapo.config.hub import is_hub_name
+from dapo.config.model_shapes import EMBEDDED
 from dapo.config.schema import Config
 from dapo.data.inventory import HEAD_ROWS, Counting, judge, merge
 from dapo.data.names import Use
 from dapo.data.problems import keep
 from dapo.data.sources import Source, find_source
+from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool
 from dapo.rewards.check import check_call, check_verifier
 from dapo.rewards.verifiers import is_own
@@ -30,6 +34,15 @@ def check_inputs(config: Config) -> None:
     if problem is not None:
         with VerifierPool(rewards.verifier, workers=1, seconds=rewards.seconds, memory_mb=rewards.memory_mb) as pool:
             check_call(pool, problem.answer, problem.for_verifier())
+
+
+def check_model(config: Config) -> None:
+    """ConfigError for a model that is neither a folder nor can be a name of the hub. A run that goes on needs none."""
+    path = config.model.path
+    if path != EMBEDDED and not is_hub_name(path) and not os.path.isdir(path):
+        raise ConfigError(
+            f"model.path = {path}: no such folder.", remedy='Name a model folder, owner/name of the hub, or "embedded".'
+        )
 
 
 def check_set(text: str, verifier: str | None, *, use: Use) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -40,6 +40,7 @@ def find_source(text: str, *, use: Use = "train", root: str | Path | None = None
     if path.suffix.lower() in SUFFIXES or exists(path) or text.startswith(("/", "./", "../", "~")):
         return file_source(path.expanduser(), name=path.stem)
     if CALLABLE.fullmatch(text):
+        check_module(text)
         return Source(text, text, lambda: callable_rows(text))
     if match := HUB.fullmatch(text):
         where, revision = match["path"], match["revision"]
@@ -96,18 +97,33 @@ def hub_rows(path: str, *, config: str | None, split: str, revision: str | None,
             yield number, row
 
 
-def callable_rows(text: str) -> Rows:
-    """What the user's function yields: problems or dicts. Its module may lie in the working folder."""
-    module_name, function_name = text.split(":")
+def check_module(text: str) -> None:
+    """DataError where the module of `pkg.mod:function` is not there; it is not imported. The working folder counts."""
+    name = text.split(":")[0]
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
+        is_there = name in sys.modules or importlib.util.find_spec(name) is not None
+    except (ImportError, SyntaxError) as error:  # of a package above it
+        raise cannot_import(text, first_line(error)) from None
+    if not is_there:
+        raise cannot_import(text, f"No module named {name!r}")
+
+
+def cannot_import(text: str, why: str) -> DataError:
+    return DataError(
+        f"{text}: cannot be imported: {why}.",
+        remedy="Write it as package.module:function; the working folder is searched too.",
+    )
+
+
+def callable_rows(text: str) -> Rows:
+    """What the user's function yields: problems or dicts."""
+    module_name, function_name = text.split(":")
+    try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError, SyntaxError) as error:
-        raise DataError(
-            f"{text}: cannot be imported: {first_line(error)}.",
-            remedy="Write it as package.module:function; the working folder is searched too.",
-        ) from None
+        raise cannot_import(text, first_line(error)) from None
     return numbered(text, function)
 
 
