@@ -216,6 +216,16 @@ def test_a_reward_function_that_is_not_carried_over_is_named(tmp_path: Path, rew
     path = write(tmp_path, "t.yaml", f"model_name_or_path: org/m\nreward_funcs: {reward}\nmax_steps: 10\n")
     out = translate(path, peer="trl")
     assert any(f"{reward} is not carried over" in remark.why for remark in out.missing) is is_said
+    works = f'works as it is: rewards.verifier = "MODULE:{reward}"'
+    assert any(works in remark.why for remark in out.missing) is is_said
+
+
+@pytest.mark.parametrize("given", ["", "num_train_epochs: 2\n"])
+def test_epochs_are_listed_only_where_they_are_given(tmp_path: Path, given: str):
+    path = write(tmp_path, "t.yaml", f"model_name_or_path: org/m\nreward_funcs: accuracy_reward\n{given}")
+    out = translate(path, peer="trl", rows=800)
+    assert any("num_train_epochs" in remark.setting for remark in out.differs) is bool(given)
+    assert "over 800 rows" in out.origin["train.steps"]
 
 
 def test_what_changes_the_experiment_is_named_first():

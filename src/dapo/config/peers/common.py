@@ -83,6 +83,8 @@ def steps_of(
     n_rows = n_rows if limit is None else min(n_rows, limit)
     steps = max(1, int(epochs.value * (n_rows // prompts)))  # none of them trains on what is left of a pass
     out.put("train.steps", steps, f"{epochs.origin} over {n_rows:,} rows, {prompts:,} prompts at a time")
+    if not epochs.is_given:  # said beside train.steps
+        return
     out.means_other(
         epochs.origin,
         f"{steps:,} steps, as if a step took one generation batch; our steps train on a full batch each, however many "

@@ -347,12 +347,17 @@ def rewards(s: Settings, out: Translation) -> None:
     lost = [name for name in as_list(functions.value) if name.partition("(")[0].strip("()'\" ") not in KNOWN_REWARDS]
     for name in lost:
         why = (
-            f"{shown('', name)} is not carried over: answers are judged by the verifier math instead. Your own: "
-            'rewards.verifier = "pkg.mod:function" with function(response, answer, meta).'
+            f"{shown('', name)} is not carried over: answers are judged by the verifier math instead. A function of "
+            f'your own works as it is: rewards.verifier = "MODULE:{function_name(name)}".'
         )
         out.has_none(functions, why, Weight.TASK)
     if not lost:
         out.means_other(functions, "the reward is ±1 by the verdict here, 0 or 1 there.")
+
+
+def function_name(reward: str) -> str:
+    name = reward.rpartition(".")[2]
+    return name if name.isidentifier() else "FUNCTION"
 
 
 def carried_by_their_own_calls(s: Settings) -> None:
