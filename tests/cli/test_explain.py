@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.cli.explain import at_once_in_words, plan_of
+from dapo.cli.explain import at_once_in_words, plan_of, why_no_shape
 from dapo.cli.explain_cluster import at_once_in_words as at_once_in_a_cluster
 from dapo.config import load_recipe
 from dapo.config.model_shapes import shape_from_config, shape_of
@@ -81,3 +81,12 @@ def test_what_is_no_dense_decoder_has_no_shape_here():
     assert shape_from_config({"text_config": SHAPE, "vision_config": {}}).layers == 3
     for change in ({"num_experts": 8}, {"hidden_size": "64"}, {"num_attention_heads": 0}, {"vocab_size": None}):
         assert shape_from_config(SHAPE | change) is None
+
+
+def test_why_the_memory_is_not_estimated_fits_what_the_path_is(tmp_path):
+    assert why_no_shape("owner/my model", None).endswith("Fetch it: hf download 'owner/my model' config.json")
+    gone = why_no_shape(str(tmp_path / "my moe"), None)
+    assert "no config.json" in gone
+    assert "hf download" not in gone
+    (tmp_path / "config.json").write_text('{"num_experts": 8}')
+    assert "is not a dense decoder" in why_no_shape(str(tmp_path), None)

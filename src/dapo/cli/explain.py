@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from dapo.cli.explain_difference import difference, print_difference
 from dapo.cli.explain_tables import in_words, print_table
 from dapo.config import Config, Resolved
 from dapo.config.cluster_plan import SHEET
+from dapo.config.hub import is_hub_name, model_file
 from dapo.config.load import flatten, load_recipe_or_run, suggest
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
 from dapo.config.model_shapes import shape_of
@@ -165,11 +167,7 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
 
 def print_memory(console: Console, config: Config, memory: dict[str, Any] | None) -> None:
     if memory is None:
-        path = escape(config.model.path)
-        console.print(
-            f"Memory: the shape of {path} is not known: no config.json of a dense decoder in such a folder or in the "
-            f"Hugging Face cache. Of a hub model: hf download {path} config.json\n"
-        )
+        console.print(f"Memory: {escape(why_no_shape(config.model.path, config.model.revision))}\n")
         return
     rows = [(part, f"{size:,.2f} GiB") for part, size in memory["parts_gib"].items()]
     rows.append(("sum", f"{memory['fixed_gib']:,.2f} of {memory['device_gib']:g} GiB"))
@@ -178,6 +176,16 @@ def print_memory(console: Console, config: Config, memory: dict[str, Any] | None
     each = f" on each of {memory['gpus']}" if memory["gpus"] > 1 else ""
     title = f"Memory, estimated{each} ({memory['device']}, {memory['parameters'] / 1e9:,.3g} B parameters)"
     print_table(console, title, rows, escaped=False)
+
+
+def why_no_shape(path: str, revision: str | None) -> str:
+    """Why the memory of a model is not estimated, and what would help."""
+    if model_file(path, "config.json", revision=revision) is not None:
+        return f"not estimated: {path} is not a dense decoder (a mixture of experts, for one)."
+    if not is_hub_name(path):
+        return f"the shape of {path} is not known: there is no config.json in such a folder."
+    download = shlex.join(["hf", "download", path, "config.json"])
+    return f"the shape of {path} is not known: it is not in the Hugging Face cache. Fetch it: {download}"
 
 
 def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, str]]:
