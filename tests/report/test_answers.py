@@ -85,7 +85,7 @@ def test_the_headline_says_what_it_is(tmp_path: Path):
 def test_nothing_is_claimed_after_few_steps_or_of_few_problems(tmp_path: Path):
     few = learnt(evaluated(tmp_path / "steps", first(10), first(90), steps=MIN_STEPS - 1))
     assert (few.answer, few.tone) == ("Inconclusive", PLAIN)
-    assert f"only {MIN_STEPS - 1} steps, and a judgement needs {MIN_STEPS}" in few.detail
+    assert f"{MIN_STEPS - 1} steps; findings need {MIN_STEPS}" in few.detail
     assert learnt(evaluated(tmp_path / "enough", first(10), first(90), steps=MIN_STEPS)).answer == "Improved"
     changed = MIN_CHANGED_PROBLEMS - 1
     assert learnt(evaluated(tmp_path / "changed", first(10), first(10 + changed))).answer == "Inconclusive"
@@ -163,10 +163,10 @@ def test_evaluation_that_is_off_is_not_missing(tmp_path: Path):
     [
         (
             100.0,
-            "sampling and verdicts",
+            "rollout and reward",
             [],
         ),  # 180 s of 400 go into sampling, 100 into evaluation: no more than a quarter
-        (150.0, "sampling and verdicts", ["Much time goes into evaluation"]),  # a third, and sampling still has more
+        (150.0, "rollout and reward", ["Much time goes into evaluation"]),  # a third, and sampling still has more
         (200.0, "evaluation", ["Most time goes into evaluation"]),
     ],
 )

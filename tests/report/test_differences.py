@@ -156,4 +156,4 @@ def test_page_and_terminal_say_it(tmp_path, capsys):
     print_differences(runs)
     printed = " ".join(capsys.readouterr().out.split())
     assert "0.100 above a" in printed
-    assert "No difference to a can be seen" in printed
+    assert "Too little to compare with a" in printed

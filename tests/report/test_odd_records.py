@@ -154,7 +154,7 @@ CELL = st.one_of(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(row(PIECES, "x"))), CELL, max_size=4), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_cell_of_any_kind_stops_a_page(changes: dict[str, Any], has_tokenizer: bool):
     odd = row(PIECES, "the answer is 42") | changes
     assert len(responses([odd], PIECES if has_tokenizer else None)) == 1

@@ -127,3 +127,9 @@ def test_the_cache_of_the_hub_is_asked(tmp_path: Path, monkeypatch: pytest.Monke
     assert (base.licence, base.hub_name) == ("apache-2.0", "org/name")
     assert base_model_of("org/other", None).licence == ""
     assert front_matter_of(None) == {}
+
+
+def test_a_card_without_a_licence_is_not_called_missing(tmp_path):
+    folder = write_card(tmp_path / "base", "tags: [mine]")
+    assert "its card names none" in base_model_of(str(folder), None).licence_in_words
+    assert "no card of it was found" in base_model_of(str(tmp_path / "other"), None).licence_in_words

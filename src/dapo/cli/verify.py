@@ -1,4 +1,4 @@
-"""`dapo verify`: one JSON verdict a line for `{"response", "answer"}` lines; or an audit of a run's verdicts."""
+"""`dapo verify`: one JSON verdict per line for `{"response", "answer"}` lines; or an audit of a run's verdicts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command(
         bool, typer.Option("--json", help="With --audit: JSON, not a table (lines are always JSON).")
     ] = False,
 ) -> None:
-    """Score responses: {"response", "answer"} lines in, one JSON verdict a line out, in the same order.
+    """Score responses: {"response", "answer"} lines in, one JSON verdict per line out, in the same order.
 
     A line may also hold "id", "stop_reason" (EOS, LENGTH, ABORTED), "meta", and columns as in a data file, such as
     "tests" for the verifier code, which needs no answer. The verdict is CORRECT, WRONG, UNPARSEABLE, TIMEOUT or CRASH.

@@ -26,19 +26,22 @@ class BaseModel:
     licence: str = ""
     licence_from: str = ""
     has_own_terms: bool = False  # none of the hub's list of licences: `license: other` with a name
+    has_card: bool = False
 
     @property
     def licence_in_words(self) -> str:
         if self.licence:
             return f"{self.licence} ({self.licence_from})"
-        return "unknown: no card of it was found on the machine that exported; look it up before you publish"
+        why = "its card names none" if self.has_card else "no card of it was found on the machine that exported"
+        return f"unknown: {why}; look it up before you publish"
 
 
 def base_model_of(path: str, revision: str | None) -> BaseModel:
     """What config `model.path` names, with what the card in its folder or in the cache of the hub says of it."""
     if path == EMBEDDED:
         return BaseModel(path, "the toy model that ships with dapo", "", "apache-2.0", "dapo's own licence")
-    card = front_matter_of(model_file(path, "README.md", revision=revision))
+    file = model_file(path, "README.md", revision=revision)
+    card = front_matter_of(file)
     own_terms, licence = only_text(card.get("license_name")), only_text(card.get("license"))
     licence = own_terms or ("" if licence in ("unknown", "other") else licence)
     if is_hub_name(path):
@@ -47,7 +50,7 @@ def base_model_of(path: str, revision: str | None) -> BaseModel:
         hub_name = only_text(card.get("base_model"))
         made_from = f", made from `{hub_name}`" if hub_name else "; what it was made from is unknown"
         in_words = f"the local folder `{Path(path).name}`{made_from}"
-    return BaseModel(path, in_words, hub_name, licence, "as its own card says", bool(own_terms))
+    return BaseModel(path, in_words, hub_name, licence, "as its own card says", bool(own_terms), file is not None)
 
 
 def front_matter_of(card: Path | None) -> dict[str, Any]:

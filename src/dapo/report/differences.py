@@ -61,7 +61,8 @@ def compare(run: RunRecord, other: RunRecord) -> Comparison:
     found = end.difference
     is_sure = found.shown_p is not None and found.p < SURE
     word = "above" if found.value > 0 else "below"
-    answer = f"{abs(found.value):.3f} {word} {of}" if is_sure else f"No difference to {of} can be seen"
+    unsure = "No difference to {} can be seen" if found.shown_p is not None else "Too little to compare with {}"
+    answer = f"{abs(found.value):.3f} {word} {of}" if is_sure else unsure.format(of)
     told_p = f"p = {found.p:.2g}" if found.shown_p is not None else f"no p ({found.held_back})"
     detail = (
         f"At the end of each {signed(found.value)}, 95 % interval {signed(found.low)} to {signed(found.high)}, "

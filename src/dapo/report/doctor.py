@@ -62,7 +62,7 @@ def held_back(run: RunRecord) -> str:
 
 
 def verdict(findings: Sequence[Finding], run: RunRecord) -> str:
-    """One line: a clean bill, what is wrong, or that it is too early to tell."""
+    """One line: no issues found, what is wrong, or that it is too early to tell."""
     if not run.metrics:
         return "No step has ended yet: nothing to examine."
     wrong = [finding.title for finding in findings if finding.level != NOTE]
@@ -70,7 +70,7 @@ def verdict(findings: Sequence[Finding], run: RunRecord) -> str:
         return "; ".join(wrong) + "."
     if reason := held_back(run):
         return f"Not enough steps: {reason}. Nothing has broken so far."
-    return "Clean bill: nothing found that needs attention."
+    return "No issues found."
 
 
 def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:

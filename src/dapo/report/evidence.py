@@ -8,7 +8,7 @@ MIN_CHANGED_PROBLEMS = 10  # right in one of two evaluations and not in the othe
 
 def too_few_steps(steps: int) -> str:
     """Why nothing is said after so many steps; empty where there are enough."""
-    return f"only {steps} step{'s' * (steps != 1)}, and a judgement needs {MIN_STEPS}" if steps < MIN_STEPS else ""
+    return f"{steps} step{'s' * (steps != 1)}; findings need {MIN_STEPS}" if steps < MIN_STEPS else ""
 
 
 def too_little(*, steps: int, changed: int) -> str:
@@ -19,5 +19,5 @@ def too_little(*, steps: int, changed: int) -> str:
     if steps < MIN_STEPS:
         return too_few_steps(steps)
     if changed < MIN_CHANGED_PROBLEMS:
-        return f"only {changed} problems came out differently, and a judgement needs {MIN_CHANGED_PROBLEMS}"
+        return f"{changed} problems came out differently; findings need {MIN_CHANGED_PROBLEMS}"
     return ""

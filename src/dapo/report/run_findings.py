@@ -91,7 +91,7 @@ def phases(run: RunRecord) -> dict[str, float]:
 
 
 PHASES = {
-    "sampling": "sampling and verdicts",
+    "sampling": "rollout and reward",
     "old_logp": "the passes before the updates (π_old, critic, reference)",
     "update": "the updates",
     "other": "everything else",

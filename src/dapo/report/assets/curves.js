@@ -18,7 +18,7 @@ const CHARTS = [
   { id: "accuracy", title: "Accuracy while training", series: [["accuracy", "all judged"]], unit: "share",
     note: "Share of right responses among all that were judged, uninformative groups included." },
   { id: "reward", title: "Reward and its parts", series: [["reward/mean", "reward"], ["reward/raw", "verdict"], ["reward/overlong", "overlong"]],
-    note: () => `Mean of the trained responses: ${dapo.data.runs.some((run) => run.verifier.includes(":")) ? "what the reward function gives" : "the verifier’s ±1"}, plus the overlong penalty.`,
+    note: () => `Mean of the trained responses: ${dapo.data.runs.some((run) => run.verifier.includes(":") || run.verifier === "command") ? "what the reward function gives" : "the verifier’s ±1"}, plus the overlong penalty.`,
     paper: "DAPO Fig. 7b: the training reward rises steadily, and says little of the held-out accuracy." },
   { id: "length", title: "Response length", series: [["length/mean", "mean"], ["length/p10", "10 %"], ["length/p90", "90 %"]], unit: "tokens",
     note: "Tokens of the trained responses: mean, 10th and 90th percentile.", paper: "DAPO Fig. 7a: grows on the whole, with spells of standing still or shrinking." },
