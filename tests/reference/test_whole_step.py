@@ -174,6 +174,8 @@ def test_a_run_samples_and_learns_as_its_config_says(toy_run: Callable[..., Any]
         for group in groups:
             assert 0 < group.n_correct < len(group.completions) == 4  # eq. 11
             assert max(len(completion.tokens) for completion in group.completions) <= 10
+            versions = {int(version) for completion in group.completions for version in completion.version}
+            assert versions == {2 * (number - 1)}  # updates so far: the engine was told of the newest weights
         step = reference.step(groups, number)
         for row in step.rows:  # drawn from the newest weights, at the temperature that training scores at
             assert_close(row.logp_engine, row.logp_old, rtol=0, atol=1e-5)
