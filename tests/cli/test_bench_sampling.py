@@ -14,7 +14,7 @@ def bench(*arguments: str) -> Answer:
 SMALL = ("--prompts-per-step", "2", "--responses", "2", "--concurrency", "8", "--steps", "1")
 
 
-@pytest.mark.parametrize("engine", ["virtual", "local"])
+@pytest.mark.parametrize("engine", ["virtual", pytest.param("local", marks=pytest.mark.slow)])
 def test_the_figures_as_json(engine: str):
     answer = bench(*SMALL, "--engine", engine, "--json")
     assert answer.returncode == 0, answer.stderr

@@ -36,6 +36,7 @@ def test_loads_are_read_as_written():
         parse_load("8by4")
 
 
+@pytest.mark.slow
 def test_every_side_is_measured_beside_hugging_face():
     figures = run("--loads", "2x16,2x16c", "--sides", "dapo,hf-masters")
     for load in figures["loads"]:
@@ -52,6 +53,7 @@ def test_the_sharded_path_is_measured_beside_the_plain_one():
     assert "FSDP2 on one rank" in sharded["settings"]
 
 
+@pytest.mark.slow
 def test_two_presets_side_by_side(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bench_presets, "PROMPTS", 2)
     monkeypatch.setattr(bench_presets, "RESPONSES", 2)

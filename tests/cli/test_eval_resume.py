@@ -58,6 +58,7 @@ def test_aime_x_32_killed_and_resumed_repeats_nothing(tmp_path: Path):
     assert (line["problems"], line["k"]) == (30, 32)
 
 
+@pytest.mark.slow
 def test_a_run_is_asked_as_it_was_trained(tmp_path: Path):
     """The line that `dapo train` prints at its end works as it stands."""
     run = tmp_path / "run"

@@ -86,6 +86,7 @@ def test_what_is_packed_wrongly_is_refused(
         check_packing(policy)
 
 
+@pytest.mark.slow
 def test_the_bundled_model_in_bfloat16(monkeypatch: pytest.MonkeyPatch):
     policy = load_policy(model_location("embedded"), dtype=torch.bfloat16, device="cpu")  # checks it
     for broken in (no_positions, other_prefix, no_edges):
