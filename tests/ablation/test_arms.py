@@ -64,7 +64,7 @@ def test_what_vapo_loses_is_one_piece_each():
         if name.startswith("vapo-no-") and name != "vapo-no-groups"
     }
     assert lost == {
-        "vapo-no-pretraining": {"algorithm.critic.pretrain_steps"},
+        "vapo-no-pretraining": {"algorithm.critic.pretrain_responses"},
         "vapo-no-decoupled": {"algorithm.gae.lam_critic"},
         "vapo-no-adaptive": {"algorithm.gae.length_adaptive_alpha"},
         "vapo-no-clip-higher": {"algorithm.clip.high"},
@@ -76,9 +76,8 @@ def test_what_vapo_loses_is_one_piece_each():
     assert alone.responses_per_step == whole.responses_per_step
 
 
-def test_ppo_gets_no_piece_of_vapo_from_the_recipe_and_as_many_updates_as_the_others():
+def test_ppo_gets_no_piece_of_vapo_and_as_many_updates_as_the_others():
     ppo, naive = (arm_config("ladder", ARMS[name])[0] for name in ("ppo", "naive"))
-    assert ppo.algorithm.critic.pretrain_steps == 0
     assert ppo.algorithm.gae.length_adaptive_alpha is None
     assert ppo.updates_per_step == naive.updates_per_step
 
@@ -87,7 +86,7 @@ def test_the_controls_are_controls():
     shuffled, zero = (arm_config("ladder", ARMS[name])[0] for name in ("dapo-shuffled", "vapo-zero-critic"))
     assert shuffled.rewards.control == "shuffled"
     assert differing(shuffled, arm_config("ladder", ARMS["dapo"])[0]) == {"rewards.control"}
-    assert (zero.algorithm.critic.lr, zero.algorithm.critic.pretrain_steps) == (0.0, 0)  # its head starts at zero
+    assert (zero.algorithm.critic.lr, zero.algorithm.critic.pretrain_responses) == (0.0, 0)  # its head starts at zero
 
 
 def test_arms_by_name_come_in_the_order_of_the_table():

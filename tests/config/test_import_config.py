@@ -111,12 +111,13 @@ def test_kl_in_the_loss_and_in_the_reward(tmp_path: Path):
 
 def test_ppo_keeps_its_critic(tmp_path: Path):
     extra = ("algorithm.adv_estimator=gae", "critic.optim.lr=2e-6", "algorithm.lam=0.95", "trainer.critic_warmup=50")
+    extra += ("actor_rollout_ref.rollout.n=4",)
     keys = loaded(verl(tmp_path, "data.train_batch_size=256", *extra), tmp_path)
     assert keys["preset"] == "ppo"
-    assert (keys["algorithm.critic.lr"], keys["algorithm.gae.lam"], keys["algorithm.critic.pretrain_steps"]) == (
+    assert (keys["algorithm.critic.lr"], keys["algorithm.gae.lam"], keys["algorithm.critic.pretrain_responses"]) == (
         2e-6,
         0.95,
-        50,
+        50 * 256 * 4,
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dapo.config import load_recipe
+from dapo.config.horizon import warnings_of
 from dapo.config.machine import GIB
 from dapo.config.model_shapes import KNOWN, shape_of
 from dapo.config.plan import memory_of, parts_of, work_of
@@ -20,7 +21,7 @@ def test_the_published_run_in_plain_numbers():
 
 
 def test_epochs_multiply_updates():
-    config = load_recipe("quickstart", ["preset=ppo"]).config
+    config = load_recipe("quickstart", ["preset=vanilla-ppo"]).config
     assert work_of(config).updates_per_step == config.train.updates_per_step * 4
 
 
@@ -103,15 +104,41 @@ def test_parts_say_what_is_off_too():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["preset=ppo"], "λ 0.95 (a reward reaches the last 20 tokens or so)"),
-        (["preset=ppo", "algorithm.gae.lam=1.0"], "λ 1 (a reward reaches all tokens)"),
+        (["preset=vanilla-ppo"], "λ 0.95 (a reward reaches the last 20 tokens or so)"),
+        (["preset=ppo"], "λ 1 (a reward reaches all tokens)"),
+        (["preset=ppo", "algorithm.gae.gamma=0.9"], "(a reward reaches the last 10 tokens or so)"),
         (
-            ["preset=ppo", "algorithm.gae.lam=1.0", "algorithm.gae.gamma=0.9"],
-            "(a reward reaches the last 10 tokens or so)",
+            ["preset=vapo", "limits.max_response_tokens=20480"],
+            "λ = 1 − 1/max(0.05·length, 400) (a reward reaches the last 1,024 tokens or so of a response of 20,480)",
         ),
-        (["preset=vapo"], "λ = 1 − 1/(0.05·length) (a reward reaches the last 5 % of a response)"),
-        (["preset=vapo", "algorithm.gae.length_adaptive_alpha=2.0"], "the last 100 % of a response"),
+        (["preset=vapo"], "the last 400 tokens or so of a response of 64"),
+        (
+            ["preset=vapo", "algorithm.gae.length_adaptive_floor=1"],
+            "1/(0.05·length) (a reward reaches the last 3 tokens",
+        ),
     ],
 )
 def test_a_plan_says_how_far_a_reward_reaches(keys: list[str], said: str):
     assert said in dict(parts_of(load_recipe("quickstart", keys).config))["advantage"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["preset=vanilla-ppo"], "about the last 20 tokens, and a response may have 1,024"),
+        (["preset=vanilla-ppo"], "Try algorithm.gae.lam = 1.0."),
+        (["preset=ppo", "algorithm.gae.gamma=0.99"], "Try algorithm.gae.gamma = 1.0 (now 0.99)."),
+        (["preset=vapo", "algorithm.gae.length_adaptive_floor=1"], "Try algorithm.gae.length_adaptive_floor = 400."),
+    ],
+)
+def test_a_horizon_that_is_short_beside_the_responses_is_warned_of(keys: list[str], said: str):
+    [warning] = warnings_of(load_recipe("gsm8k-coder-1.5b-h200", keys).config)
+    assert said in warning
+
+
+def test_no_warning_where_a_reward_reaches_enough():
+    for keys in (["preset=ppo"], ["preset=vapo"], ["preset=dapo"], ["preset=ppo", "algorithm.gae.lam=0.9976"]):
+        assert warnings_of(load_recipe("gsm8k-coder-1.5b-h200", keys).config) == []
+    paper = ["preset=vapo", "algorithm.gae.length_adaptive_floor=1"]  # 1,024 of 20,480: known to work
+    assert warnings_of(load_recipe("dapo-qwen2.5-32b", [*paper, "sampling.dynamic=false"]).config) == []
+    assert warnings_of(load_recipe("quickstart", ["preset=vanilla-ppo"]).config) == []  # 20 of 64

@@ -9,8 +9,6 @@ from dapo.tracking.files import read_lines
 from dapo.trainer.loop import train
 from dapo.trainer.start import start_run
 
-CRITIC = ["algorithm.critic.lr=1e-3"]
-
 
 def gain(folder: Path, *overrides: str) -> float:
     run = start_run(load_recipe("quickstart", [*overrides, "model.device=cpu", "checkpoint.every_steps=0"]), folder)
@@ -24,18 +22,10 @@ def gain(folder: Path, *overrides: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("preset", "steps", "extra"),
-    [
-        ("dapo", 12, []),
-        ("grpo", 12, []),
-        ("ppo", 12, CRITIC),
-        # With 5 steps of value pretraining it is luck: docs/log.md.
-        ("vapo", 20, [*CRITIC, "algorithm.critic.pretrain_steps=20"]),
-    ],
+    ("preset", "steps", "least"), [("dapo", 12, 0.1), ("grpo", 12, 0.1), ("ppo", 12, 0.2), ("vapo", 12, 0.2)]
 )
-def test_it_learns(tmp_path: Path, preset: str, steps: int, extra: list[str]):
-    length = [f"train.steps={steps}", f"eval.every_steps={steps}"]
-    assert gain(tmp_path / "run", f"preset={preset}", *length, *extra) > 0.1
+def test_it_learns(tmp_path: Path, preset: str, steps: int, least: float):
+    assert gain(tmp_path / "run", f"preset={preset}", f"train.steps={steps}", f"eval.every_steps={steps}") > least
 
 
 @pytest.mark.slow

@@ -77,14 +77,15 @@ class ReferenceTrainer:
         self.score(rows)
         if self.critic is not None:
             gae_advantages(rows, keys)
-        lr, policy_steps, critic_steps = learning_rate(keys, number), [], []
+        share, policy_steps, critic_steps = share_of_rate(keys, number), [], []
+        lr, critic_lr = share * keys["train.lr"], share * critic_rate(keys)
         for epoch in range(keys["train.epochs_per_step"]):
             for chosen in minibatches(len(groups), keys, number, epoch):
                 update = [row for row in rows if row.group in chosen and row.is_in_loss]
                 if not update:
                     continue
                 if self.critic is not None:
-                    critic_steps.append(self.update_critic(update))
+                    critic_steps.append(self.update_critic(update, critic_lr))
                 policy_steps.append(self.update_policy(update, lr))
         done = Step(rows, {"lr": lr, "updates": len(policy_steps)}, [], [])
         for losses, gradients in policy_steps:
@@ -104,10 +105,33 @@ class ReferenceTrainer:
         rows = rows_of(groups, keys)
         self.score(rows)
         gae_advantages(rows, keys)
-        for chosen in minibatches(len(groups), keys, -number, 0):
-            update = [row for row in rows if row.group in chosen and row.is_in_loss and not is_held_out(row.problem)]
-            if update:
-                self.update_critic(update)
+        if number == 1:
+            self.fit_head([row for row in rows if row.is_in_loss])
+            self.score(rows)
+        lr = critic_rate(keys) * min(1, number / max(1, keys["train.warmup_steps"]))
+        for epoch in range(keys["algorithm.critic.pretrain_epochs"]):
+            for chosen in minibatches(len(groups), keys, -number, epoch):
+                update = [row for row in rows if row.group in chosen and row.is_in_loss]
+                if update:
+                    self.update_critic(update, lr)
+
+    @torch.no_grad()
+    def fit_head(self, rows: list[Row]) -> None:
+        """The linear regression of what came out on the critic's features, its penalty chosen over four folds."""
+        assert self.critic is not None
+        hidden = hidden_of(self.critic.backbone, rows)
+        X = torch.cat([torch.cat([x, torch.ones(len(x), 1)], dim=1) for x in hidden])
+        y = torch.cat([row.outcome for row in rows])
+        folds = [blake2b(row.problem.encode(), digest_size=1).digest()[0] % 4 for row in rows]
+        fold = torch.cat([torch.full((len(row.tokens),), f) for row, f in zip(rows, folds, strict=True)])
+        strengths = [10.0**k * float((X**2).sum(dim=0).mean()) for k in range(-6, 2)]
+
+        def miss(s: float) -> float:
+            return sum(float(((y - X @ ridge(X[fold != f], y[fold != f], s))[fold == f] ** 2).sum()) for f in range(4))
+
+        w = ridge(X, y, min(strengths, key=miss))
+        self.critic.value_head.weight.copy_(w[None, :-1])
+        self.critic.value_head.bias.copy_(w[-1:])
 
     @torch.no_grad()
     def score(self, rows: list[Row]) -> None:
@@ -139,7 +163,7 @@ class ReferenceTrainer:
         gradients, norm = descend(self.policy, self.policy_adam, loss, lr, keys)
         return said | {"gradient_norm": norm}, gradients
 
-    def update_critic(self, rows: list[Row]) -> tuple[dict[str, float], Gradients]:
+    def update_critic(self, rows: list[Row], lr: float) -> tuple[dict[str, float], Gradients]:
         assert self.critic is not None
         clip, losses = self.keys["algorithm.critic.value_clip"], []
         for row, v in zip(rows, values(self.critic, rows), strict=True):
@@ -149,7 +173,7 @@ class ReferenceTrainer:
                 error = torch.maximum(error, (near - row.target) ** 2)
             losses.append(error / 2)
         loss = mean(losses, rows, self.keys)
-        gradients, norm = descend(self.critic, self.critic_adam, loss, self.keys["algorithm.critic.lr"], self.keys)
+        gradients, norm = descend(self.critic, self.critic_adam, loss, lr, self.keys)
         return {"loss": loss.item(), "gradient_norm": norm}, gradients
 
 
@@ -237,7 +261,7 @@ def gae_advantages(rows: list[Row], keys: Keys) -> None:
         reward[-1] = row.reward
         if keys["algorithm.kl.coefficient"] and keys["algorithm.kl.place"] == "reward":
             reward -= keys["algorithm.kl.coefficient"] * kl(row.logp_old, row.logp_ref, keys["algorithm.kl.kind"])
-        policy_lam = lam if alpha is None else min(1.0, max(0.0, 1 - 1 / (alpha * length)))
+        policy_lam = lam if alpha is None else 1 - 1 / max(alpha * length, keys["algorithm.gae.length_adaptive_floor"])
         row.advantage = gae(reward, row.value_old, gamma, policy_lam)
         row.target = gae(reward, row.value_old, gamma, lam if lam_critic is None else lam_critic) + row.value_old
         row.outcome = gae(reward, row.value_old, gamma, 1.0) + row.value_old
@@ -355,16 +379,26 @@ def descend(module: nn.Module, optimizer: Any, loss: Tensor, lr: float, keys: Ke
     return gradients, float(norm)
 
 
-def learning_rate(keys: Keys, k: int) -> float:
+def share_of_rate(keys: Keys, k: int) -> float:
     """Step k of N: k/W of the rate up to step W, all of it there (without warm-up in step 1), 0 after step N."""
-    lr, W, N = keys["train.lr"], keys["train.warmup_steps"], keys["train.steps"]
+    W, N = keys["train.warmup_steps"], keys["train.steps"]
     if k < W:
-        return lr * k / W
+        return k / W
     top = max(1, W)
-    share = (k - top) / (N + 1 - top)
-    return {"none": lr, "linear": lr * (1 - share), "cosine": lr * 0.5 * (1 + math.cos(math.pi * share))}[
-        keys["train.lr_decay"]
-    ]
+    done = (k - top) / (N + 1 - top)
+    return {"none": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[keys["train.lr_decay"]]
+
+
+def critic_rate(keys: Keys) -> float:
+    lr = keys["algorithm.critic.lr"]
+    return 2 * keys["train.lr"] if lr is None else lr
+
+
+def ridge(X: Tensor, y: Tensor, strength: float) -> Tensor:
+    """Least squares of a longer system: a line √s for every feature but the constant, which is to come out 0."""
+    H = X.shape[1]
+    longer = torch.cat([X, math.sqrt(strength) * torch.eye(H, dtype=X.dtype)[:-1]])
+    return torch.linalg.lstsq(longer, torch.cat([y, torch.zeros(H - 1, dtype=X.dtype)])[:, None]).solution[:, 0]
 
 
 def minibatches(n_groups: int, keys: Keys, number: int, epoch: int) -> list[set[int]]:
@@ -373,11 +407,6 @@ def minibatches(n_groups: int, keys: Keys, number: int, epoch: int) -> list[set[
     n = min(n_groups, keys["train.updates_per_step"])
     borders = [i * n_groups // n for i in range(n)] + [n_groups]
     return [set(order[a:b]) for a, b in pairwise(borders)]
-
-
-def is_held_out(problem: str) -> bool:
-    """One problem in eight measures the pretrained critic and never teaches it."""
-    return blake2b(problem.encode(), digest_size=1).digest()[0] % 8 == 0
 
 
 def add(metrics: dict[str, float], losses: dict[str, float], prefix: str, n: int) -> None:

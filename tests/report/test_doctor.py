@@ -300,34 +300,36 @@ def test_a_critic_that_explains_less_than_a_constant_is_named(tmp_path: Path):
     bad, good = (metrics(critic__explained_variance=T.critic_explained + off) for off in (-0.01, 0.01))
     finding = the(look(tmp_path / "bad", bad), "critic-worse-than-none")
     assert finding.remedy.startswith("Pretrain it")
-    started = config_of("algorithm.critic", pretrain_steps=10)
+    started = config_of("algorithm.critic", pretrain_responses=10)
     assert the(look(tmp_path / "started", bad, config=started), "critic-worse-than-none").remedy.startswith(
         "Try another"
     )
     assert "critic-worse-than-none" not in names(look(tmp_path / "good", good))
 
 
-def test_a_reward_that_reaches_only_the_end_is_named_where_nothing_is_learnt(tmp_path: Path):
-    # γλ = 0.9: a reward reaches 10 tokens.
+def test_a_reward_that_reaches_only_the_end_is_named(tmp_path: Path):
+    # γλ = 0.9: a reward reaches 10 tokens, a fifth of 50.
     gae = config_of("algorithm.gae", gamma=1.0, lam=0.9)
     stuck = {"accuracy": 0.5, "critic__explained_variance": 0.9}
-    long, short = (metrics(**stuck, length__mean=10 * T.reward_reaches + off) for off in (1, -1))
+    long, short = (metrics(**stuck, length__mean=length) for length in (51, 49))
     finding = the(look(tmp_path / "long", long, config=gae), "short-reach")
-    assert f"the last 10 of a response's {10 * T.reward_reaches + 1:.0f} tokens" in finding.detail
+    assert "the last 10 of a response's 51 tokens" in finding.detail
+    assert finding.detail.endswith("accuracy 0.500 half-way, 0.500 now.")
     assert finding.remedy.startswith("Try algorithm.gae.lam = 1.0; or")
     discounted = config_of("algorithm.gae", gamma=0.9, lam=1.0)
     assert "gamma = 1.0 (now 0.9)" in the(look(tmp_path / "gamma", long, config=discounted), "short-reach").remedy
+    gaining = metrics(**stuck | {"accuracy": falls(0.3, 0.7)}, length__mean=400)
+    assert the(look(tmp_path / "gaining", gaining, config=gae), "short-reach").detail.endswith("makes of it.")
+    adaptive = config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=0.05)
+    assert "short-reach" in names(look(tmp_path / "adaptive, gaining", gaining, config=adaptive))
+    floor = config_of("algorithm.gae", length_adaptive_alpha=0.05, length_adaptive_floor=400.0)
     silent = {
         "short": (short, gae),
-        "improving": (metrics(**stuck | {"accuracy": falls(0.3, 0.7)}, length__mean=400), gae),
         "all of it": (long, config_of("algorithm.gae", lam=1.0)),
         "adaptive, all of it": (long, config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=1.0)),
-        "adaptive, gained": (
-            metrics(**stuck | {"accuracy": lambda t: 0.3 if t < 0.3 else 0.5}, length__mean=400),
-            config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=0.05),
-        ),
+        "adaptive, from a floor on": (metrics(**stuck, length__mean=3000), floor),
+        "as long as the paper's": (metrics(**stuck, length__mean=8000), adaptive),
         "no critic": (metrics(accuracy=0.5, length__mean=400), gae),
-        "graded": (metrics(**stuck | {"accuracy": 0.0}, reward__raw=0.5, length__mean=400), gae),
     }
     for name, (lines, config) in silent.items():
         assert "short-reach" not in names(look(tmp_path / name, lines, config=config)), name
@@ -360,7 +362,7 @@ def test_a_reach_that_grows_with_the_length_may_be_too_short_too(tmp_path: Path)
     lines = metrics(accuracy=0.5, critic__explained_variance=0.1, length__mean=400)
     finding = the(look(tmp_path, lines, config=config_of("algorithm.gae", length_adaptive_alpha=0.05)), "short-reach")
     assert "algorithm.gae.length_adaptive_alpha = 0.05 about the last 20 of a response's 400 tokens" in finding.detail
-    assert "algorithm.gae.length_adaptive_alpha = 1.0" in finding.remedy
+    assert "algorithm.gae.length_adaptive_floor = 400" in finding.remedy
 
 
 def right_of(step: int, right: str, name: str = "held-out", **more: object) -> dict[str, object]:

@@ -82,7 +82,7 @@ def test_a_step_of_every_preset_reaches_every_function_of_the_table(tmp_path: Pa
     reached: set[CodeType] = set()
     runs = [(preset, ()) for preset in preset_names()] + list(MORE.items())
     for number, (preset, sets) in enumerate(runs):
-        extra = ["algorithm.critic.pretrain_steps=1"] if preset == "vapo" else []
+        extra = ["algorithm.critic.pretrain_responses=1"] if preset in ("ppo", "vapo") else []
         keys = [f"preset={preset}", "train.steps=1", "train.updates_per_step=1", "checkpoint.every_steps=0"]
         run = start_run(recipe(tmp_path, *keys, *extra, *sets), tmp_path / f"run-{number}")
         try:

@@ -128,7 +128,7 @@ def test_micro_batches_change_nothing(tmp_path: Path, mean: str):
     ],
 )
 def test_every_preset_trains_and_resumes_exactly(tmp_path: Path, preset: str):
-    extra = ["algorithm.critic.pretrain_steps=3"] if preset == "vapo" else []
+    extra = ["algorithm.critic.pretrain_responses=33"] if preset in ("ppo", "vapo") else []
     straight = run_toy(tmp_path, "straight", f"preset={preset}", "train.steps=4", *extra)
     run_toy(tmp_path, "halved", f"preset={preset}", "train.steps=2", *extra)
     resumed = resume_run(tmp_path / "halved", [parse_override("train.steps=4")])
@@ -292,7 +292,7 @@ def test_every_line_is_json_and_says_nothing_of_updates_that_were_skipped(tmp_pa
 
     keys = [f"preset={preset}", "train.max_bad_updates=99", "train.steps=2"]
     if preset == "vapo":
-        keys.append("algorithm.critic.pretrain_steps=1")
+        keys.append("algorithm.critic.pretrain_responses=1")
     run = run_toy(tmp_path, "run", *keys, observers=[Broken()])
     for name in ("metrics.jsonl", "value.jsonl") if preset == "vapo" else ("metrics.jsonl",):
         for text in (run.folder / name).read_text().splitlines():
@@ -385,12 +385,14 @@ def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_
         tmp_path,
         "run",
         "preset=vapo",
-        "algorithm.critic.pretrain_steps=25",
+        "sampling.prompts_per_step=2",
+        "sampling.responses_per_prompt=2",
         "algorithm.critic.lr=3e-3",
         "train.steps=0",
     )
     lines = [json.loads(line) for line in (run.folder / "value.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 26))
+    assert [line["step"] for line in lines] == list(range(1, 11))  # forty problems, one response to each
+    assert "after 10 steps, 40 responses" in (run.folder / "events.jsonl").read_text()
     base = load_file(tmp_path / "model" / "model.safetensors")
     assert all(torch.equal(w, base[n]) for n, w in weights(run.folder).items())  # the policy stands still
     first, last = (np.mean([line["critic/loss"] for line in part]) for part in (lines[:5], lines[-5:]))
@@ -401,7 +403,10 @@ def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_
     assert len(metrics(again.folder)) == 1
 
 
-PRETRAINING = ("preset=vapo", "algorithm.critic.pretrain_steps=5", "algorithm.critic.lr=3e-3", "checkpoint.keep=9")
+PRETRAINING = (
+    "preset=vapo", "algorithm.critic.pretrain_responses=40", "algorithm.critic.lr=3e-3", "checkpoint.keep=9",
+    "sampling.prompts_per_step=2",
+)  # fmt: skip
 
 
 class StopInPretraining(Observer):
@@ -523,7 +528,7 @@ def test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_r
         train(run)
     run.close()
 
-    run = poisoned("value", "rollout.on_fault=stop", "preset=vapo", "algorithm.critic.pretrain_steps=2")
+    run = poisoned("value", "rollout.on_fault=stop", "preset=vapo")
     with pytest.raises(EngineError, match=r"rollout.on_fault = stop: .* in step 1 of value pretraining"):
         train(run)
     run.close()
@@ -543,7 +548,12 @@ def test_the_critic_is_not_pretrained_on_responses_that_the_engine_gave_up(
 
     monkeypatch.setattr(stage, "update_critic", update)
     monkeypatch.setattr(stage, "fit_activations", lambda _learner, batch, _config: fitted.append(len(batch.lengths)))
-    keys = ("preset=vapo", "algorithm.critic.pretrain_steps=1", "train.steps=1", "train.gradient_checkpointing=auto")
+    keys = (
+        "preset=vapo",
+        "algorithm.critic.pretrain_responses=1",
+        "train.steps=1",
+        "train.gradient_checkpointing=auto",
+    )
     run = start_run(recipe(tmp_path, *keys), tmp_path / "run", [])
     with torch.no_grad():
         run.policy.backbone.embed_tokens.weight[12] = float("nan")
@@ -553,18 +563,6 @@ def test_the_critic_is_not_pretrained_on_responses_that_the_engine_gave_up(
     assert trained
     assert StopReason.ABORTED not in trained
     assert len(fitted) == 1
-
-
-def test_explained_variance_is_not_told_where_no_problem_is_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dapo.trainer.pretrain_value.is_held_out", lambda _problem: False)
-    run = start_run(
-        recipe(tmp_path, "preset=vapo", "algorithm.critic.pretrain_steps=1", "train.steps=1"), tmp_path / "run", []
-    )
-    train(run)
-    run.close()
-    [line] = read_lines(run.folder / "value.jsonl")
-    assert "critic/loss" in line
-    assert "critic/explained_variance" not in line
 
 
 # ---------------------------------------------------------------- budgets

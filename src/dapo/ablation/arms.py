@@ -69,23 +69,19 @@ VAPO = ("preset=vapo",)
 # What VAPO's paper takes away, piece by piece. Without decoupled GAE critic and policy use λ = 0.95 and their own;
 # without the length-adaptive one λ = 0.95, as its vanilla PPO has.
 VAPO_PIECES: tuple[tuple[str, str, Overrides], ...] = (
-    ("vapo-no-pretraining", "VAPO − value pretraining", ("algorithm.critic.pretrain_steps=0",)),
+    ("vapo-no-pretraining", "VAPO − value pretraining", ("algorithm.critic.pretrain_responses=0",)),
     ("vapo-no-decoupled", "VAPO − decoupled GAE", ("algorithm.gae.lam_critic=none",)),
     ("vapo-no-adaptive", "VAPO − length-adaptive GAE", ("algorithm.gae.length_adaptive_alpha=none",)),
     ("vapo-no-clip-higher", "VAPO − clip-higher", ("algorithm.clip.high=0.2",)),
     ("vapo-no-token-loss", "VAPO − token-level loss", ("algorithm.mean=sequence",)),
     ("vapo-no-positive", "VAPO − positive-example LM loss", ("algorithm.positive_nll=0.0",)),
 )
-# One pass over a step's responses, as the others: PPO's four would be four times the updates.
-PPO = (
-    "preset=ppo", "train.epochs_per_step=1", "algorithm.critic.pretrain_steps=0",
-    "algorithm.gae.length_adaptive_alpha=none",
-)  # fmt: skip
 OTHERS = (
     Arm("dapo-fast", "DAPO-fast (not the paper's)", ("preset=dapo-fast",), compared_with="dapo"),
     Arm("grpo", "GRPO with KL", ("preset=grpo",), compared_with="naive"),
     Arm("dr-grpo", "Dr. GRPO", ("preset=dr-grpo",), compared_with="naive"),
-    Arm("ppo", "PPO", PPO, compared_with="naive"),
+    Arm("ppo", "PPO", ("preset=ppo",), compared_with="naive"),
+    Arm("vanilla-ppo", "vanilla PPO (VAPO's baseline)", ("preset=vanilla-ppo",), compared_with="ppo"),
     Arm("vapo", "VAPO", VAPO, compared_with="ppo"),
     *(Arm(name, label, VAPO + change, compared_with="vapo") for name, label, change in VAPO_PIECES),
     Arm("vapo-no-groups", "VAPO − group sampling", VAPO, compared_with="vapo", sized=one_response_each),
@@ -99,7 +95,7 @@ OTHERS = (
     Arm(
         "vapo-zero-critic",
         "control: VAPO, critic frozen at zero",
-        (*VAPO, "algorithm.critic.lr=0.0", "algorithm.critic.pretrain_steps=0"),
+        (*VAPO, "algorithm.critic.lr=0.0", "algorithm.critic.pretrain_responses=0"),
         compared_with="vapo",
         kind="control",
     ),

@@ -83,13 +83,14 @@ def next_values(value: Tensor, mask: Tensor) -> Tensor:
     return torch.cat([value, end], dim=1).gather(1, following)
 
 
-def length_adaptive_lambda(length: Tensor, *, alpha: float) -> Tensor:
-    """λ_policy = 1 − 1/(α l), so that Σ_t λ^t ≈ 1/(1−λ) = α l grows with the response length l.
+def length_adaptive_lambda(length: Tensor, *, alpha: float, floor: float = 1.0) -> Tensor:
+    """λ_policy = 1 − 1/max(α l, floor): the horizon Σ_t λ^t ≈ 1/(1−λ) = α l grows with the response length l.
 
-    VAPO (arXiv:2504.05118) section 4.2, α = 0.05. [B] -> [B]. Differs from the paper, which is silent below
-    l = 1/α: clamped to [0, 1], so that l ≤ 20 gives the one-step advantage at α = 0.05.
+    VAPO (arXiv:2504.05118) section 4.2, α = 0.05. [B] -> [B]. Differs from the paper, whose λ is negative below
+    l = 1/α and whose horizon is 15 tokens for a response of 300: no horizon is shorter than `floor` ≥ 1 tokens. With 1
+    the paper's λ is clamped at 0, the one-step advantage; with 400 it is the paper's from l = 8,000 on.
     """
-    return (1 - 1 / (alpha * length)).clamp(0, 1)
+    return 1 - 1 / (alpha * length).clamp(min=floor)
 
 
 def whiten(advantage: Tensor, mask: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Ranks and micro-batches add sums and counts and divide once, at the end: what th
 in. No gradient flows through anything here.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -61,15 +61,39 @@ def clipped_high_probability(logp: Tensor, clipped: ClippedTokens) -> Tensor:
     return torch.where(clipped.high, logp.exp(), 0.0)
 
 
-@torch.no_grad()
-def explained_variance(value: Tensor, ret: Tensor) -> float:
-    """1 − Var(R̂ − V)/Var(R̂) over the tokens: 1 is a perfect critic, 0 a constant one, negative worse than that.
+@dataclass(frozen=True, slots=True)
+class ExplainedSums:
+    """Sums over tokens of the returns R̂ and of what the values missed them by, R̂ − V; steps add up."""
 
-    Of returns that do not vary nothing can be explained: 0.
-    """
-    if ret.numel() < 2 or float(ret.var()) == 0:
-        return 0.0
-    return float(1 - (ret - value).var() / ret.var())
+    tokens: int = 0
+    ret: float = 0.0
+    ret_squared: float = 0.0
+    miss: float = 0.0
+    miss_squared: float = 0.0
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, value: Tensor, ret: Tensor) -> "ExplainedSums":
+        ret, miss = ret.double(), (ret - value).double()
+        return cls(ret.numel(), *(float(part) for x in (ret, miss) for part in (x.sum(), (x**2).sum())))
+
+    def __add__(self, other: "ExplainedSums") -> "ExplainedSums":
+        return ExplainedSums(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def variance(self) -> float:
+        """1 − Var(R̂ − V)/Var(R̂): 1 is a perfect critic, 0 a constant one, negative worse than that.
+
+        Of returns that do not vary nothing can be explained: 0.
+        """
+        varies = self.tokens * self.ret_squared - self.ret**2
+        misses = self.tokens * self.miss_squared - self.miss**2
+        return 1 - misses / varies if varies > 1e-12 * self.tokens * self.ret_squared else 0.0
+
+
+def explained_variance(value: Tensor, ret: Tensor) -> float:
+    """`ExplainedSums.variance` of these tokens."""
+    return ExplainedSums.of(value, ret).variance
 
 
 def effective_sample_size(weight: float, weight_squared: float, *, n: float) -> float:

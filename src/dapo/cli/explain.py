@@ -18,6 +18,7 @@ from dapo.cli.explain_difference import difference, print_difference
 from dapo.cli.explain_tables import in_words, print_table
 from dapo.config import Config, Resolved
 from dapo.config.cluster_plan import SHEET
+from dapo.config.horizon import warnings_of
 from dapo.config.hub import is_hub_name, model_file
 from dapo.config.load import flatten, load_recipe_or_run, suggest
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
@@ -110,6 +111,7 @@ def plan_of(resolved: Resolved, gpu: str | None, gpus: int | None) -> dict[str, 
         "is_paper_algorithm": config.is_paper_algorithm,
         "work": dataclasses.asdict(work_of(config)),
         "parts": dict(parts_of(config)),
+        "warnings": warnings_of(config),
         "memory": memory,
         "unused": dict(resolved.unused),
         "config": flatten(config.model_dump(mode="json")),
@@ -153,6 +155,8 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
     ]
     print_table(console, None, lines)
     print_table(console, "Parts", list(plan["parts"].items()))
+    for warning in plan["warnings"]:
+        console.print(f"[bold]Warning:[/bold] {escape(warning)}\n")
     print_memory(console, config, plan["memory"])
     print_cluster(console, plan.get("cluster"))
     if plan["unused"]:

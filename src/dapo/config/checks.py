@@ -202,7 +202,7 @@ NEEDS = (
         "algorithm.kl.coefficient",
     ),
     Needs(
-        ("algorithm.critic.pretrain_steps",),
+        ("algorithm.critic.pretrain_responses", "algorithm.critic.pretrain_epochs"),
         lambda c: c.algorithm.critic.path is None,
         'algorithm.critic.path = "none"',
         "algorithm.critic.path",

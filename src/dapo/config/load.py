@@ -227,6 +227,13 @@ def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldI
             yield f"{prefix}{name}", field
 
 
+# Keys of earlier versions -> what to use instead.
+RENAMED = {
+    "algorithm.critic.pretrain_steps": "algorithm.critic.pretrain_responses, which counts responses: steps x "
+    "sampling.prompts_per_step x sampling.responses_per_prompt",
+}
+
+
 def refuse_unknown(keys: Iterable[str], where: str) -> None:
     sections = {key.rsplit(".", depth)[0] for key in known_keys() for depth in (1, 2) if "." in key}
     for key in keys:
@@ -235,6 +242,8 @@ def refuse_unknown(keys: Iterable[str], where: str) -> None:
         if key in sections:
             raise ConfigError(f"{key}: is a section, not a value.", remedy=f"Set one of its keys: {_keys_of(key)}.")
         place = "" if where == "--set" else f" (in {where})"
+        if key in RENAMED:
+            raise ConfigError(f"{key}: no such key any more{place}.", remedy=f"Use {RENAMED[key]}.")
         raise ConfigError(f"{key}: no such key{place}. {did_you_mean(key)}".rstrip(), remedy=_keys_hint(key))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from dapo.config.horizon import horizon
 from dapo.config.machine import GIB
 from dapo.config.model_shapes import ModelShape
-from dapo.config.schema import Config, GaeConfig
+from dapo.config.schema import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
             else "off",
         ),
         ("KL to a reference", f"{algorithm.kl.coefficient:g} x {algorithm.kl.kind}" if config.has_reference else "off"),
-        ("critic", f"on, lr {algorithm.critic.lr:g}, {algorithm.critic.pretrain_steps} steps of pretraining")
-        if config.has_critic
-        else ("critic", "off"),
+        ("critic", _critic(config) if config.has_critic else "off"),
         ("positive-example NLL", f"{algorithm.positive_nll:g}" if algorithm.positive_nll else "off"),
         (
             "importance correction",
@@ -82,19 +82,27 @@ def _advantage(config: Config) -> str:
         return f"group of {config.sampling.responses_per_prompt}, std {algorithm.group.std}"
     gae = algorithm.gae
     adaptive = gae.length_adaptive_alpha
-    lam = f"λ {gae.lam:g}" if adaptive is None else f"λ = 1 − 1/({adaptive:g}·length)"
+    floor = f"max({{}}, {gae.length_adaptive_floor:g})" if gae.length_adaptive_floor > 1 else "({})"
+    lam = f"λ {gae.lam:g}" if adaptive is None else f"λ = 1 − 1/{floor.format(f'{adaptive:g}·length')}"
     critic = f", critic λ {gae.lam_critic:g}" if gae.lam_critic is not None else ""
-    return f"GAE, γ {gae.gamma:g}, {lam} ({_reach(gae)}){critic}" + (", whitened" if gae.whiten else "")
+    return f"GAE, γ {gae.gamma:g}, {lam} ({_reach(config)}){critic}" + (", whitened" if gae.whiten else "")
 
 
-def _reach(gae: GaeConfig) -> str:
-    """How much of a response hears of its reward and not only of the critic's values: 1/(1 − γλ) tokens."""
-    if gae.length_adaptive_alpha is not None:
-        return f"a reward reaches the last {100 * min(gae.length_adaptive_alpha, 1):g} % of a response"
-    decay = gae.gamma * gae.lam
-    return (
-        "a reward reaches all tokens" if decay == 1 else f"a reward reaches the last {1 / (1 - decay):.0f} tokens or so"
+def _reach(config: Config) -> str:
+    """How much of a response at the limit hears of its reward and not only of the critic's values."""
+    limit = config.limits.max_response_tokens
+    reach = horizon(config.algorithm.gae, limit)
+    if math.isinf(reach):
+        return "a reward reaches all tokens"
+    return f"a reward reaches the last {reach:,.0f} tokens or so" + (
+        f" of a response of {limit:,}" if config.algorithm.gae.length_adaptive_alpha is not None else ""
     )
+
+
+def _critic(config: Config) -> str:
+    n_responses = config.algorithm.critic.pretrain_responses
+    pretraining = f"pretrained on at most {n_responses:,} responses" if n_responses else "not pretrained"
+    return f"on, lr {config.critic_lr:g}, {pretraining}"
 
 
 def _mean(config: Config) -> str:

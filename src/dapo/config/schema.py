@@ -173,21 +173,31 @@ class GaeConfig(Section):
     length_adaptive_alpha: OptionalFloat = Field(
         None, gt=0, description="α of λ = 1 − 1/(α·length) (VAPO: 0.05) in place of lam; none switches it off."
     )
+    length_adaptive_floor: float = Field(
+        1.0,
+        ge=1,
+        description="With length_adaptive_alpha: λ = 1 − 1/max(α·length, floor); tokens of the shortest horizon.",
+    )
     whiten: bool = Field(True, description="Whiten advantages over all tokens of the step.")
 
 
 class CriticConfig(Section):
     """The value model of PPO and VAPO."""
 
-    lr: float = Field(
-        1e-5,
+    lr: OptionalFloat = Field(
+        None,
         ge=0,
-        description="Learning rate of the critic's own optimizer, the same in every step: no warm-up, no decay.",
+        description="Learning rate of the critic's own optimizer, with the policy's warm-up and decay; none is twice "
+        "train.lr.",
     )
     value_clip: OptionalFloat = Field(None, gt=0, description="Clip of the value around its old value; none: no clip.")
-    pretrain_steps: int = Field(
-        0, ge=0, description="Steps of value pretraining on a fixed policy before the first policy update (VAPO: 50)."
+    pretrain_responses: int = Field(
+        0,
+        ge=0,
+        description="Value pretraining before the first policy update: at most so many responses of the fixed policy; "
+        "it ends earlier once the critic's explained variance on new problems has stopped rising.",
     )
+    pretrain_epochs: int = Field(4, ge=1, description="Passes over the responses of value pretraining.")
     path: OptionalStr = Field(
         None, description="A critic to start from (model/critic of a checkpoint): no pretraining; none: a new one."
     )
@@ -392,6 +402,11 @@ class Config(Section):
         if not self.sampling.dynamic:
             return self.sampling.prompts_per_step
         return self.sampling.max_prompts_tried_per_step or 10 * self.sampling.prompts_per_step
+
+    @property
+    def critic_lr(self) -> float:
+        """The critic's learning rate after warm-up."""
+        return 2 * self.train.lr if self.algorithm.critic.lr is None else self.algorithm.critic.lr
 
     @property
     def has_critic(self) -> bool:

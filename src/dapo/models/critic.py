@@ -41,12 +41,17 @@ class Critic(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.value_head.weight.dtype
 
-    def forward(self, packed: Packed) -> Tensor:
-        """V(s_t) [N] for every response token, s_t being the prompt and the response *before* token t. Float32 up."""
+    def forward(self, packed: Packed, *, features_only: bool = False) -> Tensor:
+        """V(s_t) [N] for every response token, s_t being the prompt and the response *before* token t. Float32 up.
+
+        `features_only`: what the head is given instead, [N, H].
+        """
         hidden = packed.states(packed_hidden(self.backbone, packed))  # [N, H]
-        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        hidden = hidden.to(torch.float64 if hidden.dtype == torch.float64 else torch.float32)
         head = self.value_head
-        return nn.functional.linear(hidden.to(dtype), head.weight.to(dtype), head.bias.to(dtype))[:, 0]
+        if features_only:
+            return hidden
+        return nn.functional.linear(hidden, head.weight.to(hidden.dtype), head.bias.to(hidden.dtype))[:, 0]
 
 
 def load_critic(

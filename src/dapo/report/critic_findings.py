@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
+from pydantic import ValidationError
+
+from dapo.config.horizon import horizon, is_short, longer
+from dapo.config.schema import GaeConfig
 from dapo.report.findings import WARNING, Finding, Visit
 from dapo.report.load import RunRecord
 
@@ -23,53 +26,35 @@ def critic(v: Visit) -> Iterator[Finding]:
             v.last_steps,
             ("critic/explained_variance", "critic/loss"),
         )
-    progress, length = v.progress, v.last("length/mean")
-    if not v.is_stuck or progress is None or not progress.is_accuracy or length is None:
-        return
-    alpha, discount, reach = alpha_of(v.run), gamma_of(v.run), reward_reach(v.run, length)
-    # VAPO's λ grows with the length and always has a short reach: only where it has gained nothing from the start.
-    has_gained = alpha is not None and progress.now >= (v.first("accuracy") or 0.0) + v.t.improving
-    if length > v.t.reward_reaches * reach and not has_gained:
-        key, value = ("lam", lam_of(v.run)) if alpha is None else ("length_adaptive_alpha", alpha)
-        longer = [f"algorithm.gae.{key} = 1.0"] if value < 1 else []
-        longer += [f"algorithm.gae.gamma = 1.0 (now {discount:g})"] if discount < 1 else []
+    gae, length = gae_of(v.run), v.last("length/mean")
+    if length is not None and is_short(gae, length):
+        alpha = gae.length_adaptive_alpha
+        by = f"lam = {gae.lam:g}" if alpha is None else f"length_adaptive_alpha = {alpha:g}"
         yield Finding(
             "short-reach",
             WARNING,
             "The reward reaches only the end of a response",
-            f"By algorithm.gae.{key} = {value:g} about the last {reach:.0f} of a response's {length:.0f} tokens "
-            f"hear of its reward, the others of what the critic makes of it; {progress}.",
-            f"Try {' and '.join(longer)}; or do without a critic: preset = dapo.",
+            f"By algorithm.gae.{by} about the last {horizon(gae, length):.0f} of a response's {length:.0f} tokens "
+            f"hear of its reward, the others of what the critic makes of it"
+            + (f"; {v.progress}." if v.is_stuck and v.progress is not None else "."),
+            f"Try {longer(gae)}; or do without a critic: preset = dapo.",
             v.whole,
             ("accuracy", "length/truncated", "critic/explained_variance"),
         )
 
 
-def lam_of(run: RunRecord) -> float:
-    return float(run.key("algorithm", "gae", "lam", default=0.95))
-
-
-def alpha_of(run: RunRecord) -> float | None:
-    """Of VAPO's λ = 1 − 1/(α·length); None where one λ stands for all lengths."""
-    alpha = run.key("algorithm", "gae", "length_adaptive_alpha", default="none")
-    return None if alpha == "none" else float(alpha)
-
-
-def gamma_of(run: RunRecord) -> float:
-    return float(run.key("algorithm", "gae", "gamma", default=1.0))
-
-
-def reward_reach(run: RunRecord, length: float) -> float:
-    """Tokens of a response over which Σ (γλ)^l has its weight: 1 / (1 − γλ)."""
-    alpha = alpha_of(run)
-    lam = lam_of(run) if alpha is None else 1 - 1 / max(1.0, alpha * length)
-    decay = gamma_of(run) * lam
-    return math.inf if decay >= 1 else 1 / (1 - decay)
+def gae_of(run: RunRecord) -> GaeConfig:
+    """The run's settings, as far as they are what they should be."""
+    keys = {key: run.key("algorithm", "gae", key) for key in GaeConfig.model_fields}
+    try:
+        return GaeConfig(**{key: value for key, value in keys.items() if value is not None})
+    except ValidationError:
+        return GaeConfig()
 
 
 def after_pretraining(run: RunRecord, verb: str) -> str:
     """The advice's beginning: pretraining first, where the critic started from nothing."""
     has_start = run.key("algorithm", "critic", "path", default="none") != "none"
-    if has_start or run.key("algorithm", "critic", "pretrain_steps", default=0):
+    if has_start or run.key("algorithm", "critic", "pretrain_responses", default=0):
         return verb.capitalize()
-    return f"Pretrain it (algorithm.critic.pretrain_steps = 50) and {verb}"
+    return f"Pretrain it (algorithm.critic.pretrain_responses = 4096) and {verb}"

@@ -41,7 +41,6 @@ class Thresholds:
     dominating_reference: float = 0.25
     dominating_groups: int = 8
     critic_explained: float = -0.05  # of the variance of the returns; a constant explains 0, give or take
-    reward_reaches: float = 5.0  # responses so many times longer than a reward reaches
     changed_problems: int = MIN_CHANGED_PROBLEMS
     engine_gap_nats: float = 0.05
     engine_kl_nats: float = 0.01

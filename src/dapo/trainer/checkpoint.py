@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dapo.models.critic import save_critic
 from dapo.models.load import checkpoint_tensors, save_all_but_weights, save_policy
 from dapo.trainer.optimizer import Optimizer
 from dapo.trainer.run import Run
+from dapo.trainer.value import Foretold
 
 
 def save_run(run: Run) -> None:
@@ -51,6 +53,7 @@ def state_of(run: Run) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         "tokens_per_microbatch": run.learner.tokens_per_microbatch,
         "recomputes_all": run.learner.recomputes_all,
         "value_steps": run.value_steps,
+        "foretold": [asdict(foretold) for foretold in run.foretold],
         "data": run.problems.checksum,
         "sampling": sampling,
     }
@@ -145,7 +148,8 @@ def restore_run(run: Run, checkpoint: Checkpoint) -> None:
             remedy="Restore the file, or start a new run.",
         )
     run.step, run.saved = checkpoint.step, checkpoint.folder.name
-    run.value_steps = state.get("value_steps", run.pretrain_steps)  # older checkpoints came after the stage
+    run.value_steps = state["value_steps"]
+    run.foretold = [Foretold.restore(foretold) for foretold in state["foretold"]]
     run.learner.updates, run.learner.bad_updates = state["updates"], state["bad_updates"]
     if run.learner.value is not None:
         run.learner.value.bad_updates = state.get("bad_critic_updates", 0)  # older checkpoints had one count for both

@@ -23,19 +23,21 @@ class UpdateOutcome:
     is_skipped: bool  # the gradient was not finite; nothing changed
 
 
-def scheduled_lr(train: TrainConfig, step: int) -> float:
-    """Step k = 1, 2, … of N: lr·k/W while k ≤ W, then constant or falling to its end; no update runs at lr 0.
+def lr_share(train: TrainConfig, step: int) -> float:
+    """Of the full learning rate in step k = 1, 2, … of N: k/W while k ≤ W, then 1 or falling to its end; never 0.
 
-    Linear: lr·(N+1−k)/(N+1−F). Cosine: lr·(1+cos(π·(k−F)/(N+1−F)))/2. F = max(W, 1) is the one step at the full lr,
-    with a warm-up its last, without one the first.
+    Linear: (N+1−k)/(N+1−F). Cosine: (1+cos(π·(k−F)/(N+1−F)))/2. F = max(W, 1) is the one step at the full rate, with a
+    warm-up its last, without one the first.
     """
-    if step < train.warmup_steps:
-        return train.lr * step / train.warmup_steps
-    if train.lr_decay == "none":
-        return train.lr
+    if step < train.warmup_steps or train.lr_decay == "none":
+        return warmup_share(train, step)
     full = max(train.warmup_steps, 1)
     done = (step - full) / (train.steps + 1 - full)
-    return train.lr * ((1 - done) if train.lr_decay == "linear" else (1 + math.cos(math.pi * done)) / 2)
+    return (1 - done) if train.lr_decay == "linear" else (1 + math.cos(math.pi * done)) / 2
+
+
+def warmup_share(train: TrainConfig, step: int) -> float:
+    return min(1.0, step / max(train.warmup_steps, 1))
 
 
 class Optimizer:
@@ -181,6 +183,8 @@ class Optimizer:
     def assign(self, name: str, value: Tensor) -> None:
         """A parameter's new value, as much of it as this rank has."""
         local(self.parameters[name].detach()).copy_(value)
+        if name in self.rounded:
+            self.masters[name].copy_(value)
 
     def part_of_key(self, key: str, tensor: Tensor) -> Tensor:
         """This rank's part of what `tensors` gave under that key."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from dapo.config.schema import Config
+import torch
+
+from dapo.algorithms.regression import RidgeSums, ridge
+from dapo.config.schema import Config, SamplingConfig
 from dapo.sampling.carry import CarryState
 from dapo.sampling.dynamic import fill_step
 from dapo.tracking.metrics import finite
@@ -15,74 +19,160 @@ from dapo.trainer.batch import Batch, deal_minibatches, make_batch
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.faults import UNTRAINED, report_faults
 from dapo.trainer.interrupt import check_stop
-from dapo.trainer.memory import fit_activations
+from dapo.trainer.memory import fit_activations, within_memory
+from dapo.trainer.optimizer import warmup_share
 from dapo.trainer.run import Run
 from dapo.trainer.scoring import old_values_of_critic
 from dapo.trainer.sums import Sums
 from dapo.trainer.update import update_critic
-from dapo.trainer.value import Values, estimate_advantages, explained_variance_of
-
-HELD_OUT_SHARE = 8  # one problem in eight is never trained on here, so that explained variance means something
+from dapo.trainer.value import FOLDS, Foretold, Values, estimate_advantages, has_stopped_rising, newest
 
 
 def pretrain_value(run: Run) -> None:
-    """Sample from the fixed policy without any filter, fit the critic, measure it on held-out problems.
+    """Sample from the fixed policy without any filter and fit the critic, until it foretells new problems no better.
 
-    Goes on after the last step of the stage that a checkpoint holds.
+    Each step's responses are foretold before they are learnt from: problems that come for the first time are held out
+    until then. Goes on after the last step of the stage that a checkpoint holds.
     """
-    sampling = run.config.sampling.model_copy(update={"dynamic": False})
-    for step in run.remaining_value_steps():
-        start = time.perf_counter()
-        run.begin_step()
-        filled = fill_step(
-            run.collector,
-            run.source,
-            sampling,
-            CarryState(),
-            filter_truncated=False,
-            max_prompts_tried=sampling.prompts_per_step,
-            progress=run.on_fill,
+    if not run.is_pretraining:
+        return
+    sampling = pretraining_of(run)
+    with responses_per_prompt(run, sampling.responses_per_prompt):
+        for step in run.remaining_value_steps():
+            value_step(run, step, sampling)
+    run.event("critic", outcome_of(run, sampling))
+
+
+def outcome_of(run: Run, sampling: SamplingConfig) -> str:
+    """What the stage has reached, in words."""
+    n_responses = run.value_steps * sampling.prompts_per_step * sampling.responses_per_prompt
+    known = newest(run.foretold) or sum(run.foretold[1:], run.foretold[0])
+    if has_stopped_rising(run.foretold):
+        end = "no longer rising"
+    elif run.value_steps < run.pretrain_steps:
+        end = "and every problem was seen"
+    else:
+        end = "and algorithm.critic.pretrain_responses is used up"
+    return (
+        f"value pretraining ended after {run.value_steps} steps, {n_responses:,} responses: explained variance on new "
+        f"problems {known.explained.variance:+.2f}, {end}"
+    )
+
+
+def value_step(run: Run, step: int, sampling: SamplingConfig) -> None:
+    start = time.perf_counter()
+    run.begin_step()
+    filled = fill_step(
+        run.collector,
+        run.source,
+        sampling,
+        CarryState(),
+        filter_truncated=False,
+        max_prompts_tried=sampling.prompts_per_step,
+        progress=run.on_fill,
+    )
+    report_faults(run, run.engine, f"step {step} of value pretraining", remedy=UNTRAINED)
+    config = run.config
+    batch = make_batch(filled.groups, unfiltered(config), run.policy.dtype)
+    if config.train.gradient_checkpointing == "auto" and batch.lengths:
+        fit_activations(run.learner, batch, config)
+    deals = [
+        in_loss(batch, groups)
+        for epoch in range(config.algorithm.critic.pretrain_epochs)
+        for groups in deal_minibatches(
+            len(batch.groups), config.train.updates_per_step, seed=config.train.seed, step=-step, epoch=epoch
         )
-        report_faults(run, run.engine, f"step {step} of value pretraining", remedy=UNTRAINED)
-        batch = make_batch(filled.groups, unfiltered(run.config), run.policy.dtype)
-        if run.config.train.gradient_checkpointing == "auto" and batch.lengths:
-            fit_activations(run.learner, batch, run.config)
-        held_out = [g for g, group in enumerate(batch.groups) if is_held_out(group.problem.id)]
-        deals = [
-            in_loss(batch, [g for g in groups if g not in held_out])
-            for groups in deal_minibatches(
-                len(batch.groups), run.config.train.updates_per_step, seed=run.config.train.seed, step=-step, epoch=0
-            )
-        ]
-        values, measured = monte_carlo(run, batch, deals), in_loss(batch, held_out)
-        sums = Sums()
-        for rows in deals:
-            if rows:
-                update_critic(run.learner, batch, values, rows, run.config, sums, run.event)
-        batch.packs.clear()
-        run.end_value_step(step)
-        for message in filled.events:
-            run.event("fill", message)
-        sums = sums.across(run.world)
-        is_taught = sums.total("critic_updates") > 0
-        line = finite(
-            {
-                "step": step,
-                "critic/loss": sums.ratio("critic_loss", "critic_updates") if is_taught else math.nan,
-                "critic/explained_variance": explained_variance_of(values, measured) if measured else math.nan,
-                "tokens/generated": filled.accounting.generated_tokens,
-                "timing.step_s": time.perf_counter() - start,
-            }
-        )
-        run.write_line("value.jsonl", line)
-        run.budget.spend(line)
-        for observer in run.observers:
-            observer.on_value_step(line, run.pretrain_steps)
-        if run.budget.is_spent:
-            run.event("budget", run.budget.spent)
-        check_stop(run)
-        if run.is_due(run.config.checkpoint.every_steps, step):
-            save_run(run)
+    ]
+    values = monte_carlo(run, batch, deals)
+    new = [g for g, group in enumerate(batch.groups) if group.visit == 0]
+    foretold = Foretold.of(values, in_loss(batch, new), len(new))
+    if step == 1:
+        fit_head(run, batch, values)
+        values = monte_carlo(run, batch, deals)
+    sums, lr = Sums(), warmup_share(config.train, step) * config.critic_lr
+    for rows in deals:
+        if rows:
+            update_critic(run.learner, batch, values, rows, config, lr, sums, run.event)
+    batch.packs.clear()
+    run.end_value_step(step, foretold)
+    for message in filled.events:
+        run.event("fill", message)
+    sums = sums.across(run.world)
+    is_taught = sums.total("critic_updates") > 0
+    line = finite(
+        {
+            "step": step,
+            "critic/loss": sums.ratio("critic_loss", "critic_updates") if is_taught else math.nan,
+            "critic/explained_variance": foretold.explained.variance if foretold.problems else math.nan,
+            "tokens/generated": filled.accounting.generated_tokens,
+            "timing.step_s": time.perf_counter() - start,
+        }
+    )
+    run.write_line("value.jsonl", line)
+    run.budget.spend(line)
+    for observer in run.observers:
+        observer.on_value_step(line, run.pretrain_steps)
+    if run.budget.is_spent:
+        run.event("budget", run.budget.spent)
+    check_stop(run)
+    if run.is_due(config.checkpoint.every_steps, step):
+        save_run(run)
+
+
+def pretraining_of(run: Run) -> SamplingConfig:
+    """As many responses a step as in training, but each to a problem of its own: difficulty is what is to be learnt.
+
+    Where there are fewer problems than that, several to each; in a control experiment groups are what is shuffled.
+    """
+    sampling, n_responses = run.config.sampling, run.config.responses_per_step
+    each = max(1, n_responses // len(run.problems.by_id))
+    if run.config.rewards.control != "none":
+        each = sampling.responses_per_prompt
+    update = {"dynamic": False, "responses_per_prompt": each, "prompts_per_step": n_responses // each}
+    return sampling.model_copy(update=update)
+
+
+@contextmanager
+def responses_per_prompt(run: Run, each: int) -> Iterator[None]:
+    usual = run.collector.responses_per_prompt
+    run.collector.responses_per_prompt = each
+    try:
+        yield
+    finally:
+        run.collector.responses_per_prompt = usual
+
+
+def fit_head(run: Run, batch: Batch, values: Values) -> None:
+    """The head that foretells what came out best, in closed form, while the backbone is the policy's."""
+    value, learner = run.learner.value, run.learner
+    assert value is not None, "only a critic has a head"
+    rows = in_loss(batch, range(len(batch.groups)))
+    device = value.critic.device
+    exact = "cpu" if device.type == "mps" else device  # where there is float64
+
+    def accumulate(budget: int) -> RidgeSums:
+        sums = RidgeSums.empty(FOLDS, value.critic.value_head.in_features + 1, exact)
+        for micro in learner.microbatches(batch, rows, budget):
+            with torch.no_grad():
+                x = value.critic(batch.packed(micro.rows, device), features_only=True)
+            if micro.counts:
+                x = torch.nn.functional.pad(x, (0, 1), value=1.0).to(exact)
+                y = values.outcome.joined(micro.rows, exact)
+                fold = [fold_of(batch.groups[int(batch.group[row])].problem.id) for row in micro.rows]
+                lengths = torch.tensor([batch.lengths[row] for row in micro.rows])
+                sums.add(x, y, torch.repeat_interleave(torch.tensor(fold), lengths).to(exact))
+        return sums
+
+    sums = within_memory(learner, batch, rows, run.config, accumulate, run.event)
+    run.world.sum_([sums.gram, sums.moment, sums.square])
+    weights = ridge(sums).to(device)
+    optimizer = value.optimizer
+    for name, head in (("value_head.weight", weights[None, :-1]), ("value_head.bias", weights[-1:])):
+        optimizer.assign(name, optimizer.part_of(name, head.contiguous()))
+
+
+def fold_of(problem_id: str) -> int:
+    return hashlib.blake2b(problem_id.encode(), digest_size=1).digest()[0] % FOLDS
 
 
 def unfiltered(config: Config) -> Config:
@@ -102,7 +192,3 @@ def monte_carlo(run: Run, batch: Batch, deals: Sequence[Sequence[int]]) -> Value
     algorithm = run.config.algorithm.model_copy(update={"gae": gae})
     old = old_values_of_critic(run.learner, run.learner.value, batch, run.config, run.event, deals=deals)
     return estimate_advantages(batch, run.config.model_copy(update={"algorithm": algorithm}), old)
-
-
-def is_held_out(problem_id: str) -> bool:
-    return hashlib.blake2b(problem_id.encode(), digest_size=1).digest()[0] % HELD_OUT_SHARE == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -34,6 +35,7 @@ from dapo.trainer.learner import Learner
 from dapo.trainer.observer import Observer
 from dapo.trainer.problems import EncodedSet
 from dapo.trainer.source import OrderedSource
+from dapo.trainer.value import Foretold, has_stopped_rising
 from dapo.types import Group, Judge
 
 
@@ -60,6 +62,7 @@ class Run:
     step: int = 0  # steps done
     is_stopping: bool = False  # asked to stop by a signal
     value_steps: int = 0  # steps of value pretraining done
+    foretold: list[Foretold] = field(default_factory=list)  # what the critic knew of new problems, per such step
     saved: str = ""  # name of the newest checkpoint
     started: float = field(default_factory=time.monotonic)
     token_pieces: TokenPieces | None = None
@@ -72,13 +75,17 @@ class Run:
 
     @property
     def pretrain_steps(self) -> int:
-        """Steps of value pretraining this run has before its first own step."""
+        """Steps of value pretraining this run has at most before its first own step."""
         critic = self.config.algorithm.critic
-        return critic.pretrain_steps if self.learner.value is not None and critic.path is None else 0
+        if self.learner.value is None or critic.path is not None:
+            return 0
+        return math.ceil(critic.pretrain_responses / self.config.responses_per_step)
 
     @property
     def is_pretraining(self) -> bool:
-        return self.value_steps < self.pretrain_steps
+        """Until the responses are used up, every problem was seen, or the critic foretells new ones no better."""
+        is_all_seen = self.ordered.order.n_submitted >= len(self.problems.by_id)
+        return self.value_steps < self.pretrain_steps and not is_all_seen and not has_stopped_rising(self.foretold)
 
     @property
     def is_complete(self) -> bool:
@@ -134,9 +141,10 @@ class Run:
             for group in resolved:
                 self.posteriors.observe(group)
 
-    def end_value_step(self, value_steps: int) -> None:
+    def end_value_step(self, value_steps: int, foretold: Foretold) -> None:
         """A step of value pretraining is done and cannot be taken back any more."""
         self.value_steps = value_steps
+        self.foretold.append(foretold)
         self._boundary = None
 
     def sampling_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

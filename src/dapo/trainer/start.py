@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dapo.commands import dapo_command
+from dapo.config.horizon import warnings_of
 from dapo.config.load import Resolved, to_toml
 from dapo.config.model_shapes import model_location
 from dapo.distributed.world import ALONE, World
@@ -57,4 +58,6 @@ def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = 
     if world.is_first:
         replace_file(folder / "config.toml", to_toml(config))
     world.barrier()
+    for warning in warnings_of(config):
+        run.event("config", warning)
     return run

@@ -18,7 +18,7 @@ from dapo.trainer.batch import Batch, deal_minibatches
 from dapo.trainer.dealing import own_rows, share_rows
 from dapo.trainer.learner import Learner
 from dapo.trainer.memory import Event, fit_activations, within_memory
-from dapo.trainer.optimizer import UpdateOutcome, scheduled_lr
+from dapo.trainer.optimizer import UpdateOutcome, lr_share
 from dapo.trainer.ragged import Ragged
 from dapo.trainer.scoring import estimate_values, keep_old, old_values, score, score_old, scores_itself
 from dapo.trainer.sums import Sums, Totals, observe_tokens, summarise
@@ -61,11 +61,12 @@ def update_policy(
     values = estimate_values(learner, batch, config, event, deals=deals)
     scored = time.perf_counter()
     sums, first = Sums(), learner.updates
-    lr = scheduled_lr(config.train, step)
+    share = lr_share(config.train, step)
+    lr, critic_lr = share * config.train.lr, share * config.critic_lr
     for done, rows in enumerate(deals):
         if rows:
             if values is not None:
-                update_critic(learner, batch, values, rows, config, sums, event)
+                update_critic(learner, batch, values, rows, config, critic_lr, sums, event)
             update_once(learner, batch, rows, config, lr, sums, record, is_old=rows is first_rows, event=event)
             first_rows = []
         progress(done + 1, len(deals))
@@ -151,6 +152,7 @@ def update_critic(
     values: Values,
     rows: Sequence[int],
     config: Config,
+    lr: float,
     sums: Sums,
     event: Event,
 ) -> None:
@@ -170,7 +172,7 @@ def update_critic(
         return seen
 
     seen = within_memory(learner, batch, rows, config, accumulate, event, undo=value.optimizer.zero_grad)
-    outcome = value.optimizer.step(critic.lr)
+    outcome = value.optimizer.step(lr)
     if not outcome.is_skipped:
         sums.merge(seen)
     if learner.world.is_first:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dapo.algorithms.advantages import decoupled_gae, gae, length_adaptive_lambda, whiten
-from dapo.algorithms.diagnostics import explained_variance
+from dapo.algorithms.diagnostics import ExplainedSums, explained_variance
 from dapo.algorithms.losses import kl_penalty, value_loss
 from dapo.algorithms.shaping import token_rewards
 from dapo.config.schema import Config
@@ -19,6 +20,9 @@ from dapo.trainer.optimizer import Optimizer
 from dapo.trainer.ragged import Ragged, token_mask
 
 PADDED_VALUES = 1 << 24  # of the rows that GAE works on at a time
+ENOUGH_PROBLEMS = 100  # new to the critic, for an explained variance that pretraining is ended by
+WINDOW, RISE = 3, 0.01  # steps of pretraining that are looked at together, and what is a rise of explained variance
+FOLDS = 4  # of problems, for a head fitted in closed form
 
 
 @dataclass(slots=True)
@@ -67,7 +71,9 @@ def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Rag
         alpha = settings.length_adaptive_alpha
         lam: float | Tensor = settings.lam
         if alpha is not None:
-            lam = length_adaptive_lambda(torch.tensor(lengths, dtype=value.dtype), alpha=alpha)
+            lam = length_adaptive_lambda(
+                torch.tensor(lengths, dtype=value.dtype), alpha=alpha, floor=settings.length_adaptive_floor
+            )
         advantage, ret = decoupled_gae(reward, value, mask, gamma=settings.gamma, lam=lam, lam_critic=target_lam)
         _, came_out = gae(reward, value, mask, gamma=settings.gamma, lam=1.0)
         batch.advantage.put(rows, advantage[mask])
@@ -98,6 +104,43 @@ def value_share(
     return value_loss(value, old, target, clip=clip)
 
 
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """What the critic knew of problems that were new to it, in one or several steps of value pretraining."""
+
+    problems: int
+    explained: ExplainedSums
+
+    @classmethod
+    def of(cls, values: Values, rows: Sequence[int], problems: int) -> Foretold:
+        if not rows:
+            return cls(0, ExplainedSums())
+        return cls(problems, ExplainedSums.of(values.old.joined(rows, "cpu"), values.outcome.joined(rows, "cpu")))
+
+    @classmethod
+    def restore(cls, state: dict[str, Any]) -> Foretold:
+        return cls(state["problems"], ExplainedSums(**state["explained"]))
+
+    def __add__(self, other: Foretold) -> Foretold:
+        return Foretold(self.problems + other.problems, self.explained + other.explained)
+
+
+def newest(foretold: Sequence[Foretold]) -> Foretold | None:
+    """The newest `WINDOW` steps together, more where these have too few new problems; None without enough."""
+    pooled = None
+    for n, step in enumerate(reversed(foretold), start=1):
+        pooled = step if pooled is None else step + pooled
+        if n >= WINDOW and pooled.problems >= ENOUGH_PROBLEMS:
+            return pooled
+    return None
+
+
+def has_stopped_rising(foretold: Sequence[Foretold]) -> bool:
+    """Whether the critic foretells new problems no better than it did `WINDOW` steps ago."""
+    now, before = newest(foretold), newest(foretold[:-WINDOW])
+    return now is not None and before is not None and now.explained.variance < before.explained.variance + RISE
+
+
 def explained_variance_of(values: Values, rows: Sequence[int]) -> float:
     """Of what came out by the critic's values at the start of the step, over the tokens of some rows.
 
@@ -105,4 +148,4 @@ def explained_variance_of(values: Values, rows: Sequence[int]) -> float:
     """
     if not rows:
         return 0.0
-    return explained_variance(values.old.joined(rows, "cpu").double(), values.outcome.joined(rows, "cpu").double())
+    return explained_variance(values.old.joined(rows, "cpu"), values.outcome.joined(rows, "cpu"))

@@ -60,7 +60,7 @@ REASONS = {
     "algo.advantage": "a group advantage has neither discount nor λ.",
     "use_dynamic_batch": "always so here.",
     "deepspeed_enable_sleep": MEMORY,
-    "freezing_actor_steps": "algorithm.critic.pretrain_steps.",
+    "freezing_actor_steps": "algorithm.critic.pretrain_responses.",
 }
 TASK = ("train.agent_func_path", "reward_*", "reward.*", "remote_rm_url", "input_template", "data.*")
 TRAINING = (
@@ -148,7 +148,7 @@ def advantage(s: Settings, out: Translation) -> bool:
     out.take("algorithm.critic.lr", s.real("critic.adam.lr", "critic_learning_rate", default=9e-6))
     out.take("algorithm.critic.value_clip", s.real("critic.value_clip", "value_clip", default=0.5))
     frozen = s.integer("critic.freezing_steps", "freezing_actor_steps", default=-1)
-    out.take("algorithm.critic.pretrain_steps", frozen, max(0, frozen.value))
+    out.take("algorithm.critic.pretrain_responses", frozen, max(0, frozen.value) * out.responses_per_step)
     return True
 
 

@@ -219,6 +219,10 @@ class Translation:
         if found.is_given:
             self.take(key, found, value)
 
+    @property
+    def responses_per_step(self) -> int:
+        return int(self.keys["sampling.prompts_per_step"] * self.keys["sampling.responses_per_prompt"])
+
     def has_none(self, setting: object, why: str, weight: Weight = Weight.TRAINING) -> None:
         self.missing.append(Remark(str(setting), why, weight))
 

@@ -232,9 +232,10 @@ def critic(s: Settings, out: Translation) -> None:
     out.take("algorithm.critic.lr", s.real("critic.optim.lr", default=1e-5))
     out.take("algorithm.critic.value_clip", s.real("critic.cliprange_value", default=0.5))
     warmup = s.integer("trainer.critic_warmup", default=0)
-    out.take("algorithm.critic.pretrain_steps", warmup)
+    out.take("algorithm.critic.pretrain_responses", warmup, warmup.value * out.responses_per_step)
     if warmup.value:
-        out.means_other(warmup.origin, "the policy stands still meanwhile, and the critic learns Monte-Carlo returns.")
+        said = "the policy stands still meanwhile, and the critic learns Monte-Carlo returns while it gets better."
+        out.means_other(warmup.origin, said)
     for key in [key for key in s.by_key if key.startswith("critic.") and key not in s.asked]:
         s.find(key)
         out.has_none(s.by_key[key], "the critic starts from the policy and shares its other settings.")
