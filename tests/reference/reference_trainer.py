@@ -124,12 +124,12 @@ class ReferenceTrainer:
         y = torch.cat([row.outcome for row in rows])
         folds = [blake2b(row.problem.encode(), digest_size=1).digest()[0] % 4 for row in rows]
         fold = torch.cat([torch.full((len(row.tokens),), f) for row, f in zip(rows, folds, strict=True)])
-        strengths = [10.0**k * float((X**2).sum(dim=0).mean()) for k in range(-6, 2)]
+        strengths = [10.0**k * float((X**2).sum(dim=0).mean()) for k in range(1, -7, -1)]
 
         def miss(s: float) -> float:
             return sum(float(((y - X @ ridge(X[fold != f], y[fold != f], s))[fold == f] ** 2).sum()) for f in range(4))
 
-        w = ridge(X, y, min(strengths, key=miss))
+        w = ridge(X, y, min([math.inf, *strengths], key=miss))
         self.critic.value_head.weight.copy_(w[None, :-1])
         self.critic.value_head.bias.copy_(w[-1:])
 
@@ -397,6 +397,8 @@ def critic_rate(keys: Keys) -> float:
 def ridge(X: Tensor, y: Tensor, strength: float) -> Tensor:
     """Least squares of a longer system: a line √s for every feature but the constant, which is to come out 0."""
     H = X.shape[1]
+    if math.isinf(strength):
+        return torch.cat([torch.zeros(H - 1, dtype=X.dtype), y.mean()[None]])
     longer = torch.cat([X, math.sqrt(strength) * torch.eye(H, dtype=X.dtype)[:-1]])
     return torch.linalg.lstsq(longer, torch.cat([y, torch.zeros(H - 1, dtype=X.dtype)])[:, None]).solution[:, 0]
 

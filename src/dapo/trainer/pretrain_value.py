@@ -12,6 +12,7 @@ import torch
 
 from dapo.algorithms.regression import RidgeSums, ridge
 from dapo.config.schema import Config, SamplingConfig
+from dapo.distributed.shards import reshard
 from dapo.sampling.carry import CarryState
 from dapo.sampling.dynamic import fill_step
 from dapo.tracking.metrics import finite
@@ -169,6 +170,7 @@ def fit_head(run: Run, batch: Batch, values: Values) -> None:
     optimizer = value.optimizer
     for name, head in (("value_head.weight", weights[None, :-1]), ("value_head.bias", weights[-1:])):
         optimizer.assign(name, optimizer.part_of(name, head.contiguous()))
+    reshard(value.critic)  # else the next pass would run with the head that this one gathered
 
 
 def fold_of(problem_id: str) -> int:
