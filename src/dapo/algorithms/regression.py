@@ -65,9 +65,10 @@ def left_out_miss(sums: RidgeSums, fold: int, strength: float) -> Tensor:
 
 def solve(gram: Tensor, moment: Tensor, strength: float) -> Tensor:
     if math.isinf(strength):  # the mean, 0 of nothing
-        w = torch.zeros_like(moment)
-        w[-1] = moment[-1] / gram[-1, -1].clamp(min=1)
-        return w
+        alone = torch.zeros_like(moment)
+        alone[-1] = moment[-1] / gram[-1, -1].clamp(min=1)
+        return alone
     penalty = torch.full_like(moment, strength)
     penalty[-1] = 0 if gram[-1, -1] > 0 else 1  # a mean is not shrunk, unless there is none
-    return torch.linalg.solve(gram + penalty.diag(), moment)
+    w: Tensor = torch.linalg.solve(gram + penalty.diag(), moment)
+    return w
