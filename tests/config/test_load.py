@@ -27,7 +27,7 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_the_presets_and_recipes_that_the_readme_promises_are_there():
-    assert preset_names() == ["dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "ppo", "vanilla-ppo", "vapo"]
+    assert preset_names() == ["dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "ppo", "rft", "vanilla-ppo", "vapo"]
     assert recipe_names() == [
         "arithmetic-smollm2-135m",
         "dapo-math-7b-8x80gb",
@@ -210,6 +210,8 @@ def test_a_config_cannot_be_changed_after_loading():
         ("rollout.tensor_parallel=2", ["rollout.tensor_parallel: has no effect here", "rollout.engine"]),
         ("rollout.vllm.gpu_memory_share=0.5", ["rollout.vllm.gpu_memory_share: has no effect here", "rollout.engine"]),
         ("data.eval=[1, 2]", ["data.eval"]),
+        ("algorithm.advantage=none", ["algorithm.advantage", "nothing is learnt", "positive_nll = 1.0"]),
+        ("algorithm.critic.pretrain_steps=50", ["no such key any more", "pretrain_responses"]),
     ],
 )
 def test_bad_overrides_name_key_value_reason_and_remedy(override: str, parts: list[str]):

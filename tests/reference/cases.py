@@ -56,6 +56,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sampling.max_staleness_updates": 16,
         "train.warmup_steps": 20,
     },
+    "rft": {
+        "algorithm.advantage": "none",
+        "algorithm.mean": "token",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "algorithm.positive_nll": 1.0,
+    },
     "ppo": {
         "algorithm.advantage": "gae",
         "algorithm.mean": "token",
@@ -128,7 +135,7 @@ CASES = (
     Case("sampling.responses_per_prompt", (4, 5), DAPO),
     Case("sampling.temperature", (1.0, 0.7, 1.6), GRPO),
     Case("sampling.temperature", (0.7, 1.6), KL_IN_REWARD),
-    Case("algorithm.advantage", ("group", "gae"), {"preset": "ppo"}),
+    Case("algorithm.advantage", ("group", "gae", "none"), {"preset": "ppo", "algorithm.positive_nll": 0.3}),
     Case("algorithm.mean", ("token", "sequence", "prompt", "constant"), DAPO),
     Case("algorithm.mean", ("token", "sequence", "prompt", "constant"), ALL_TERMS),
     Case("algorithm.mean_constant_tokens", (None, 5, 40), {"preset": "dr-grpo"}),

@@ -74,6 +74,9 @@ class ReferenceTrainer:
         keys, rows = self.keys, rows_of(groups, self.keys)
         if keys["algorithm.advantage"] == "group":
             group_advantages(rows, keys)
+        elif keys["algorithm.advantage"] == "none":
+            for row in rows:
+                row.advantage = torch.zeros(len(row.tokens))
         self.score(rows)
         if self.critic is not None:
             gae_advantages(rows, keys)

@@ -161,7 +161,19 @@ def check_carrying(config: Config) -> None:
         )
 
 
+def check_loss(config: Config) -> None:
+    """There is something to learn from."""
+    if config.algorithm.advantage == "none" and not config.algorithm.positive_nll:
+        raise _error(
+            "algorithm.advantage",
+            "none",
+            "without a policy gradient and with algorithm.positive_nll = 0 nothing is learnt.",
+            "Set algorithm.positive_nll = 1.0 (rejection-sampling fine-tuning, preset rft).",
+        )
+
+
 CHECKS = (
+    check_loss,
     check_group_size,
     check_clip,
     check_overlong,
@@ -188,7 +200,12 @@ class Needs:
 
 
 NEEDS = (
-    Needs(("algorithm.group.",), lambda c: not c.has_critic, 'algorithm.advantage = "group"', "algorithm.advantage"),
+    Needs(
+        ("algorithm.group.",),
+        lambda c: c.algorithm.advantage == "group",
+        'algorithm.advantage = "group"',
+        "algorithm.advantage",
+    ),
     Needs(
         ("algorithm.gae.", "algorithm.critic."),
         lambda c: c.has_critic,

@@ -78,6 +78,8 @@ def _switch(is_on: bool) -> str:
 
 def _advantage(config: Config) -> str:
     algorithm = config.algorithm
+    if algorithm.advantage == "none":
+        return "none: imitation of correct responses alone"
     if not config.has_critic:
         return f"group of {config.sampling.responses_per_prompt}, std {algorithm.group.std}"
     gae = algorithm.gae

@@ -214,7 +214,10 @@ class KlConfig(Section):
 class AlgorithmConfig(Section):
     """Which advantage, which clip, which mean, which extra losses. A preset is a choice of these."""
 
-    advantage: Literal["group", "gae"] = Field(description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic.")
+    advantage: Literal["group", "gae", "none"] = Field(
+        description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: no policy gradient, imitation of "
+        "correct responses alone (positive_nll)."
+    )
     mean: Literal["token", "sequence", "prompt", "constant"] = Field(
         description="token: eq. 12. sequence: GRPO. prompt: eq. 8 to the letter. constant: Dr. GRPO."
     )
