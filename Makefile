@@ -13,7 +13,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 .PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-distributed test-scale test-vllm test-browser test-trackers \
-	test-package check format lint types docs bench bench-gpu clean
+	test-peers test-package check format lint types docs bench bench-gpu clean
 
 help:
 	@echo "make quickstart   first result on this machine"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-scale   both of these"
 	@echo "make test-browser the report in a real Chromium, which is installed if there is none"
 	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
+	@echo "make test-peers   the same rollouts through TRL's GRPOTrainer and through our update; TRL has an environment of its own"
 	@echo "make test-package wheel and sdist, built, looked into, installed and run from another folder"
 	@echo "make docs         the documentation as a site in site/, every link checked"
 	@echo "make bench        speed on this CPU, written to docs/results/bench-cpu.json"
@@ -48,7 +49,7 @@ install: $(INSTALLED)
 
 # One after the other: several pips at once fetch the same packages several times.
 environments: $(INSTALLED)
-	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
+	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.peers $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
 		$(MAKE) --no-print-directory $$made || exit 1; done
 
 quickstart: $(INSTALLED)
@@ -59,7 +60,7 @@ ladder-smoke: $(INSTALLED)
 
 # Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less.
 TESTS ?=
-EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not distributed
+EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not distributed
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" $(TESTS)
@@ -103,6 +104,17 @@ $(VENV)/.trackers: $(INSTALLED)
 
 test-trackers: $(VENV)/.trackers
 	@PYTHONPATH=src $(VENV)/trackers/bin/python -m pytest -m trackers tests/tracking
+
+# TRL sees the project's environment, but does not change it: of its own dependencies only accelerate is missing there.
+$(VENV)/.peers: $(INSTALLED)
+	@$(PYTHON) -m venv $(VENV)/peers
+	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt psutil
+	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps trl==1.16.0 accelerate==1.15.0
+	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/peers/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	@touch $@
+
+test-peers: $(VENV)/.peers
+	@OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/peers/bin/python -m pytest -m peers tests/peers
 
 # Ray and peft see the project's environment, but do not change it; peft's own dependencies are there already.
 $(VENV)/.scale: $(INSTALLED)

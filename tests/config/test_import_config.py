@@ -326,6 +326,26 @@ def test_losses_we_do_not_have_are_refused_with_their_line(tmp_path: Path):
         translate(path)
 
 
+@pytest.mark.parametrize(
+    ("given", "setting", "why"),
+    [
+        ("mask_truncated_completions: true\nloss_type: grpo", "mask_truncated_completions", "TRL divides by all"),
+        ("mask_truncated_completions: true\nloss_type: dapo", "mask_truncated_completions", None),
+        ("steps_per_generation: 4", "steps_per_generation", "whole groups"),
+        ("steps_per_generation: 1", "steps_per_generation", None),
+        ("warmup_steps: 3", "warmup_steps", "lr / warmup_steps"),
+        ("warmup_steps: 0", "warmup_steps", None),
+        ("beta: 0.1", "beta", "at most 10 a token"),
+    ],
+)
+def test_what_trl_defines_otherwise_is_said(tmp_path: Path, given: str, setting: str, why: str | None):
+    """Each is shown to be so by `dapo bench parity`."""
+    out = translate(write(tmp_path, "a.yaml", f"num_generations: 8\nmax_steps: 40\n{given}\n"))
+    found = [remark.why for remark in out.differs if remark.setting.partition(" ")[0] == setting]
+    assert (why is None) == (not found)
+    assert why is None or why in found[0]
+
+
 def test_steps_below_one_are_a_share_of_all(tmp_path: Path):
     def trl(*lines: str) -> Translation:
         return translate(write(tmp_path, "a.yaml", "\n".join(["num_generations: 8", *lines])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from dapo.cli.bench_parity import bench_parity
 from dapo.cli.bench_rollout import bench_rollout
 from dapo.cli.bench_sampling import bench_sampling
 from dapo.cli.bench_step import bench_step
@@ -11,6 +12,7 @@ from dapo.cli.bench_train import bench_train
 from dapo.cli.bench_verify import bench_verify
 
 command = typer.Typer(no_args_is_help=True, help="Measure speed against the peers that are installed.")
+command.command("parity")(bench_parity)
 command.command("rollout")(bench_rollout)
 command.command("sampling")(bench_sampling)
 command.command("step")(bench_step)

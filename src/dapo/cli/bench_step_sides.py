@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.cli import trl_peer
+from dapo.cli.bench_peer import run_peer
 from dapo.cli.bench_step_plan import Plan
 from dapo.cli.bench_timing import free_memory
 from dapo.types import Judge, Judgement, StopReason, Verdict
@@ -119,29 +115,8 @@ def our_settings(plan: Plan) -> str:
 
 def peer_steps(plan: Plan, folder: Path, python: str, minutes: float) -> Row:
     (folder / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": str(plan.threads), "TRANSFORMERS_VERBOSITY": "error"}
-    environment.pop("PYTHONPATH", None)  # another interpreter has packages of its own
-    said = folder / "peer.txt"
-    try:
-        with said.open("wb") as out:  # a file holds what it said also when its time is up
-            peer = subprocess.Popen(
-                [python, str(Path(trl_peer.__file__)), str(folder)],
-                stdout=out, stderr=out, env=environment, start_new_session=True,
-            )  # fmt: skip
-    except OSError as error:
-        return {"settings": f"did not run: {error}"}
-    try:
-        reason = f"exit {peer.wait(60 * minutes)}"
-    except subprocess.TimeoutExpired:
-        reason = f"{minutes:g} minutes are over"
-    finally:  # also what it has started, and when we are interrupted
-        with suppress(ProcessLookupError):
-            os.killpg(peer.pid, signal.SIGKILL)
-        peer.wait()
-    words = said.read_text(encoding="utf-8", errors="replace").splitlines()
+    reason, words = run_peer(python, Path(trl_peer.__file__), folder, threads=plan.threads, minutes=minutes)
     lines = [json.loads(line) for line in words if line.startswith('{"trl"')]
     if not lines:
-        last = next((line.strip() for line in reversed(words) if line.strip()), "nothing")
-        sys.stderr.write("".join(f"peer: {line}\n" for line in words[-40:]))
-        return {"settings": f"did not run: {reason}; its last words: {last}"}
+        return {"settings": f"did not run: {reason}"}
     return seconds_of(lines[0]["marks"]) | {"settings": f"{lines[0]['trl']}: {lines[0]['settings']}"}

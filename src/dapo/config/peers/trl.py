@@ -174,6 +174,9 @@ def batches(s: Settings, out: Translation, gpus: int) -> tuple[int, int]:
             f"counts completions per device: on {gpus} GPU(s) {completions} completions = {prompts} prompts per step. "
             "The number of GPUs is not in the file: --gpus.",
         )
+    if updates > 1:
+        origin = whole.origin if whole.is_given else passes.origin
+        out.means_other(origin, f"the {updates} updates of a step get whole groups; TRL deals its rows at random.")
     out.take("train.epochs_per_step", s.count("num_iterations", default=1))
     return prompts, updates
 
@@ -212,7 +215,8 @@ def algorithm(s: Settings, out: Translation) -> None:
     if beta.value:
         out.put("algorithm.kl.kind", "k3", "TRL's estimator")
         out.put("algorithm.kl.place", "loss", "TRL's place")
-        out.means_other(beta.origin, "k3 in the loss, without the factor of use_bias_correction_kl.")
+        why = "k3 in the loss, at most 10 a token, without the factor of use_bias_correction_kl (TRL's default)."
+        out.means_other(beta.origin, why)
     s.find("use_bias_correction_kl")
     out.put("sampling.dynamic", False, "TRL has none")
     importance(s, out)
@@ -244,7 +248,10 @@ def lengths(s: Settings, out: Translation) -> None:
         out.means_other(prompt.origin, "a longer prompt is dropped and counted, not cut.")
     length = s.integer("max_completion_length", default=512)
     out.take("limits.max_response_tokens", length)
-    out.take("shaping.overlong_filter", s.flag("mask_truncated_completions", default=False))
+    masked = s.flag("mask_truncated_completions", default=False)
+    out.take("shaping.overlong_filter", masked)
+    if masked.value and out.keys["algorithm.mean"] in ("sequence", "constant"):
+        out.means_other(masked.origin, "the loss is divided by the rows that are left; TRL divides by all of them.")
     buffer = s.integer("overlong.soft_punish_cache")
     limit = s.integer("overlong.max_completion_len")
     out.put(
@@ -292,6 +299,8 @@ def steps(s: Settings, out: Translation, *, rows: int | None, updates: int, trai
     share = 0 < warmup.value < 1
     n_warm = round(warmup.value * total) if share else -(-int(warmup.value) // per_step)
     out.take("train.warmup_steps", warmup, n_warm)
+    if n_warm:
+        out.means_other(warmup.origin, "the first step has the rate lr / warmup_steps; TRL's first update has none.")
 
 
 def evaluation(s: Settings, out: Translation) -> None:
