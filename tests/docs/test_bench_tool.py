@@ -37,3 +37,13 @@ def test_a_benchmark_that_fails_says_why():
     found = bench.measured("bench step --sides dapo --tokens 16")
     assert "overlong buffer" in found["failed"]
     assert "failed: " in bench.as_markdown(found)
+
+
+def test_the_comparison_with_verl_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    spec = importlib.util.spec_from_file_location("verl_functions", ROOT / "tools/verl_functions.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look there
+    spec.loader.exec_module(module)
+    with pytest.raises(SystemExit, match="2"):
+        module.load_verl(tmp_path)
+    assert f"{tmp_path}: no verl checkout" in capsys.readouterr().err
