@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("trl", reason="TRL is in an environment of its own: make test-peers")
-
 from dapo.algorithms import advantages, aggregate, losses
 from dapo.cli.bench_parity import SHIPPED
 from dapo.cli.parity_cases import CASES, Case

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +20,23 @@ from typing import Any
 def main(folder: Path) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # its rollout_func may change from version to version: pinned in CI
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     import torch
     import transformers
     import trl
 
     torch.set_num_threads(plan["threads"])
-    for case in plan["cases"]:
-        replay(folder / case)
     versions = f"TRL {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
+    if "cases" in plan:
+        for case in plan["cases"]:
+            replay(folder / case)
+    else:
+        train(folder, plan)
     (folder / "versions.json").write_text(json.dumps(versions), encoding="utf-8")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # vLLM's own end may take minutes
 
 
 # ------------------------------------------------------------------ recorded rollouts
@@ -120,6 +128,113 @@ def recorded_reward(recorded: list[float], **_: Any) -> list[float]:
     return recorded
 
 
+# ------------------------------------------------------------------ a whole run
+
+
+def train(folder: Path, plan: dict[str, Any]) -> None:
+    """From the start or the newest checkpoint to the end, or as far as the time goes."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOTrainer
+
+    ask = question_pipe()
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(plan["model"], padding_side="left")
+    check_prompts(tokenizer, rows)
+    settings = read_config(folder) | {"use_cpu": plan["use_cpu"], "use_vllm": plan["use_vllm"]}
+    settings.pop("model_name_or_path")
+    if plan["use_vllm"]:
+        settings = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3} | settings
+    options = trl_config(settings, folder)
+
+    def reward(completions: list[Any], completion_ids: list[list[int]], row: list[int], **_: Any) -> Any:
+        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+        cut = [len(ids) >= options.max_completion_length and ids[-1] not in ends for ids in completion_ids]
+        asked = zip(row, texts, cut, strict=True)
+        return ask([{"row": r, "text": text, "is_truncated": is_cut} for r, text, is_cut in asked])
+
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(plan["model"], dtype=torch.float32),
+        processing_class=tokenizer,
+        reward_funcs=[reward],
+        args=options,
+        train_dataset=Dataset.from_list([{"prompt": row["prompt"], "row": row["row"]} for row in rows]),
+        callbacks=[watch(folder, plan)],
+    )
+    ends = set(trainer.eos_token_ids)
+    checkpoints = sorted((folder / "out").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
+    if trainer.state.global_step >= options.max_steps:
+        (folder / "finished").touch()
+
+
+def question_pipe() -> Any:
+    """Asks whoever started this process, a JSON line for a JSON line; what else is printed goes to stderr."""
+    asked = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def ask(question: Any) -> Any:
+        asked.write(json.dumps(question) + "\n")
+        asked.flush()
+        return json.loads(sys.stdin.readline())
+
+    return ask
+
+
+def check_prompts(tokenizer: Any, rows: list[dict[str, Any]]) -> None:
+    """TRL's tokens of a prompt must be those that the other side trains on."""
+    for row in rows:
+        if isinstance(row["prompt"], str):
+            tokens = tokenizer(text=[row["prompt"]])["input_ids"][0]
+        else:
+            tokens = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=True)
+            tokens = tokens["input_ids"]
+        if list(tokens) != row["tokens"]:
+            raise SystemExit(f"problem {row['row']}: TRL makes other tokens of its prompt than we do")
+
+
+def watch(folder: Path, plan: dict[str, Any]) -> Any:
+    """Notes every step's seconds, keeps the model where it is evaluated, and stops in time with a checkpoint."""
+    import torch
+    from transformers import TrainerCallback
+
+    end = time.perf_counter() + plan["seconds"]
+
+    class Watch(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.start = self.now()
+
+        def on_step_end(self, *parts: Any, **more: Any) -> None:
+            state, control = parts[1], parts[2]
+            line = {"step": state.global_step, "seconds": self.now() - self.start}
+            with (folder / "times.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            if state.global_step in plan["snapshots"]:
+                keep(more["model"], more["processing_class"], folder / f"step-{state.global_step}", plan["use_cpu"])
+            if time.perf_counter() > end and state.global_step < state.max_steps:
+                control.should_save = control.should_training_stop = True
+
+        def now(self) -> float:
+            if not plan["use_cpu"]:
+                torch.cuda.synchronize()
+            return time.perf_counter()
+
+    return Watch()
+
+
+def keep(model: Any, tokenizer: Any, folder: Path, use_cpu: bool) -> None:
+    """A model folder, whole or not at all; in 16 bits where the other side evaluates in 16 bits."""
+    import torch
+
+    aside = folder.with_name(f".{folder.name}")
+    dtype = torch.float32 if use_cpu else torch.bfloat16
+    weights = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(aside, state_dict=weights)
+    tokenizer.save_pretrained(aside)
+    aside.replace(folder)
+
+
 # ------------------------------------------------------------------ the config
 
 
@@ -129,7 +244,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     settings: dict[str, Any] = yaml.safe_load((folder / "trl.yaml").read_text(encoding="utf-8"))
     for name in ("dataset_name", "dataset_train_split"):  # of `trl grpo`'s command line, not of GRPOConfig
         settings.pop(name, None)
-    return settings
+    return {key: as_number(value) for key, value in settings.items()}
+
+
+def as_number(value: Any) -> Any:
+    """YAML takes 1e-6 for a word; TRL's command line, which knows the field's type, does not."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def trl_config(settings: dict[str, Any], folder: Path) -> Any:
