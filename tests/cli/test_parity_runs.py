@@ -129,6 +129,7 @@ def test_keys_of_trl_are_read_as_yaml():
         (["--steps", "3"], "--steps: has no effect on recorded rollouts"),
         (["--out", "x", "--sides", "verl"], "no side verl"),
         (["--out", "x", "--seeds", "one"], "--seeds one: not numbers"),
+        (["--config", str(Path(__file__))], "is neither YAML nor JSON"),
         (["--out", "x", "--peer-set", "lr"], "--peer-set lr: is no KEY=VALUE"),
     ],
 )

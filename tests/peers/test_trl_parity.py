@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dapo.algorithms import advantages, aggregate, losses
-from dapo.cli.bench_parity import SHIPPED
+from dapo.cli.bench_parity import SHIPPED, read_config
 from dapo.cli.parity_cases import CASES, Case
 from dapo.cli.parity_replay import Gap, Replayed, compare, replay
 from dapo.trainer import batch, update
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.peers
 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> Replayed:
-    return replay(tmp_path_factory.mktemp("parity"), SHIPPED, sys.executable, peer_minutes=10)
+    return replay(tmp_path_factory.mktemp("parity"), read_config(SHIPPED), sys.executable, peer_minutes=10)
 
 
 def gap_of(replayed: Replayed, name: str) -> Gap:

@@ -23,7 +23,15 @@ def bench_parity(
     out: Annotated[
         Path | None, typer.Option(help="Train both for real into this folder; what is there goes on.")
     ] = None,
-    config: Annotated[Path, typer.Option(help="The GRPO config in TRL's form; default: the shipped one.")] = SHIPPED,
+    config: Annotated[
+        Path,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="The GRPO config in TRL's form, YAML or JSON; default: the shipped one.",
+        ),
+    ] = SHIPPED,
     model: Annotated[str, typer.Option(help="With --out: model folder, in place of the config's.")] = "",
     train: Annotated[str, typer.Option(help="With --out: training problems, in place of the config's.")] = "",
     eval_set: Annotated[str, typer.Option("--eval", help="With --out: held-out problems of the curves.")] = "",
@@ -76,7 +84,7 @@ def bench_parity(
     from dapo.cli.parity_replay import compare, replay
 
     with tempfile.TemporaryDirectory() as name:
-        replayed = replay(Path(name), config, peer_python, peer_minutes)
+        replayed = replay(Path(name), read_config(config), peer_python, peer_minutes)
         gaps = [compare(folder, case, replayed.steps) for folder, case in replayed.cases.items()]
     if as_json:
         typer.echo(json.dumps({"peer": replayed.versions, "cases": [figures_of(gap) for gap in gaps]}))
@@ -84,6 +92,19 @@ def bench_parity(
         show(gaps, replayed.versions)
     if not all(gap.is_as_told for gap in gaps):
         raise typer.Exit(1)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """TRL's keys; `dapo import-config` reads more kinds of files, but TRL itself does not."""
+    import yaml
+
+    try:
+        keys = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        keys = None
+    if not isinstance(keys, dict):
+        raise ConfigError(f"--config {file}: is neither YAML nor JSON with TRL's keys.", remedy=f"See {SHIPPED}.")
+    return keys
 
 
 def figures_of(gap: Gap) -> dict[str, Any]:
@@ -146,8 +167,6 @@ def run_both(
     minutes: float, use_vllm: bool, python: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Run what is asked for and missing; compare what both sides have finished."""
-    import yaml
-
     from dapo.cli.parity_runs import SIDES, Plan, check_plan, compared, is_finished, run_all
     from dapo.tracking.files import replace_file
 
@@ -159,8 +178,7 @@ def run_both(
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds {seeds}: not numbers.", remedy="Write --seeds 0,1.") from None
-    keys = yaml.safe_load(config.read_text(encoding="utf-8")) | changes
-    plan = Plan(out, keys, tuple(ours), every, use_vllm, python, minutes)
+    plan = Plan(out, read_config(config) | changes, tuple(ours), every, use_vllm, python, minutes)
     check_plan(plan, plan.config(numbers[0]))
     run_all(plan, wanted, numbers)
     done = [seed for seed in numbers if all(is_finished(plan, side, seed) for side in SIDES)]

@@ -69,16 +69,14 @@ class Replayed:
     versions: str
 
 
-def replay(folder: Path, config: Path, peer_python: str, peer_minutes: float) -> Replayed:
+def replay(folder: Path, shipped: dict[str, Any], peer_python: str, peer_minutes: float) -> Replayed:
     """Record rollouts, and put them through the peer in every case."""
-    import yaml
     from transformers.utils import logging
 
     from dapo.cli import trl_parity
     from dapo.cli.bench_peer import run_peer
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    shipped = yaml.safe_load(config.read_text(encoding="utf-8"))
     steps = record(folder)
     cases = {folder / f"case-{number}": case for number, case in enumerate(CASES)}
     for place, case in cases.items():

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dapo.cli.bench_setting import device_name
 from dapo.cli.bench_timing import free_memory
 from dapo.errors import ConfigError
 from dapo.tracking.files import append_line, read_lines, replace_file
@@ -299,12 +300,18 @@ def compared(plan: Plan, seeds: Sequence[int]) -> dict[str, Any]:
     whole = paired_difference(ours[:, 1:].mean(1), theirs[:, 1:].mean(1))
     apart = [point["step"] for point in points if not point["difference"]["low"] <= 0 <= point["difference"]["high"]]
     return {
-        "config": plan.keys, "ours": list(plan.ours), "seeds": list(seeds), "problems": ours.shape[2],
-        "points": points, "difference": difference_json(whole), "coincide": not apart, "apart_at": apart,
-        "correct": {side: {seed: counts(plan, side, seed) for seed in seeds} for side in SIDES},
+        "device": device_name(device_of(plan.config(seeds[0]))), "peer": peer_versions(plan, seeds[0]),
+        "vllm": plan.use_vllm, "config": plan.keys, "ours": list(plan.ours), "seeds": list(seeds),
+        "problems": ours.shape[2], "points": points, "difference": difference_json(whole), "coincide": not apart,
+        "apart_at": apart, "correct": {side: {seed: counts(plan, side, seed) for seed in seeds} for side in SIDES},
         "seconds": {side: {seed: seconds(plan, side, seed) for seed in seeds} for side in SIDES},
         "s_a_step": {side: pace(plan, side, seeds) for side in SIDES},
     }  # fmt: skip
+
+
+def peer_versions(plan: Plan, seed: int) -> str:
+    file = plan.run_folder("trl", seed) / "versions.json"
+    return str(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else "not recorded"
 
 
 def curve(plan: Plan, side: str, seed: int) -> Any:
