@@ -188,6 +188,7 @@ def test_the_intervals_of_gsm8k_are_those_of_its_problems():
     [
         *((name, "gsm8k-coder-1.5b/decay") for name in ("gsm8k-decay", "gsm8k-seed1", "gsm8k-twenty")),
         *((name, "gsm8k-coder-1.5b/decay") for name in ("gsm8k-half", "gsm8k-vapo")),
+        ("gsm8k-critic", "gsm8k-coder-1.5b/critic"),
         ("math", "math-coder-1.5b"),
     ],
 )

@@ -56,7 +56,7 @@ def outcome_of(run: Run, sampling: SamplingConfig) -> str:
         end = "and algorithm.critic.pretrain_responses is used up"
     return (
         f"value pretraining ended after {run.value_steps} steps, {n_responses:,} responses: explained variance on new "
-        f"problems {known.explained.variance:+.2f}, {end}"
+        f"problems {known.explained.variance:+.2f} (the last steps together), {end}"
     )
 
 
