@@ -36,6 +36,14 @@ if has_triton() and is_interpreted():
     mend_interpreter()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_state(tmp_path_factory: pytest.TempPathFactory):
+    """Runs that tests start are noted in a folder of theirs, also by the processes they start; never in a real home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)

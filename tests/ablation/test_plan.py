@@ -75,7 +75,7 @@ def test_a_run_is_done_when_its_last_step_is_evaluated_and_saved(tmp_path: Path)
         kept = file.read_text()
         file.unlink()
         assert planned.state is State.HALF_DONE
-        assert planned.arguments("ladder") == ["resume", str(planned.folder)]
+        assert planned.arguments("ladder") == ["resume", str(planned.folder), "--trust"]
         file.write_text(kept)
     assert planned.state is State.DONE
 

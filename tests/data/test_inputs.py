@@ -76,7 +76,7 @@ def test_a_resumed_run_is_looked_at_with_its_changes(folder: Path):
     with pytest.raises(DataError, match=r"gone\.jsonl: no such file"):
         check_early(folder, ["rewards.verifier=math"])
     with pytest.raises(ConfigError, match="own_reward:gone"):
-        check_early(folder, ["eval.every_steps=0"])
+        check_early(folder, ["eval.every_steps=0"], trust=True)
     check_early(folder, ["rewards.verifier=math", "eval.every_steps=0"])
     check_early(folder, ["rewards.verifier=math", 'data.eval=["set.jsonl"]'])
 

@@ -96,11 +96,11 @@ class Job:
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def arguments(self, recipe: str) -> list[str]:
-        """After `dapo`: start the run, or go on with it."""
+        """After `dapo`: start the run, or go on with it. The ladder has looked at both: `check_settings`."""
         if self.state is State.HALF_DONE:
-            return ["resume", str(self.folder)]
+            return ["resume", str(self.folder), "--trust"]
         sets = [part for override in self.overrides for part in ("--set", override)]
-        return ["train", recipe, *sets, "--out", str(self.folder)]
+        return ["train", recipe, *sets, "--out", str(self.folder), "--trust"]
 
     @property
     def state(self) -> State:

@@ -30,6 +30,7 @@ def probe_command(
     template: exam.Template = None,
     chat: exam.Chat = None,
     verifier: exam.Verifier = None,
+    trust: exam.Trust = False,
     seed: exam.Seed = 0,
     concurrent: exam.Concurrent = 256,
     device: exam.Device = "auto",
@@ -68,7 +69,7 @@ def probe_command(
     examination = Examination(
         model=model, data=file, use="train", k=k, temperature=temperature, top_p=1.0,
         seed=seed, concurrent=concurrent, device=device, engine=engine,
-        **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier),
+        **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier, trust=trust),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
         examined = examine(examination, journal=journal, on_progress=on_progress)

@@ -25,6 +25,7 @@ def command(
     template: exam.Template = None,
     chat: exam.Chat = None,
     verifier: exam.Verifier = None,
+    trust: exam.Trust = False,
     seed: exam.Seed = 0,
     concurrent: exam.Concurrent = 256,
     device: exam.Device = "auto",
@@ -46,7 +47,7 @@ def command(
     examination = Examination(
         model=model, data=data, use="eval", k=k, temperature=temperature, top_p=top_p,
         seed=seed, concurrent=concurrent, device=device, engine=engine,
-        **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier),
+        **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier, trust=trust),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
         examined = examine(examination, journal=out, on_progress=on_progress)

@@ -40,6 +40,7 @@ Chat = Annotated[
 Verifier = Annotated[
     str | None, typer.Option(help="How answers are judged; default: as in the run, else math.", show_default=False)
 ]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the verifier that somebody else's run names.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling noise.")]
 Concurrent = Annotated[int, typer.Option(min=1, help="Responses written at the same time.")]
 Engine = Annotated[str, typer.Option(help="Who writes: local, or vllm where that is installed.")]
@@ -64,12 +65,22 @@ def way_of(
     template: str | None,
     chat: bool | None,
     verifier: str | None,
+    *,
+    trust: bool = False,
 ) -> Way:
     """What was typed; for the rest a run is asked as it was trained, and so is the embedded model."""
     folder, config = Path(model), None
     if (folder / "config.toml").is_file():
         from dapo.trainer.resume import read_run_config
+        from dapo.trainer.trust import keys_of, refuse_strangers
 
+        refuse_strangers(
+            folder,
+            keys_of(folder / "config.toml"),
+            used=("rewards.verifier",) if verifier is None else (),
+            trust=trust,
+            remedy="Name a verifier: --verifier math. Or, if you trust who made this run, add --trust.",
+        )
         config = read_run_config(folder, ())
     elif model == "embedded":
         from dapo.config import load_recipe

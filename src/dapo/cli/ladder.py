@@ -53,6 +53,9 @@ def command(
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Start nothing: the table of the runs that are done.")
     ] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run what the config of somebody else's run names: programs, modules.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Naive GRPO to DAPO, one technique more a rung, several seeds: what does each of them do?
@@ -65,12 +68,13 @@ def command(
     dapo ladder quickstart --arms dapo,dapo-fast --budget tokens=500000
     """
     from dapo.ablation.arms import choose_arms
-    from dapo.ablation.plan import State, parse_budget, parse_seeds, plan_jobs
+    from dapo.ablation.plan import State, parse_budget, parse_seeds, plan_jobs, split_set
     from dapo.ablation.run import claimed, default_jobs, run_jobs
     from dapo.ablation.summary import machine_of, settings_of
     from dapo.ablation.write import write_all
     from dapo.cli.ladder_terminal import show, view
     from dapo.data.inputs import check_inputs
+    from dapo.trainer.trust import refuse_strangers_recipe
 
     if smoke and budget is not None:
         raise ConfigError(f"--budget {budget}: --smoke has its own.", remedy="Leave out one of them.")
@@ -79,6 +83,8 @@ def command(
     folder = out or default_folder(recipe, is_smoke=smoke)
     wanted = parse_seeds(seeds if seeds is not None else "0" if smoke else "0,1,2")
     refuse_own_keys(set_ or [], own.kind)
+    for_all = [text for text in set_ or [] if not split_set(text)[0]]
+    refuse_strangers_recipe(recipe, for_all, trust=trust or table_only)
     planned = plan_jobs(recipe, chosen, wanted, own, extra, folder, is_table_only=table_only)
     done = done_so_far(planned, folder) if table_only else None
     if done is None:

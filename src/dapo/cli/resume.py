@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from dapo.cli.train import is_ray_driver
-from dapo.config.load import load_recipe, parse_override
+from dapo.config.load import flatten, load_recipe, parse_override
 from dapo.data.inputs import check_inputs
+from dapo.trainer.trust import refuse_strangers_run
 
 
 def command(
@@ -19,6 +20,9 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change a key that cannot change what is learnt: train.steps=200.")
     ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run what the config of somebody else's run names: programs, modules.")
+    ] = False,
 ) -> None:
     """Go on with a run from its newest intact checkpoint, exactly as if it had never stopped.
 
@@ -26,7 +30,7 @@ def command(
     dapo resume runs/first
     dapo resume runs/first --set train.steps=200
     """
-    check_early(folder, set_ or [])
+    check_early(folder, set_ or [], trust=trust)
 
     from dapo.cli.doctor import print_verdict
     from dapo.cli.run_messages import errors_name, say_end
@@ -40,7 +44,8 @@ def command(
     if is_ray_driver(config.cluster):
         from dapo.distributed.ray_workers import supervise
 
-        command = ["-m", "dapo", *sys.argv[1:]]
+        typed = sys.argv[1:]
+        command = ["-m", "dapo", *typed, *([] if "--trust" in typed else ["--trust"])]  # checked here, for all ranks
         supervise(config.cluster, lambda: command, folder.absolute(), on_gpus=config.model.device != "cpu")
         return
     with (
@@ -59,9 +64,10 @@ def command(
     print_verdict(folder)
 
 
-def check_early(folder: Path, changes: list[str]) -> None:
-    """What the run needs and may be missing by now, before torch is loaded: of the config with its changes."""
+def check_early(folder: Path, changes: list[str], *, trust: bool = False) -> None:
+    """Whose run it is, and what it needs and may be missing by now, before torch is loaded."""
     if os.path.isfile(folder / "config.toml"):
+        refuse_strangers_run(folder, flatten(dict(map(parse_override, changes))), trust=trust)
         config = load_recipe(str(folder / "config.toml"), changes).config
         if not is_ray_driver(config.cluster):
             check_inputs(config)

@@ -11,14 +11,19 @@ from typing import Annotated
 import typer
 
 from dapo.config import Resolved, load_recipe
+from dapo.config.load import flatten
 from dapo.config.schema import ClusterConfig
 from dapo.data.inputs import check_inputs, check_model
+from dapo.trainer.trust import code_named, keys_of, refuse_strangers_recipe
 
 
 def command(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (quickstart, gsm8k-1.5b-24gb, …) or a TOML file.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set train.lr=1e-5.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new. Default: runs/RECIPE-TIME.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run what the config of somebody else's run names: programs, modules.")
+    ] = False,
 ) -> None:
     """Train a model by a recipe. Ctrl-C stops after the current update, with a checkpoint.
 
@@ -26,6 +31,7 @@ def command(
     dapo train quickstart --set train.steps=5 --out runs/first
     dapo train my-recipe.toml --set preset=grpo --set train.seed=1
     """
+    refuse_strangers_recipe(recipe, set_ or [], trust=trust)
     run_to_end(load_recipe(recipe, set_ or []), out)
 
 
@@ -76,7 +82,13 @@ def train_on_ray(resolved: Resolved, out: Path | None) -> Path:
 
     def command() -> list[str]:
         goes_on = (folder / "config.toml").exists()
-        return ["-m", "dapo", *(["resume", str(folder)] if goes_on else [*typed, *own])]
+        return ["-m", "dapo", *(["resume", str(folder), *still_ours(folder, resolved)] if goes_on else [*typed, *own])]
 
     supervise(resolved.config.cluster, command, folder, on_gpus=resolved.config.model.device != "cpu")
     return folder
+
+
+def still_ours(folder: Path, resolved: Resolved) -> list[str]:
+    """`--trust` for ranks on machines that have no record of the run, while its config names what was typed here."""
+    ours = code_named(flatten(resolved.config.model_dump(mode="json")))
+    return ["--trust"] if code_named(keys_of(folder / "config.toml")) == ours else []

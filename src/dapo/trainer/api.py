@@ -22,6 +22,7 @@ from dapo.tracking.files import read_lines
 from dapo.trainer.loop import train as train_loop
 from dapo.trainer.observer import Observer
 from dapo.trainer.start import begin_run, refuse_existing
+from dapo.trainer.trust import refuse_strangers_recipe
 from dapo.types import Problem
 
 Problems = Iterable[Problem] | Callable[[], Iterable[Problem]]
@@ -49,6 +50,7 @@ def train(
     problems: Problems | None = None,
     eval_problems: Problems | None = None,
     reward: str | Reward | None = None,
+    trust: bool = False,
 ) -> RunResult:
     """Train to the end of the config, in the new folder `out`.
 
@@ -57,7 +59,8 @@ def train(
     `dapo resume` finds them. `reward(response, answer, meta)` replaces rewards.verifier and returns a Score, a number
     or True or False; TRL's and verl's functions are known as well (docs/your-reward.md). It runs in worker processes
     that are killed when it hangs, so it must be a function that can be imported: "pkg.mod:function", or such a function
-    itself. A script that passes its own function needs the usual `if __name__ == "__main__":`.
+    itself. A script that passes its own function needs the usual `if __name__ == "__main__":`. `trust` lets the config
+    of somebody else's run, given as a recipe, name programs and modules.
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides = {overrides!r}: is one string.", remedy=f"Pass a list: [{overrides!r}].")
@@ -73,6 +76,8 @@ def train(
             files[path] = as_problems(name, given)
             typed = json.dumps(str(path), ensure_ascii=False)
             changes.append(f"{key}={typed if key == 'data.train' else f'[{typed}]'}")
+    if isinstance(config_or_recipe, str | Path):
+        refuse_strangers_recipe(str(config_or_recipe), changes, trust=trust)
     resolved = with_overrides(config_or_recipe, changes)
     is_new = not folder.exists()
     try:

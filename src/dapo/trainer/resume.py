@@ -19,6 +19,7 @@ from dapo.trainer.checkpoint import restore_run
 from dapo.trainer.claim import claim
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
+from dapo.trainer.trust import remember
 
 # Keys that may differ when a run goes on: they change what is written, when it ends and how fast, not what is learnt.
 # train.steps only while the learning rate does not depend on it: `refuse_other_end`.
@@ -67,6 +68,7 @@ def resume_run(
         cut_files_back(run, has_checkpoint=checkpoint is not None)
         if overrides:
             replace_file(folder / "config.toml", to_toml(config))
+        remember(folder, config)  # whoever goes on with it has started it or said --trust
     world.barrier()
     run.budget.spend(*read_lines(folder / "value.jsonl"), *read_lines(folder / "metrics.jsonl"))
     for message in skipped:

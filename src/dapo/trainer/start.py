@@ -16,6 +16,7 @@ from dapo.trainer.assemble import assemble
 from dapo.trainer.claim import claim, release
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
+from dapo.trainer.trust import remember
 
 
 def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = (), *, world: World = ALONE) -> Run:
@@ -57,6 +58,7 @@ def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = 
         raise
     if world.is_first:
         replace_file(folder / "config.toml", to_toml(config))
+        remember(folder, config)
     world.barrier()
     for warning in warnings_of(config):
         run.event("config", warning)

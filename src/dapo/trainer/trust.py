@@ -1,0 +1,166 @@
+"""Whose run is it? What a run's config names is run or imported unasked only where this user started the run here.
+
+A run folder may come from anybody, and its config may name a program or a module. A run that this user starts is noted
+in the user's own state folder, never in the run's: by its real path, an id that is written into the folder, and a
+digest of what its config may run. A copied folder or a changed config is a stranger's again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dapo.config.load import flatten, parse_override, read_toml
+from dapo.config.schema import Config
+from dapo.data.names import KNOWN
+from dapo.data.rows import sha256_of
+from dapo.data.sources import CALLABLE
+from dapo.errors import ConfigError, DapoError
+from dapo.rewards.verifiers import is_own
+from dapo.tracking.files import replace_file
+
+ID = ".id"
+OURS = "dapo.quickstart.task:"  # problem sets that come with the package
+MAX_ID_BYTES = 64
+CODE_KEYS = ("rewards.verifier", "data.train", "data.eval")
+# What lies beside the config of a run, or of the record in an exported bundle.
+BESIDE = ("metrics.jsonl", "checkpoints", "rollouts", "MANIFEST.json", ID)
+
+
+def code_named(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Of a flat config, the keys that name a program or a module, and what they name."""
+    named = {}
+    verifier = str(keys.get("rewards.verifier", ""))
+    if is_own(verifier):
+        named["rewards.verifier"] = verifier
+    for key in ("data.train", "data.eval"):
+        value = keys.get(key, ())
+        sets = value if isinstance(value, list | tuple) else [value]
+        if modules := [str(name) for name in sets if is_module(str(name))]:
+            named[key] = ", ".join(modules)
+    return named
+
+
+def is_module(name: str) -> bool:
+    """Whether a problem set is what a function of somebody's yields."""
+    return bool(CALLABLE.fullmatch(name)) and name.partition(":")[0] not in KNOWN and not name.startswith(OURS)
+
+
+def refuse_strangers(
+    folder: Path, keys: Mapping[str, Any], *, used: Collection[str] = CODE_KEYS, trust: bool, remedy: str
+) -> None:
+    """ConfigError where the `used` keys of a folder's config name code, and it is no run of this user's here."""
+    named = {key: what for key, what in code_named(keys).items() if key in used}
+    if trust or not named or is_trusted(folder, keys):
+        return
+    listed = "; ".join(f"{key} = {what}{' (programs that its problems name)' * (what == 'command')}"
+                       for key, what in named.items())  # fmt: skip
+    raise ConfigError(
+        f"{folder}: its config names code that would be run, and it was not started by you on this machine: {listed}.",
+        remedy=remedy,
+    )
+
+
+def refuse_strangers_run(folder: Path, changed: Collection[str], *, trust: bool) -> None:
+    """The same for a run that is to go on; keys that were typed are the user's own."""
+    refuse_strangers(
+        folder,
+        keys_of(folder / "config.toml"),
+        used=set(CODE_KEYS) - set(changed),
+        trust=trust,
+        remedy="Read it; if you trust who made this run, add --trust.",
+    )
+
+
+def refuse_strangers_recipe(recipe: str, overrides: Collection[str], *, trust: bool) -> None:
+    """The same for a run's config that is taken for a recipe. Any other recipe is the user's word."""
+    path = Path(recipe)
+    if trust or not os.path.isfile(path) or not is_record(path):
+        return
+    typed = flatten(dict(parse_override(text) for text in overrides))
+    refuse_strangers(
+        path.parent,
+        keys_of(path),
+        used=set(CODE_KEYS) - set(typed),
+        trust=False,
+        remedy="Read it; if you trust who made it, add --trust. Or name your own: --set rewards.verifier=math",
+    )
+
+
+def is_record(path: Path) -> bool:
+    """Whether a config was written by a run, and not by somebody who means it as a recipe."""
+    return path.name == "config.toml" or any(os.path.lexists(path.parent / name) for name in BESIDE)
+
+
+def keys_of(path: Path) -> dict[str, Any]:
+    return flatten(read_toml(path))
+
+
+# ------------------------------------------------------------------ the record
+
+
+def remember(folder: Path, config: Config) -> None:
+    """This user has started, or has chosen to trust, this run. A run that names no code needs no record."""
+    keys = flatten(config.model_dump(mode="json"))
+    home = state_folder()
+    if not code_named(keys) or home is None:
+        return
+    if id_of(folder) is None:
+        replace_file(folder / ID, secrets.token_hex(16) + "\n")
+    with suppress(OSError, DapoError):  # a home that cannot be written: the run asks for --trust when it goes on
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(record_file(home, folder), json.dumps(record_of(folder, keys), indent=1) + "\n")
+
+
+def is_trusted(folder: Path, keys: Mapping[str, Any]) -> bool:
+    home = state_folder()
+    if home is None or id_of(folder) is None:
+        return False
+    try:
+        known = json.loads(record_file(home, folder).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(known == record_of(folder, keys))
+
+
+def record_of(folder: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Which run it is, and what it may run. Problems that name programs count by what they say."""
+    named = code_named(keys)
+    if named.get("rewards.verifier") == "command":
+        value = keys.get("data.eval", ())
+        for name in (keys.get("data.train"), *(value if isinstance(value, list | tuple) else [value])):
+            if isinstance(name, str) and os.path.isfile(name):
+                named[f"file {name}"] = sha256_of(Path(name))
+    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+    return {"folder": os.path.realpath(folder), "id": id_of(folder), "code": digest}
+
+
+def record_file(home: Path, folder: Path) -> Path:
+    """One file per path: a new run in the same place takes the place of the old one."""
+    return home / f"{hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:32]}.json"
+
+
+def id_of(folder: Path) -> str | None:
+    path = folder / ID
+    try:
+        if path.is_symlink():
+            return None
+        with path.open("rb") as file:
+            return file.read(MAX_ID_BYTES).decode("ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def state_folder() -> Path | None:
+    """Of this user, as the XDG base directories have it; None where there is no home."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(given):
+        return Path(given) / "dapo" / "runs"
+    home = os.path.expanduser("~")
+    return Path(home) / ".local" / "state" / "dapo" / "runs" if os.path.isabs(home) else None

@@ -1,0 +1,195 @@
+"""A stranger's run folder names a program and modules; no command runs or imports them without --trust."""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from tests.command_line import dapo as run_dapo
+
+import dapo
+from dapo.cli.main import VERBS
+from dapo.config.load import load_recipe, to_toml
+from dapo.errors import ConfigError
+from dapo.trainer.trust import ID, is_trusted, keys_of, record_file, remember, state_folder
+
+MODULE = "import pathlib\npathlib.Path({canary!r}).touch()\ndef rows():\n    yield {{}}\nreward = rows\n"
+FILES = ("metrics.jsonl", "eval.jsonl", "events.jsonl")
+
+
+@pytest.fixture
+def canary(tmp_path, monkeypatch):
+    """A file that appears when planted code runs. Its module lies in the working folder."""
+    path = tmp_path / "planted"
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "planted_module.py").write_text(MODULE.format(canary=str(path)))
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield path
+    sys.modules.pop("planted_module", None)
+
+
+def program(canary: Path) -> str:
+    return f"command:touch {shlex.quote(str(canary))}"
+
+
+def planted(kind: str, canary: Path) -> list[str]:
+    return {
+        "command": [f"rewards.verifier={json.dumps(program(canary))}"],
+        "problems that name a command": [
+            "rewards.verifier=command",
+            f"data.train={json.dumps(problems_with_command(canary))}",
+        ],
+        "module": ["rewards.verifier=planted_module:reward"],
+        "train": ["data.train=planted_module:rows"],
+        "eval": ['data.eval=["planted_module:rows"]', "eval.every_steps=1"],
+    }[kind]
+
+
+def problems_with_command(canary: Path) -> str:
+    path = canary.with_name("problems.jsonl")
+    path.write_text(json.dumps({"id": "a", "question": "q", "answer": "1", "command": ["touch", str(canary)]}) + "\n")
+    return str(path)
+
+
+def strangers_run(folder: Path, overrides: list[str]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(to_toml(load_recipe("quickstart", overrides).config))
+    for name in FILES:
+        (folder / name).write_text("")
+    return folder
+
+
+# Every verb that takes the folder of a run, or its config; those that take none are named below.
+COMMANDS = [
+    ["resume", "RUN"],
+    ["resume", "RUN", "--set", "train.steps=3"],
+    ["train", "RUN/config.toml", "--out", "new"],
+    ["train", "RUN/./config.toml", "--out", "new"],
+    ["ladder", "RUN/config.toml", "--arms", "dapo", "--seeds", "0", "--out", "ladder"],
+    ["eval", "--model", "RUN", "--data", "dapo.quickstart.task:eval_problems"],
+    ["data", "probe", "dapo.quickstart.task:eval_problems", "--model", "RUN"],
+    ["export", "RUN", "--out", "exported"],
+    ["report", "RUN"],
+    ["report", "RUN", "--terminal"],
+    ["doctor", "RUN"],
+    ["explain", "RUN"],
+    ["explain", "RUN", "quickstart"],
+    ["verify", "--audit", "RUN"],
+    ["watch", "RUN/nothing"],
+]
+TAKE_NO_RUN = {"quickstart", "import-config", "bench", "selfcheck"}
+
+
+def test_every_verb_is_tried_or_takes_no_run():
+    assert {words[0] for words in COMMANDS} | TAKE_NO_RUN == set(VERBS)
+
+
+@pytest.mark.parametrize("kind", ["command", "problems that name a command", "module", "train", "eval"])
+def test_no_command_runs_what_a_strangers_folder_names(kind, canary, tmp_path):
+    run = strangers_run(tmp_path / "strangers", planted(kind, canary))
+    for words in COMMANDS:
+        answer = run_dapo(*(word.replace("RUN", str(run)) for word in words))
+        assert not canary.exists(), words
+        if words[0] in ("resume", "train", "ladder"):
+            assert answer.returncode == 2, words
+            assert "names code" in answer.stderr, words
+            assert "--trust" in answer.stderr, words
+
+
+@pytest.mark.parametrize("words", [c for c in COMMANDS if c[0] in ("eval", "data")])
+def test_an_evaluation_asks_for_a_verifier_or_trust(words, canary, tmp_path):
+    run = strangers_run(tmp_path / "strangers", planted("command", canary))
+    typed = [word.replace("RUN", str(run)) for word in words]
+    answer = run_dapo(*typed)
+    assert answer.returncode == 2
+    assert program(canary) in answer.stderr
+    assert "--verifier" in answer.stderr
+    assert "no intact checkpoint" in run_dapo(*typed, "--verifier", "math").stderr  # goes on to what is missing next
+    assert "no intact checkpoint" in run_dapo(*typed, "--trust").stderr
+
+
+@pytest.mark.parametrize("kind", ["command", "train"])
+def test_trust_runs_it(kind, canary, tmp_path):
+    run = strangers_run(tmp_path / "strangers", planted(kind, canary))
+    answer = run_dapo("resume", str(run), "--trust")
+    assert answer.returncode == 2  # the planted program does not answer, the planted set has no usable row
+    assert canary.exists()
+
+
+def test_what_was_typed_is_the_users_own(canary, tmp_path):
+    run = strangers_run(tmp_path / "strangers", planted("command", canary))
+    answer = run_dapo("train", str(run / "config.toml"), "--set", "rewards.verifier=no-such-verifier", "--out", "new")
+    assert "no such verifier" in answer.stderr
+    assert not canary.exists()
+
+
+def test_the_python_api_refuses_a_strangers_config_as_recipe(canary, tmp_path):
+    run = strangers_run(tmp_path / "strangers", planted("module", canary))
+    with pytest.raises(ConfigError, match="names code"):
+        dapo.train(run / "config.toml", out=tmp_path / "new")
+    assert not canary.exists()
+
+
+@pytest.fixture
+def own_run(canary, tmp_path):
+    """A run folder as `begin_run` leaves it: config and record."""
+    overrides = planted("module", canary)
+    run = strangers_run(tmp_path / "own", overrides)
+    remember(run, load_recipe("quickstart", overrides).config)
+    return run
+
+
+def test_a_run_of_ones_own_is_trusted_by_a_record_outside_the_folder(own_run):
+    assert is_trusted(own_run, keys_of(own_run / "config.toml"))
+    home = state_folder()
+    assert home is not None
+    assert home.is_relative_to(os.environ["XDG_STATE_HOME"])
+    assert [path.name for path in own_run.iterdir() if path.name.startswith(".")] == [ID]
+
+
+def test_trust_ends_with_a_changed_config_a_copy_another_id_and_a_lost_record(own_run, tmp_path, canary):
+    keys = keys_of(own_run / "config.toml")
+    assert not is_trusted(own_run, keys | {"rewards.verifier": program(canary)})
+    assert not is_trusted(own_run, keys | {"data.eval": ["planted_module:rows"]})
+    moved = own_run.rename(tmp_path / "moved")
+    assert not is_trusted(moved, keys)
+    moved.rename(own_run)
+    assert is_trusted(own_run, keys)
+    identity = (own_run / ID).read_text()
+    (own_run / ID).write_text("0" * 32)
+    assert not is_trusted(own_run, keys)
+    (own_run / ID).write_text(identity)
+    home = state_folder()
+    assert home is not None
+    record_file(home, own_run).unlink()
+    assert not is_trusted(own_run, keys)
+
+
+def test_problems_that_name_programs_are_trusted_by_what_they_say(canary, tmp_path):
+    overrides = planted("problems that name a command", canary)
+    run = strangers_run(tmp_path / "own", overrides)
+    remember(run, load_recipe("quickstart", overrides).config)
+    assert is_trusted(run, keys_of(run / "config.toml"))
+    canary.with_name("problems.jsonl").write_text("{}\n")
+    assert not is_trusted(run, keys_of(run / "config.toml"))
+
+
+def test_a_record_that_the_folder_brings_along_counts_for_nothing(canary, tmp_path, monkeypatch):
+    run = strangers_run(tmp_path / "strangers", planted("command", canary))
+    monkeypatch.setenv("XDG_STATE_HOME", "strangers")  # not absolute: no state folder at all by the XDG rules
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert state_folder() == tmp_path / "home" / ".local" / "state" / "dapo" / "runs"
+    (run / ID).write_text("0" * 32)
+    assert not is_trusted(run, keys_of(run / "config.toml"))
+
+
+def test_a_run_that_names_no_code_leaves_no_record(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = strangers_run(tmp_path / "plain", [])
+    remember(run, load_recipe("quickstart", []).config)
+    assert not (tmp_path / "state").exists()
+    assert not (run / ID).exists()
