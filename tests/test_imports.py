@@ -21,7 +21,7 @@ LAYERS = [
     ["report", "data"],
     ["rewards", "algorithms", "tracking"],
     ["config"],
-    ["types", "errors", "commands"],
+    ["types", "errors", "commands", "processes"],
 ]
 RANK = {area: -depth for depth, layer in enumerate(LAYERS) for area in layer}
 MAY_IMPORT_VLLM_OR_RAY = {"rollout/vllm/core.py", "rollout/vllm/peer.py", "distributed/ray_workers.py"}

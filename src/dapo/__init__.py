@@ -7,8 +7,8 @@ What needs torch is imported when it is first used.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as type checkers know it; `python -m dapo` must not import more before its path is safe
 if TYPE_CHECKING:
     from dapo.config.load import load_recipe
     from dapo.trainer.api import RunResult, train
@@ -29,7 +29,7 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'dapo' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -45,7 +45,7 @@ def test_help_lists_the_verbs_at_once():
     assert "selfcheck" in printed
     assert not HEAVY & modules
     assert {name for name in modules if name.startswith("dapo.")} == {
-        "dapo.__main__", "dapo.cli", "dapo.cli.main", "dapo.errors",
+        "dapo.__main__", "dapo.cli", "dapo.cli.main", "dapo.errors", "dapo.processes",
     }  # fmt: skip
     assert len(modules) < 400  # 150 of them; torch alone brings 1,500
 

@@ -6,7 +6,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from dapo.ablation.plan import Job, State
 from dapo.config.machine import gpu_memory_gib
 from dapo.config.schema import Config
 from dapo.errors import EXIT_BAD_INPUT, ConfigError
+from dapo.processes import python_command, python_environment
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_EVERY_S = 0.2
@@ -116,15 +116,15 @@ def start(job: Job, recipe: str, lock: int) -> Running:
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     log = job.log.open("ab")
     os.set_inheritable(lock, True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if on_cpu(job.config) else os.environ
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if on_cpu(job.config) else {}
     process = subprocess.Popen(
-        [sys.executable, "-m", "dapo", *job.arguments(recipe)],
+        python_command("-m", "dapo", *job.arguments(recipe)),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         pass_fds=(lock,),
-        env=environment,
+        env=python_environment() | one_thread,
     )
     return Running(job, process, log, time.monotonic())
 

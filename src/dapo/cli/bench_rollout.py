@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from dapo.cli.bench_setting import LIMITS, Setting, choose_shape
 from dapo.cli.bench_timing import free_memory
 from dapo.cli.console import table_of, wide_console
 from dapo.errors import ConfigError
+from dapo.processes import python_command, python_environment
 
 if TYPE_CHECKING:
     from dapo.rollout.loads import RolloutLoad, RolloutResult
@@ -174,8 +174,8 @@ def vllm(setting: Setting, loads: list[RolloutLoad]) -> list[tuple[RolloutResult
             for load in loads
         ]
         (work / "plan.json").write_text(json.dumps({"model": setting.folder, "loads": plan}), encoding="utf-8")
-        command = [sys.executable, "-m", "dapo.rollout.vllm.peer", str(work)]
-        environment = {**os.environ, "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
+        command = python_command("-m", "dapo.rollout.vllm.peer", str(work))
+        environment = {**python_environment(), "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"vllm"')]
     if len(lines) != len(loads):

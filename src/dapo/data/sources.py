@@ -14,6 +14,7 @@ from dapo.config.hub import why_offline
 from dapo.data.names import KNOWN, ROOT_VARIABLE, Use, local_file, local_root
 from dapo.data.rows import SUFFIXES, Rows, check_file, exists, first_line, read_rows, sha256_of
 from dapo.errors import DataError
+from dapo.processes import search_working_folder
 from dapo.types import Problem
 
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -100,8 +101,7 @@ def hub_rows(path: str, *, config: str | None, split: str, revision: str | None,
 def check_module(text: str) -> None:
     """DataError where the module of `pkg.mod:function` is not there; it is not imported. The working folder counts."""
     name = text.split(":")[0]
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    search_working_folder()
     try:
         is_there = name in sys.modules or importlib.util.find_spec(name) is not None
     except (ImportError, SyntaxError) as error:  # of a package above it

@@ -23,8 +23,16 @@ from typing import Any
 from dapo.commands import dapo_command
 from dapo.config.schema import ClusterConfig
 from dapo.errors import ConfigError, EngineError
+from dapo.processes import SAFE_PATH, python_command
 
-PASSED_ON = ("PYTHONPATH", "PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE")  # of the driver's environment
+PASSED_ON = (
+    "PYTHONPATH",
+    "PATH",
+    "OMP_NUM_THREADS",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    SAFE_PATH,
+)  # of the driver's environment
 MAX_RESTARTS = 3  # in a row without a new checkpoint in between
 GRACE_S = 6.0  # for the other ranks to notice that one is gone
 PR_SET_PDEATHSIG = 1
@@ -49,7 +57,7 @@ class RankProcess:
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         with Path(log).open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", *command],
+                python_command("-u", *command),
                 env={**os.environ, **environment},
                 cwd=folder,
                 stdout=out,

@@ -7,14 +7,13 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 from importlib.machinery import PathFinder
 
 from dapo.errors import ConfigError
+from dapo.processes import python_command, python_environment, search_working_folder
 from dapo.rewards.functions import CALLS
 from dapo.rewards.pool import VerifierPool
 from dapo.rewards.verifiers import COMMAND_PREFIX, Task, is_own, named
-from dapo.rewards.workers import worker_environment
 from dapo.types import Verdict
 
 SECONDS = 120.0  # a module may import torch
@@ -42,7 +41,8 @@ def check_verifier(name: str) -> None:
 
 
 def is_found(module: str) -> bool:
-    """Whether a module's file is where Python looks, without importing it or its packages."""
+    """Whether a module's file is where Python looks, or in the working folder; it and its packages are not imported."""
+    search_working_folder()
     importlib.invalidate_caches()
     top, *parts = module.split(".")
     try:
@@ -82,8 +82,8 @@ def called_as(name: str) -> str:
 def python(program: str, argument: str) -> subprocess.CompletedProcess[str]:
     """Run it as workers would."""
     return subprocess.run(
-        [sys.executable, "-c", program, argument],
-        env=worker_environment(), capture_output=True, text=True, timeout=SECONDS, check=False,
+        python_command("-c", program, argument),
+        env=python_environment(with_working_folder=True), capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 
 

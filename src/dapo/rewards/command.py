@@ -24,6 +24,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
+from dapo.processes import users_environment
 from dapo.rewards.process_tree import Sleep, die_with_parent, tree
 from dapo.rewards.rule import Finding
 from dapo.types import Score, Verdict
@@ -134,7 +135,7 @@ class Program:
         try:
             self.process = subprocess.Popen(
                 self.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},  # a forgotten flush is the commonest mistake
+                env={**users_environment(), "PYTHONUNBUFFERED": "1"},  # a forgotten flush is the commonest mistake
                 preexec_fn=die_with_parent,
             )  # fmt: skip
         except OSError as error:

@@ -67,7 +67,7 @@ def named(name: str) -> Verifier:
             return Verifier(name, _undecided, _command, seconds=30.0, memory_mb=8192)
     if name.startswith(COMMAND_PREFIX) and name[len(COMMAND_PREFIX) :].strip():
         return Verifier(name, _undecided, _command_line(name[len(COMMAND_PREFIX) :]), seconds=30.0, memory_mb=8192)
-    if _FUNCTION.fullmatch(name) and not name.startswith(COMMAND_PREFIX):
+    if is_function(name):
         return Verifier(name, _undecided, _function(name), seconds=10.0, memory_mb=4096)
     raise ConfigError(
         f"rewards.verifier (--verifier) = {name!r}: no such verifier.",
@@ -151,6 +151,11 @@ def _choice(task: Task) -> Finding:
 def is_own(verifier: str) -> bool:
     """Whether it is the user's: a program or a function."""
     return verifier == "command" or ":" in verifier
+
+
+def is_function(verifier: str) -> bool:
+    """Whether it is `package.module:function`."""
+    return bool(_FUNCTION.fullmatch(verifier)) and not verifier.startswith(COMMAND_PREFIX)
 
 
 def needs_reference(verifier: str) -> bool:

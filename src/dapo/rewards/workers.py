@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -21,9 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from dapo.processes import python_command, python_environment
 from dapo.rewards.limits import Limits
 from dapo.rewards.process_tree import tree, tree_seconds
-from dapo.rewards.verifiers import Verifier
+from dapo.rewards.verifiers import Verifier, is_function
 
 _START_SECONDS = 120.0  # for a worker to import its libraries, on a busy machine
 _RETRY_SECONDS = 0.5  # before a process that could not be made is tried again
@@ -37,23 +37,16 @@ Order = dict[str, Any]
 Reply = dict[str, Any]
 
 
-def worker_environment() -> dict[str, str]:
-    """Ours, but that a worker searches for modules where this process does, and ends when its work is done."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    environment.pop("PYTHONINSPECT", None)
-    return environment
-
-
 class WorkerProcess:
     """One child with its pipes. `ticket` is the task it holds."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dapo.rewards.worker", json.dumps(settings)],
+            python_command("-m", "dapo.rewards.worker", json.dumps(settings)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if ":" in settings["verifier"] else subprocess.DEVNULL,
-            env=worker_environment(),
+            env=python_environment(with_working_folder=is_function(settings["verifier"])),
             start_new_session=True,  # its own process group: killing the group takes its children along
         )
         assert self.process.stdin is not None, "a pipe was asked for"

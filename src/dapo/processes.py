@@ -1,0 +1,49 @@
+"""Processes that we start, and what a Python among them may import: never from the working folder first.
+
+The working folder may hold a `json.py` or a `sympy.py` of somebody else's. It is searched for modules that the user
+names, after the standard library and all installed packages.
+"""
+
+import os
+import sys
+
+SAFE_PATH, BY_US = "PYTHONSAFEPATH", "dapo"  # any value switches it on; ours is known again by it
+
+
+def leave_working_folder() -> None:
+    """Off the path with it, where `python -m` has put it first; the same for processes that libraries start."""
+    if not sys.flags.safe_path and sys.path and is_working_folder(sys.path[0]):
+        del sys.path[0]
+    os.environ.setdefault(SAFE_PATH, BY_US)
+
+
+def search_working_folder() -> None:
+    """For a module that the user names: last of all places."""
+    if not any(map(is_working_folder, sys.path)):
+        sys.path.append(os.getcwd())
+
+
+def python_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", *arguments]
+
+
+def python_environment(*, with_working_folder: bool = False) -> dict[str, str]:
+    """Ours, but that a child searches where this process does: without the working folder, or with it last."""
+    places = [place for place in sys.path if not is_working_folder(place)]
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # may be the working folder
+    last = [ours] if ours not in places else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places + last + [os.getcwd()] * with_working_folder)}
+    environment.pop("PYTHONINSPECT", None)  # else a child does not end when its work is done
+    return environment
+
+
+def users_environment() -> dict[str, str]:
+    """Ours, for a program of the user's: what only protects our own processes is left out."""
+    environment = dict(os.environ)
+    if environment.get(SAFE_PATH) == BY_US:
+        del environment[SAFE_PATH]
+    return environment
+
+
+def is_working_folder(place: str) -> bool:
+    return not place or os.path.realpath(place) == os.path.realpath(os.getcwd())
