@@ -27,15 +27,18 @@ SECCOMP_MODE_FILTER = 2
 # Per machine: audit architecture, pivot_root, clone, clone3, and the calls a program that computes has no need of.
 _X86_DENIED = """
     41 42 43 44 49 50 288 57 58 59 322 101 165 166 155 161 272 308 321 298 248 249 250 310 311 425 426 427 323 246 320
-    175 313 176 303 304 135 163 167 168 169 170 171 172 173 434 438 424 428 429 430 431 432 433 442
+    175 313 176 303 304 135 163 167 168 169 170 171 172 173 434 438 424 428 429 430 431 432 433 442 53 253 294 300
     """
 _ARM_DENIED = """
     198 203 202 206 200 201 242 221 281 117 40 39 41 51 97 268 280 241 217 218 219 270 271 425 426 427 282 104 294 105
-    273 106 264 265 92 89 224 225 142 161 162 434 438 424 428 429 430 431 432 433 442
+    273 106 264 265 92 89 224 225 142 161 162 434 438 424 428 429 430 431 432 433 442 199 26 262
     """
+# Memory that no limit of a process counts: SysV shared memory, semaphores and messages, POSIX message queues, memfd.
+_X86_UNCOUNTED = "29 30 31 67 64 65 66 220 68 69 70 71 240 241 242 243 244 245 319 447"
+_ARM_UNCOUNTED = "194 195 196 197 190 191 192 193 186 187 188 189 180 181 182 183 184 185 279 447"
 MACHINES = {
-    "x86_64": (0xC000003E, 155, 56, 435, _X86_DENIED),
-    "aarch64": (0xC00000B7, 41, 220, 435, _ARM_DENIED),
+    "x86_64": (0xC000003E, 155, 56, 435, _X86_DENIED + _X86_UNCOUNTED),
+    "aarch64": (0xC00000B7, 41, 220, 435, _ARM_DENIED + _ARM_UNCOUNTED),
 }
 CLONE_THREAD = 0x00010000
 _SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/lib32", "/bin")
@@ -121,6 +124,7 @@ def set_limits(job: dict[str, Any]) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 64),
     ):
         resource.setrlimit(kind, (value, value))
 
@@ -140,7 +144,10 @@ def drop_rights(uid: int) -> None:
 
 
 def forbid_calls() -> None:
-    """A seccomp filter: no sockets, no new processes (threads may), no exec, no mounts, no tracing."""
+    """A seccomp filter: no sockets, no new processes (threads may), no exec, no mounts, no tracing, no hidden memory.
+
+    With one process, its address space and the 64 MB of its file system are all the memory that a program can hold.
+    """
     architecture, _, clone, clone3, denied_text = MACHINES[platform.machine()]
     denied = [int(number) for number in denied_text.split()]
     allow, refuse, kill = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # errno 1 is EPERM
