@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.command_line import dapo as run_dapo
 
 import dapo
+from command_line import dapo as run_dapo
 from dapo.cli.main import VERBS
 from dapo.config.load import load_recipe, to_toml
 from dapo.errors import ConfigError

@@ -1,7 +1,8 @@
 """Rollouts as scripts a browser can load from the file system: an index per step, and pieces of a few groups each.
 
 A run writes them beside its parquet as it goes (`rollouts/step-000120/index.js`, `000.js`, …); for a run that has only
-parquet, the report does. A script is one call, `dapo.put("step-000120/000", {...})`, and its argument is plain JSON.
+parquet, the report does. A script is one call, `dapo.put("step-000120/000", {...})`, and its argument is plain JSON. A
+folder may come from anybody: a script is shown to a browser only where it is that and nothing else.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ PIECE_CHARACTERS = 1_000_000  # about what one script holds: quick to load, and 
 QUESTION_CHARACTERS = 120
 TOP = 12
 PREFIX, SUFFIX = "dapo.put(", ");\n"
+MAX_SCRIPT_BYTES = 256 << 20  # a piece holds about a megabyte, or one group that is larger
 
 DROPPED = "dropped"  # column: why a group was not trained on (all_right, all_wrong, all_equal); empty where it was
 PER_TOKEN = ("tokens", "logp", "logp_old", "entropy", "advantage", "ratio", "clip")
@@ -49,6 +51,9 @@ def dropped_path(parquet: Path) -> Path:
 def write_chunks(table: pa.Table, folder: Path, pieces: TokenPieces | None, phrases: Phrases | None = None) -> None:
     """The scripts of one step's table, in a folder written aside and renamed."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    for path in (aside, folder):
+        if path.is_symlink():  # it may lead anywhere
+            path.unlink()
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
@@ -88,17 +93,87 @@ def script(name: str, body: str) -> str:
 
 
 def read_script(path: Path) -> Any:
-    """The argument of a script of ours; None for a file that is torn or something else."""
+    """The argument of a script of ours; None for a file that is torn, a link or something else."""
     try:
+        if path.is_symlink() or path.stat().st_size > MAX_SCRIPT_BYTES:
+            return None
         return parse_script(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
 def parse_script(text: str) -> Any:
-    if not text.startswith(PREFIX):
+    """The argument. ValueError where there is anything else in the text: a browser would run it."""
+    if not text.startswith(PREFIX) or not text.endswith(SUFFIX):
         raise ValueError("not a script of ours")
-    return json.loads(text[text.index(",") + 1 : text.rindex(SUFFIX)])
+    name, end = json.JSONDecoder().raw_decode(text, len(PREFIX))
+    if not isinstance(name, str) or text[end : end + 1] != ",":
+        raise ValueError("not a script of ours")
+    return json.loads(text[end + 1 : -len(SUFFIX)], parse_constant=no_number)
+
+
+def no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def read_index(parquet: Path) -> dict[str, Any] | None:
+    """The index that lies beside a recorded step, where it is one that we might have written; else None."""
+    folder = chunk_folder(parquet)
+    index = None if folder.is_symlink() else read_script(folder / "index.js")
+    return index if is_index(index, folder.name) else None
+
+
+def is_index(index: Any, step_name: str) -> bool:
+    """Whether it has the shape of `Index.to_json`, and is of the step whose name it lies under."""
+    if not (isinstance(index, dict) and index.get("format") == FORMAT and is_whole(index.get("step"))):
+        return False
+    groups, summary = index.get("groups"), index.get("summary")
+    if index["step"] < 0 or step_name != f"step-{index['step']:06d}" or not isinstance(index.get("phrases"), str):
+        return False
+    return isinstance(groups, dict) and is_columns(groups) and isinstance(summary, dict) and is_summary(summary)
+
+
+def is_columns(groups: dict[str, Any]) -> bool:
+    texts, numbers = ("id", "question", "answer", DROPPED), ("tokens", "reward")
+    counts = ("visit", "piece", "at", "size", "correct", "unparseable", "truncated", "answers", "low", "high", *KINDS)
+    columns = [groups.get(name) for name in (*texts, *numbers, *counts)]
+    if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) for column in columns):
+        return False
+    return (
+        all(isinstance(value, str) for name in texts for value in groups[name])
+        and all(value is None or isinstance(value, int | float) for name in numbers for value in groups[name])
+        and all(is_whole(value) for name in counts for value in groups[name])
+        and all(value >= 0 for value in (*groups["piece"], *groups["at"], *groups["size"]))
+    )
+
+
+def is_summary(summary: dict[str, Any]) -> bool:
+    counts = ("responses", "pieces", "groups", DROPPED, "answer_only")
+    behaviour, top = summary.get("behaviour"), summary.get("top_answer")
+    pairs = [summary.get(name) for name in ("verdicts", "clipped_low", "clipped_high")]
+    return (
+        summary.keys() == {*counts, "behaviour", "top_answer", "verdicts", "clipped_low", "clipped_high"}
+        and all(is_whole(summary[name]) for name in counts)
+        and isinstance(behaviour, dict)
+        and behaviour.keys() == set(KINDS)
+        and all(map(is_whole, behaviour.values()))
+        and all(isinstance(pair, list) and all(map(is_counted, pair)) for pair in pairs)
+        and (top is None or (isinstance(top, list) and len(top) == 3 and is_counted(top[:2]) and is_whole(top[2])))
+    )
+
+
+def is_counted(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and is_whole(pair[1])
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def are_data(parquet: Path, index: Mapping[str, Any]) -> bool:
+    """Whether every script that the page will load for this step is a call of ours with plain data."""
+    folder = chunk_folder(parquet)
+    return all(isinstance(read_script(folder / f"{piece:03d}.js"), list) for piece in set(index["groups"]["piece"]))
 
 
 def read_table(parquet: Path) -> pa.Table | None:

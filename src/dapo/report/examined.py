@@ -9,7 +9,15 @@ from typing import Any
 from pyarrow import Table
 
 from dapo.report.behaviour import SHIPPED, Phrases, load_phrases
-from dapo.report.chunks import FORMAT, chunk_folder, make_chunks, parse_script, read_script, read_step, write_chunks
+from dapo.report.chunks import (
+    are_data,
+    chunk_folder,
+    make_chunks,
+    parse_script,
+    read_index,
+    read_step,
+    write_chunks,
+)
 from dapo.report.doctor import examine
 from dapo.report.findings import Disk, Finding
 from dapo.report.load import RunRecord, load_run
@@ -52,9 +60,10 @@ def read_indexes(
     pieces = None
     indexes, missing = {}, []
     for parquet in run.rollouts:
-        index = read_script(chunk_folder(parquet) / "index.js")
-        is_stale = index is None or index.get("format") != FORMAT or index.get("phrases") != listed.name
-        why = ""
+        index, why = read_index(parquet), ""
+        if index is not None and is_writing and not are_data(parquet, index):
+            index, why = None, " (its scripts hold something else than data)"
+        is_stale = index is None or index["phrases"] != listed.name
         if (index is None or (is_stale and is_writing)) and (table := read_step(parquet)) is not None:
             pieces = pieces or find_tokenizer(run.folder, run.config)
             try:
@@ -63,7 +72,7 @@ def read_indexes(
                 raise
             except Exception as error:
                 why = f" ({type(error).__name__}: {error})"
-        if index is None or index.get("format") != FORMAT:
+        if index is None:
             missing.append(f"rollouts/{parquet.name}: cannot be read{why}; its step is left out of the browser")
         else:
             indexes[int(index["step"])] = index
@@ -76,7 +85,8 @@ def make_index(
     """The index of a step that has only parquet; its scripts are written where we may write."""
     if is_writing:
         write_chunks(table, chunk_folder(parquet), pieces, phrases)
-        index: dict[str, Any] = read_script(chunk_folder(parquet) / "index.js")
+        index = read_index(parquet)
+        assert index is not None, "it was written just now"
         return index
     *_, (_, text) = make_chunks(table, parquet.stem, pieces, phrases)
     made: dict[str, Any] = parse_script(text)

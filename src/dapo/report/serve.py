@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from dapo.errors import ConfigError
-from dapo.report.chunks import dropped_path, make_chunks, read_step, script
+from dapo.report.chunks import dropped_path, make_chunks, read_index, read_script, read_step, script
 from dapo.report.examined import examine_run, phrases_of
 from dapo.report.load import load_run
 from dapo.report.page import ASSETS, asset, dumps, html, plotly_path
@@ -76,16 +76,18 @@ class Watched:
             return self.kept[name][1]
 
     def chunk(self, step: str, part: str) -> str | None:
-        """A script the run has written; without one, made in memory from the parquet file."""
+        """What a script of the run says, written anew: it is data, whoever made it. Without one, made from parquet."""
         root = self.folder / "rollouts"
         path = (root / step / f"{part}.js").resolve()
         if not path.is_relative_to(root.resolve()) or not root.resolve().is_relative_to(self.folder):
             return None  # a link that leads out of the run
-        if path.is_file():
-            return path.read_text(encoding="ascii", errors="replace")
         parquet = root / f"{step}.parquet"
+        has_script = path.is_file()
+        value = None if not has_script else read_index(parquet) if part == "index" else read_script(path)
+        if value is not None:
+            return script(f"{step}/{part}", json.dumps(value))
         own = [path.resolve() for path in (parquet, dropped_path(parquet))]
-        if not all(path.is_relative_to(self.folder) for path in own) or (root / step).exists():
+        if not all(path.is_relative_to(self.folder) for path in own) or ((root / step).exists() and not has_script):
             return None
         made = self.once(f"chunk {step}", lambda: self.make(parquet, step))
         text = made.get(part)

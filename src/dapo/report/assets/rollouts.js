@@ -13,7 +13,7 @@ const rollouts = {
   COLOURED_TOKENS: 6000, // so many elements a browser lays out without a pause; longer responses are plain beyond
 
   get run() { return dapo.data.runs[rollouts.state.run]; },
-  stepName: (step) => `step-${String(step).padStart(6, "0")}`,
+  stepName: (step) => `step-${String(Number(step)).padStart(6, "0")}`,
   key: (step, part) => `${rollouts.stepName(step)}/${part}`,
 
   // Two runs have steps of the same name; what is held belongs to one of them.
@@ -189,7 +189,7 @@ const rollouts = {
     const g = rollouts.index.groups;
     rollouts.state.row = row;
     for (const node of rollouts.list.children) node.setAttribute("aria-selected", String(Number(node.dataset.row) === row));
-    const piece = String(g.piece[row]).padStart(3, "0");
+    const piece = String(Number(g.piece[row])).padStart(3, "0");
     let groups;
     try {
       groups = await rollouts.load(step, piece);
