@@ -12,7 +12,7 @@ from dapo.ablation.arms import Arm, Overrides, arm_config
 from dapo.config.load import flatten, read_toml, refuse_unknown, resolve
 from dapo.config.schema import Config
 from dapo.errors import ConfigError
-from dapo.tracking.files import read_lines
+from dapo.tracking.files import read_lines, refuse_links
 
 UNBOUNDED_STEPS = 1_000_000  # a budget of tokens or minutes ends the run
 
@@ -122,6 +122,8 @@ class Job:
 
     def check_settings(self) -> None:
         """A run that is there already must be this one."""
+        out, arm, seed = self.folder.parents[1], self.arm.name, self.folder.name
+        refuse_links(out, arm, f"{arm}/{seed}", f"{arm}/{self.log.name}")
         path = self.folder / "config.toml"
         if not path.is_file():
             if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):

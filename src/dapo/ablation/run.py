@@ -20,6 +20,7 @@ from dapo.config.machine import gpu_memory_gib
 from dapo.config.schema import Config
 from dapo.errors import EXIT_BAD_INPUT, ConfigError
 from dapo.processes import python_command, python_environment
+from dapo.tracking.files import own_file
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_EVERY_S = 0.2
@@ -61,7 +62,7 @@ def claimed(folder: Path) -> Iterator[int]:
     """Only one ladder at a time works on a folder. Its runs hold the claim too: it outlives a killed ladder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be written: {error.strerror}.", remedy="Name another.") from None
     try:
@@ -114,7 +115,7 @@ def run_jobs(jobs: Sequence[Job], recipe: str, *, at_once: int, lock: int, progr
 def start(job: Job, recipe: str, lock: int) -> Running:
     """`dapo train` or `dapo resume` with one thread, in a session of its own: Ctrl-C reaches it through us, once."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
-    log = job.log.open("ab")
+    log = open(job.log, "ab", opener=own_file)  # noqa: SIM115 closed when the run ends
     os.set_inheritable(lock, True)
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if on_cpu(job.config) else {}
     process = subprocess.Popen(

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from dapo.report.chunks import script
 from dapo.report.examined import examine_run
 from dapo.report.page_data import history_of, page_data, read_beside
-from dapo.tracking.files import replace_file
+from dapo.tracking.files import refuse_links, replace_file
 
 SCRIPTS = ("base.js", "overview.js", "curves.js", "rollouts.js", "main.js")
 ASSETS = (*SCRIPTS, "style.css")
@@ -37,9 +37,12 @@ def write_page(
     beside: Path | None = None,
 ) -> Path:
     """`report.html` in the run's folder, or in `out`; scripts that are missing are made from parquet."""
+    for run in (folder, *others):
+        refuse_links(run, "rollouts")
     runs = [examine_run(run, phrases=phrases, is_writing=True) for run in (folder, *others)]
     home = out or (folder if not others else folder.parent / "comparison")
     assets = home / "report"
+    refuse_links(home, "report")
     assets.mkdir(parents=True, exist_ok=True)
     for name in ASSETS:
         replace_file(assets / name, asset(name))
@@ -76,8 +79,9 @@ def plotly_path() -> Path:
 
 def copy_plotly(target: Path) -> None:
     source = plotly_path()
-    if not target.is_file() or target.stat().st_size != source.stat().st_size:
+    if target.is_symlink() or not target.is_file() or target.stat().st_size != source.stat().st_size:
         aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        aside.unlink(missing_ok=True)
         shutil.copyfile(source, aside)
         aside.replace(target)
 

@@ -8,19 +8,34 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dapo.errors import cannot_write
+from dapo.errors import ConfigError, cannot_write
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Add one JSON line, flushed to disk. What a crash tore off before it stays a line of its own."""
     line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
     try:
-        with path.open("ab+") as file:
+        with open(path, "ab+", opener=own_file) as file:
             file.write(line if ends_whole(file) else b"\n" + line)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def own_file(path: str, flags: int) -> int:
+    """Open a file of a run; a link in its place may lead to anything of the user's."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def refuse_links(folder: Path, *names: str) -> None:
+    """ConfigError where a folder that is to be written below a run's is a link. The run's own may be one."""
+    for name in names:
+        if (folder / name).is_symlink():
+            raise ConfigError(
+                f"{folder / name}: is a link, and nothing is written through links in the folder of a run.",
+                remedy="Remove the link. To keep a run on another disk, link or name its whole folder.",
+            )
 
 
 def ends_whole(file: BinaryIO) -> bool:
@@ -56,7 +71,8 @@ def replace_file(path: Path, text: str) -> None:
     """Write aside, flush, rename: a reader sees the old file or the new one, never half of one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        aside.unlink(missing_ok=True)
+        with aside.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -54,13 +54,18 @@ def copy_rollouts(source: Path, target: Path, step: int) -> None:
             copy = target / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
-        if (source / path.stem).is_dir():
-            shutil.copytree(source / path.stem, target / path.stem)
+        if (source / path.stem).is_dir() and not (source / path.stem).is_symlink():
+            shutil.copytree(source / path.stem, target / path.stem, ignore=links_in)
+
+
+def links_in(folder: str, names: list[str]) -> list[str]:
+    """They may lead to something that nobody means to release."""
+    return [name for name in names if (Path(folder) / name).is_symlink()]
 
 
 def files_of(parquet: Path) -> list[Path]:
-    """What there is of a recorded step: the groups it was trained on, and those that were dropped."""
-    return [path for path in (parquet, dropped_path(parquet)) if path.is_file()]
+    """What there is of a recorded step: the groups it was trained on, and those that were dropped; no links."""
+    return [path for path in (parquet, dropped_path(parquet)) if path.is_file() and not path.is_symlink()]
 
 
 def copy_data_manifest(config: Config, record: Path) -> None:

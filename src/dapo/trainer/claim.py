@@ -8,12 +8,15 @@ from pathlib import Path
 
 from dapo.commands import dapo_command
 from dapo.errors import ConfigError
+from dapo.tracking.files import refuse_links
 
+WRITTEN = ("checkpoints", "rollouts", "rollouts/dropped", "tensorboard", "wandb")  # folders that a run fills
 _claimed: dict[Path, int] = {}  # folder -> its open handle; a process may go on with a run of its own
 
 
 def claim(folder: Path) -> None:
-    """Hold the folder until `release`, or until this process ends, however it ends."""
+    """Hold the folder until `release`, or until this process ends, however it ends. What it holds must be its own."""
+    refuse_links(folder, *WRITTEN)
     key = folder.resolve()
     if key in _claimed:
         return

@@ -118,6 +118,7 @@ def write_table(path: Path, columns: dict[str, list[Any]]) -> pa.Table:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.tmp")
     table = pa.table(columns)
+    aside.unlink(missing_ok=True)
     try:
         pq.write_table(table, aside, compression="zstd")
         sync(aside)
