@@ -1,7 +1,6 @@
 """The parts of a distributed run that need no second process: messages, dealing, seats, and what is refused."""
 
 import threading
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from thread_world import Place, on_ranks
 from toy import recipe
 
 from dapo.config.schema import ClusterConfig
@@ -21,7 +21,7 @@ from dapo.errors import ConfigError, EngineError, OutOfMemoryError
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.shared import SharedEngine
-from dapo.trainer.dealing import deal_ranks, own_microbatches
+from dapo.trainer.dealing import Micro, deal_ranks, own_microbatches, own_rows
 from dapo.trainer.engines import refuse_layout
 from dapo.types import Judgement, Verdict
 from tiny_models import tiny_policy
@@ -35,41 +35,6 @@ class Rows:
 
     def tokens(self, row: int) -> int:
         return self.sizes[row]
-
-
-class Place(World):
-    """One rank of a world of threads: what is exchanged lies on a shared table."""
-
-    def __init__(self, rank: int, size: int, table: list[Any], gate: threading.Barrier) -> None:
-        self.rank, self.size, self.table, self.gate = rank, size, table, gate
-
-    def gather(self, value: Any) -> list[Any]:
-        self.table[self.rank] = value
-        self.gate.wait(30)
-        everything = list(self.table)
-        self.gate.wait(30)
-        return everything
-
-    exchange = gather
-
-
-def on_ranks(size: int, work: Callable[[World], Any]) -> list[Any]:
-    """work(world) on every rank of a world of threads."""
-    table, gate, results = [None] * size, threading.Barrier(size), [None] * size
-
-    def one(rank: int) -> None:
-        try:
-            results[rank] = work(Place(rank, size, table, gate))
-        except BaseException:
-            gate.abort()
-            raise
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
 
 
 def test_a_message_comes_back_as_it_was():
@@ -102,6 +67,25 @@ def test_ranks_in_step_make_as_many_passes_and_count_every_row_once(tokens: list
     counted = [row for own in passes for micro in own if micro.counts for row in micro.rows]
     assert sorted(counted) == list(rows)
     assert all(micro.rows for own in passes for micro in own)  # a pass without rows would skip its collectives
+
+
+def test_the_longest_rows_are_dealt_first_each_to_the_rank_with_the_fewest_tokens():
+    """9 and 9 go to one rank each, 5 to the first, 4 and 2 to the second, which then has 15 tokens to 14."""
+    batch, rows = Rows([5, 9, 4, 9, 2, 7]), [0, 1, 2, 3, 4]  # the last row is not asked for
+    assert deal_ranks(batch, rows, 2) == [[0, 1], [2, 3, 4]]
+    assert deal_ranks(batch, rows, 1) == [rows]
+    second = Place(1, 2, [], threading.Barrier(1))
+    assert own_rows(batch, rows, second) == [2, 3, 4]
+
+
+def test_a_rank_with_fewer_passes_repeats_the_shortest_row_without_a_say():
+    batch, rows = Rows([12, 2, 3, 2, 4]), range(5)  # the first rank has row 0 alone, and of rows 1 and 3 row 1 is first
+    own = own_microbatches(batch, rows, 5, Place(0, 2, [], threading.Barrier(1)), in_step=True)
+    assert deal_ranks(batch, rows, 2) == [[0], [1, 2, 3, 4]]
+    assert own == [Micro([0]), Micro([1], counts=False), Micro([1], counts=False)]
+    alone = own_microbatches(batch, rows, 5, Place(0, 2, [], threading.Barrier(1)), in_step=False)
+    assert alone == [Micro([0])]
+    assert own_microbatches(batch, [], 5, Place(0, 2, [], threading.Barrier(1)), in_step=True) == []
 
 
 def test_buckets_keep_order_and_do_not_mix_types():

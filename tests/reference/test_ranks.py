@@ -1,0 +1,51 @@
+"""Several ranks do in a step what one does: they deal its rows, sum gradients and share what each has found out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import ALL_TERMS, KL_IN_REWARD
+from side_by_side import STEPS, TOLERANCE, groups_of, make_models, our_learner, our_weights, settings
+from thread_world import on_ranks
+from torch.testing import assert_close
+
+from dapo.config.schema import Config
+from dapo.distributed.world import ALONE, World
+from dapo.trainer.batch import make_batch
+from dapo.trainer.learner import Learner
+from dapo.trainer.records import new_record
+from dapo.trainer.update import update_policy
+
+LITTLE = {"train.tokens_per_microbatch": 30}
+
+
+def trained(learner: Learner, config: Config, world: World) -> dict[str, Any]:
+    """Everything that a rank knows after two steps."""
+    assert learner.value is not None
+    learner.world = learner.optimizer.world = learner.value.optimizer.world = world
+    for step in STEPS:
+        batch = make_batch(groups_of(step, 4, 4), config, torch.float64)
+        record = new_record(batch)
+        metrics = update_policy(learner, batch, config, step=step, record=record)
+    tokens = (batch.logp_old, batch.entropy, batch.logp_trainer, batch.advantage, record.ratio, record.clip)
+    return {
+        "weights": our_weights(learner),
+        "tokens": [ragged.flat for ragged in tokens],
+        "metrics": {name: value for name, value in metrics.items() if not name.startswith("timing.")},
+        "counts": (learner.updates, learner.bad_updates),
+    }
+
+
+@pytest.mark.parametrize("base", [ALL_TERMS, KL_IN_REWARD], ids=["all terms", "kl in the reward"])
+def test_two_ranks_do_what_one_does(tmp_path: Path, base: dict[str, Any]):
+    folder = make_models(tmp_path)
+    config = settings(folder, base | LITTLE)
+    learners = [our_learner(folder, config) for _ in range(3)]  # the library cannot load two at a time
+    alone = trained(learners[2], config, ALONE)
+    assert float(alone["tokens"][-1].abs().sum()) > 0  # something is clipped
+    for rank in on_ranks(2, lambda world: trained(learners[world.rank], config, world)):
+        assert rank["counts"] == alone["counts"]
+        assert_close(rank["metrics"], alone["metrics"], rtol=TOLERANCE, atol=TOLERANCE)
+        assert_close(rank["weights"], alone["weights"], rtol=TOLERANCE, atol=TOLERANCE)
+        assert_close(rank["tokens"], alone["tokens"], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
