@@ -1,6 +1,7 @@
 """Dynamic sampling on a virtual clock: what is chosen, what is wasted, when it ends."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ from dapo.config.schema import SamplingConfig
 from dapo.errors import DataError
 from dapo.rollout.engine import Request
 from dapo.sampling.accounting import Accounting, n_tokens
-from dapo.sampling.carry import CarryState, fill_step_carrying, oldest_version
+from dapo.sampling.carry import CarryState, _CarryFilling, fill_step_carrying, oldest_version
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import Fill, FillState, fill_step
+from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, Progress, fill_step
 from dapo.sampling.virtual import EndlessSource, VirtualEngine, VirtualJudge, half_informative, log_normal_lengths
-from dapo.types import Judgement, Verdict
+from dapo.types import Judgement, Problem, Verdict
 
 G, N = 8, 12
 
@@ -314,6 +315,84 @@ def test_relax_raises_the_staleness_bound_only_when_the_budget_is_spent():
     relaxed = carry(collector, Few(lambda _: 0.0), state, 5, fill_policy="relax")
     assert len(relaxed.groups) == N
     assert all(oldest_version(group) == 0 for group in relaxed.groups)
+
+
+@pytest.mark.parametrize(("bound", "version", "n_used"), [(4, 4, N), (4, 5, 0), (None, 500, N)])
+def test_border_a_group_may_be_as_old_as_the_bound_and_not_older(bound: int | None, version: int, n_used: int):
+    collector, state = with_surplus()
+    n_carried = len(state.carried)
+    done = carry(collector, Few(lambda _: 0.0), state, version, max_staleness_updates=bound)
+    assert len(done.groups) == n_used
+    assert len(state.carried) == (n_carried - N if n_used else 0)
+    stale = done.accounting.wasted_tokens["stale"]
+    assert stale == (0 if n_used else n_carried * G * 50)
+    assert done.accounting.trained_tokens == n_used * G * 50
+
+
+@pytest.mark.parametrize(("version", "is_kept"), [(4, True), (5, False)])
+def test_border_a_group_on_its_way_is_given_up_once_a_response_is_too_old(version: int, is_kept: bool):
+    """One response of each group ended at version 0, the others go on: by tick 100 they have written 90 tokens more."""
+    collector, state = collector_of(lambda r: 10 if r.key.response_index == 0 else 10**6, limit=10**6), CarryState()
+    collector.engine.load_weights(None, 0)  # type: ignore[arg-type]
+    state.pending = [collector.submit(Problem(str(i), "", "", meta={"pass_rate": 0.5}), 0, (0,)) for i in range(2)]
+    collector.advance()
+    assert [[c is not None for c in group.completions].count(True) for group in state.pending] == [1, 1]
+    collector.engine.tick = 100
+    config = settings_of(partial_rollouts=True, max_staleness_updates=4)
+    quiet: Progress = lambda _known, _wanted: None  # noqa: E731
+    filling = _CarryFilling(collector, Nothing(lambda _: 0.0), config, state, version, 10, quiet)
+    assert len(state.pending) == len(collector.groups) == (2 if is_kept else 0)
+    assert filling.accounting.wasted_tokens["stale"] == (0 if is_kept else 2 * (10 + (G - 1) * 100))
+    assert filling.accounting.wasted_tokens["aborted"] == 0
+
+
+def test_relax_takes_the_youngest_of_the_stale_and_no_more_than_are_missing():
+    collector, state = with_surplus()
+    every = state.carried[:5]
+    aged = [
+        replace(group, completions=tuple(replace(c, version=c.version + age) for c in group.completions))
+        for group, age in zip(every, (1, 3, 0, 2, 3), strict=True)
+    ]
+    state.carried = aged
+    done = carry(collector, Few(lambda _: 0.0), state, 9, fill_policy="relax", prompts_per_step=3)
+    assert ids(done) == [aged[1].problem.id, aged[4].problem.id, aged[3].problem.id]
+    assert done.accounting.wasted_tokens["stale"] == n_tokens(aged[0]) + n_tokens(aged[2])
+
+
+def test_without_partial_rollouts_only_what_is_likely_to_be_needed_is_begun():
+    collector, state = collector_of(), CarryState(acceptance=AcceptanceRate(accepted=0.25, tried=1.0))
+    state.carried = with_surplus()[1].carried[:3]
+    quiet: Progress = lambda _known, _wanted: None  # noqa: E731
+    config = settings_of(carry_over=True)
+    filling = _CarryFilling(collector, EndlessSource(lambda _: 0.5), config, state, 0, 500, quiet)
+    state.pending = [collector.submit(Problem(str(i), "", ""), 0, (0,)) for i in range(35)]
+    assert filling.wants_more()  # 3 + 35 / 4 < 12
+    state.pending.append(collector.submit(Problem("35", "", ""), 0, (0,)))
+    assert not filling.wants_more()  # 3 + 36 / 4 = 12
+    filling.config = settings_of(carry_over=True, partial_rollouts=True)
+    assert filling.wants_more()
+
+
+def test_a_group_is_as_old_as_its_oldest_token():
+    group = with_surplus()[1].carried[0]
+    assert oldest_version(group) == 0
+    later = [replace(c, version=c.version + 5 + i) for i, c in enumerate(group.completions)]
+    assert oldest_version(replace(group, completions=tuple(later))) == 5
+    empty = replace(later[0], version=later[0].version[:0])
+    assert oldest_version(replace(group, completions=(empty, *later[1:]))) == 6
+    assert oldest_version(replace(group, completions=(empty,))) == 0
+
+
+def test_without_carry_over_what_is_ready_and_not_used_is_surplus():
+    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), CarryState()
+    done = carry(collector, EndlessSource(lambda _: 0.5), state, 0, carry_over=False)
+    assert not state.carried
+    resolved = sum(n_tokens(group) for group in done.resolved)
+    wasted = done.accounting.wasted_tokens
+    assert (
+        wasted["surplus"] == resolved - done.accounting.trained_tokens - wasted["all_right"] - wasted["all_wrong"] > 0
+    )
+    assert done.accounting.ticks == collector.engine.tick
 
 
 # ---------------------------------------------------------------- borders

@@ -1,0 +1,255 @@
+"""Engine and judge as one: what is asked for, when a verdict takes effect, what is given up, what is written down."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dapo.config.schema import SamplingConfig
+from dapo.rollout.engine import NoiseKey, Request
+from dapo.sampling.collect import Collector, VerdictJournal
+from dapo.sampling.dynamic import AcceptanceRate, _Filling
+from dapo.sampling.virtual import EndlessSource, VirtualEngine, VirtualJudge
+from dapo.types import Completion, Judgement, Problem, StopReason, Verdict
+
+G = 3
+PROBLEM = Problem("seven", "6 + 1?", "7", "test", meta={"pass_rate": 1.0})
+
+
+class Says(VirtualJudge):
+    """The verdicts it was given, in the order of submission; remembers what it was asked."""
+
+    def __init__(self, *verdicts: Verdict) -> None:
+        super().__init__()
+        self.verdicts = list(verdicts)
+        self.asked: list[tuple[str, str, StopReason | None, Any]] = []
+
+    def submit(self, response: str, answer: str, *, stop_reason: StopReason | None = None, meta: Any = None) -> int:
+        self.asked.append((response, answer, stop_reason, meta))
+        ticket = super().submit(response, answer, stop_reason=stop_reason, meta=meta)
+        if self.verdicts:
+            self._answers[ticket] = Judgement(self.verdicts.pop(0), -1.0)
+        return ticket
+
+
+def collector_of(lengths: list[int], judge: VirtualJudge | None = None, **more: Any) -> Collector:
+    engine = VirtualEngine(max_concurrent=4 * G, length_of=lambda request: lengths[request.key.response_index])
+    how = {"max_new_tokens": 50, "seed": 11, "delay_ticks": 4} | more
+    return Collector(engine, judge or VirtualJudge(), responses_per_prompt=G, **how)
+
+
+def test_a_group_asks_for_its_responses_by_its_number():
+    asked: list[Request] = []
+    collector = collector_of([1, 2, 3])
+    collector.engine.submit = asked.extend  # type: ignore[method-assign]
+    for visit in (4, 5):
+        collector.submit(PROBLEM, visit, (8, 9))
+    assert asked == [
+        Request(
+            id=G * number + i,
+            prompt=(8, 9),
+            key=NoiseKey(11, "train", "seven", 4 + number, i),
+            max_new_tokens=50,
+            group=number,
+        )
+        for number in range(2)
+        for i in range(G)
+    ]
+    assert [group.number for group in collector.groups.values()] == [0, 1]
+
+
+def test_a_verdict_takes_effect_its_delay_after_the_response_ended():
+    """Ends at ticks 3, 6 and 10, delay 4: known at the first stop at or after 7, 10 and 14."""
+    collector = collector_of([3, 6, 10])
+    group = collector.submit(PROBLEM, 0, (1,))
+    seen = []
+    while not collector.is_idle:
+        collector.advance()
+        seen.append((collector.engine.tick, group.n_judged, len(collector.due)))
+    assert seen == [(3, 0, 1), (6, 0, 2), (10, 2, 1), (10, 3, 0)]
+    assert group.is_resolved
+    assert [len(completion.tokens) for completion in group.finished().completions] == [3, 6, 10]
+    collector.forget(group)
+    assert not collector.groups
+
+
+def test_the_judge_gets_the_text_the_answer_and_why_the_response_ended():
+    judge = Says()
+    collector = collector_of([3, 60, 4], judge)
+    collector.submit(PROBLEM, 2, (1,))
+    while not collector.is_idle:
+        collector.advance()
+    meta = {"question": "6 + 1?", "data_source": "test", "pass_rate": 1.0}
+    ends = {"seven/2/0": StopReason.EOS, "seven/2/1": StopReason.LENGTH, "seven/2/2": StopReason.EOS}
+    assert sorted(judge.asked, key=lambda asked: asked[0]) == [(text, "7", end, meta) for text, end in ends.items()]
+
+
+def test_what_is_given_up_is_aborted_counted_and_nobody_waits_for_it():
+    collector = collector_of([3, 20, 30])
+    given_up, kept = collector.submit(PROBLEM, 0, (1,)), collector.submit(PROBLEM, 1, (1,))
+    collector.advance()  # tick 3: one response of each has ended, and waits for its verdict
+    collector.drop([given_up])
+    assert given_up.is_dropped
+    assert not kept.is_dropped
+    assert collector.aborted_tokens == 2 * 3  # what the two others had written
+    assert (given_up.n_tokens, given_up.n_judged) == (3, 0)
+    assert [request.group for _, request, _ in collector.due] == [kept.number]
+    assert list(collector.groups) == [kept.number]
+    while not kept.is_resolved:
+        collector.advance()
+    assert (collector.aborted_tokens, collector.judge._answers) == (6, {})  # type: ignore[attr-defined]
+    collector.forget_all()
+    assert collector.is_idle
+
+
+def test_room_is_for_a_whole_group():
+    collector = collector_of([5, 5, 5])
+    for groups in range(4):
+        assert collector.has_room(), groups
+        collector.submit(PROBLEM, groups, (1,))
+    assert not collector.has_room()
+    collector.engine.max_concurrent += G - 1  # type: ignore[attr-defined]
+    assert not collector.has_room()
+    collector.engine.max_concurrent += 1  # type: ignore[attr-defined]
+    assert collector.has_room()
+
+
+class GivesUp(VirtualEngine):
+    def _completion(self, request: Request, began: int, length: int, stop: StopReason | None = None) -> Completion:
+        gave_up = StopReason.ABORTED if request.key.response_index == 1 else stop
+        return super()._completion(request, began, length, gave_up)
+
+
+def test_a_response_that_the_engine_gave_up_is_a_crash_that_nobody_judges():
+    judge = Says(Verdict.CORRECT, Verdict.WRONG)
+    engine = GivesUp(max_concurrent=G, length_of=lambda _: 5)
+    collector = Collector(engine, judge, responses_per_prompt=G, max_new_tokens=50, seed=0)
+    group = collector.submit(PROBLEM, 0, (1,))
+    while not group.is_resolved:
+        collector.advance()
+    assert [judgement.verdict for judgement in group.finished().judgements] == [
+        Verdict.CORRECT,
+        Verdict.CRASH,
+        Verdict.WRONG,
+    ]
+    assert len(judge.asked) == 2
+    assert collector.n_failures == 0
+    assert not collector.journal.known
+
+
+def judged(judge: VirtualJudge, journal: VerdictJournal) -> list[Verdict]:
+    collector = collector_of([3, 3, 3], judge, journal=journal)
+    group = collector.submit(PROBLEM, 5, (1,))
+    while not group.is_resolved:
+        collector.advance()
+    return [judgement.verdict for judgement in group.finished().judgements]
+
+
+def test_verdicts_that_depend_on_the_clock_are_repeated_and_others_judged_again():
+    written: list[tuple[str, Verdict]] = []
+    journal = VerdictJournal(write=lambda key, judgement: written.append((key, judgement.verdict)))
+    journal.version = 7
+    first = [Verdict.TIMEOUT, Verdict.WRONG, Verdict.CRASH]
+    assert judged(Says(*first), journal) == first
+    assert written == [("7/seven/5/0", Verdict.TIMEOUT), ("7/seven/5/2", Verdict.CRASH)]
+    again = Says(Verdict.CORRECT)
+    resumed = VerdictJournal(journal.known)
+    resumed.version = 7
+    assert judged(again, resumed) == [Verdict.TIMEOUT, Verdict.CORRECT, Verdict.CRASH]
+    assert [text for text, *_ in again.asked] == ["seven/5/1"]
+    assert len(written) == 2
+    resumed.version = 8  # other weights: other responses
+    assert judged(Says(*[Verdict.CORRECT] * 3), resumed) == [Verdict.CORRECT] * 3
+
+
+# ---------------------------------------------------------------- how many groups are begun
+
+
+def test_the_rate_is_the_share_of_late_with_older_groups_fading():
+    acceptance = AcceptanceRate()
+    assert acceptance.rate == 1 / 2
+    acceptance.observe(True)
+    assert acceptance.rate == pytest.approx((0.98 + 1) / (0.98 * 2 + 1))
+    acceptance.observe(False)
+    assert acceptance.rate == pytest.approx(0.98 * (0.98 + 1) / (0.98 * (0.98 * 2 + 1) + 1))
+    for _ in range(1000):
+        acceptance.observe(False)
+    assert acceptance.rate == 0.02
+
+
+def filling(wanted: int, slots: int, accepted: float) -> _Filling:
+    engine = VirtualEngine(max_concurrent=slots, length_of=lambda _: 5)
+    collector = Collector(engine, VirtualJudge(), responses_per_prompt=G, max_new_tokens=50, seed=0)
+    config = SamplingConfig(prompts_per_step=wanted, responses_per_prompt=G, dynamic=True)
+    acceptance = AcceptanceRate(accepted=accepted, tried=1.0)
+    source = EndlessSource(lambda _: 0.5)
+    return _Filling(collector, source, config, acceptance, wanted, 100, lambda _known, _wanted: None)
+
+
+@pytest.mark.parametrize(
+    ("slots", "accepted", "expected"),
+    [
+        (100 * G, 0.5, 8),  # 4 are missing, half of those begun come out: 4 / 0.5
+        (100 * G, 0.3, 14),  # 4 / 0.3, rounded up
+        (5 * G + 1, 0.5, 5),  # as many groups as there is room for
+        (G - 1, 0.5, 1),  # with room for less than a group, one at a time
+    ],
+)
+def test_as_many_groups_are_begun_as_are_likely_to_be_needed(slots: int, accepted: float, expected: int):
+    assert filling(4, slots, accepted).n_to_stream() == expected
+
+
+def test_open_groups_count_by_their_chance_and_certain_ones_fully():
+    step = filling(4, 100 * G, 0.5)
+    groups = [step.collector.submit(PROBLEM, i, (1,)) for i in range(4)]
+    step.groups = groups
+    right, wrong = Judgement(Verdict.CORRECT, 1.0), Judgement(Verdict.WRONG, -1.0)
+    groups[0].judge(0, right)
+    groups[0].judge(1, wrong)  # informative: 1
+    groups[1].judge(0, wrong)  # one of three is known: 0.5 · 2/3
+    for i in range(G):
+        groups[2].judge(i, wrong)  # all equal: 0
+    assert [step.chance(group) for group in groups] == pytest.approx([1, 0.5 * 2 / 3, 0, 0.5])
+    missing = 4 - (1 + 1 / 3 + 0 + 1 / 2)
+    assert step.n_to_stream() == int(np.ceil(missing / 0.5))
+    groups[3].is_dropped = True
+    assert step.n_to_stream() == int(np.ceil((missing + 0.5) / 0.5))
+    step.wanted = 1
+    assert step.n_to_stream() == 0
+
+
+def test_rounds_begin_a_multiple_of_the_step_once_everything_is_known():
+    step = filling(4, 100 * G, 0.5)
+    step.config = step.config.model_copy(update={"schedule": "rounds", "generation_multiple": 3})
+    assert step.n_to_submit() == 12
+    step.submit_more()
+    assert (len(step.groups), len(step.open)) == (12, 12)
+    assert step.n_to_submit() == 0
+    step.is_exhausted = True
+    assert step.n_to_submit() == 0
+
+
+def test_the_budget_bounds_what_is_tried():
+    step = filling(4, 100 * G, 0.02)
+    step.budget = 7
+    step.submit_more()
+    assert len(step.groups) == 7
+    assert step.is_exhausted
+
+
+def test_progress_tells_of_groups_that_are_known_to_be_informative_and_never_of_more_than_wanted():
+    told: list[tuple[int, int]] = []
+    step = filling(1, 100 * G, 0.5)
+    step.progress = lambda known, wanted: told.append((known, wanted))
+    groups = [step.collector.submit(PROBLEM, i, (1,)) for i in range(3)]
+    step.groups, step.open = groups, list(groups)
+    step.observe()
+    for group in groups[:2]:
+        group.judge(0, Judgement(Verdict.CORRECT, 1.0))
+        group.judge(1, Judgement(Verdict.WRONG, -1.0))
+    tried = step.acceptance.tried
+    step.observe()
+    assert step.acceptance.tried == pytest.approx(0.98 * (0.98 * tried + 1) + 1)  # each once
+    assert step.open == groups[2:]
+    step.observe()
+    assert told == [(0, 1), (1, 1), (1, 1)]
