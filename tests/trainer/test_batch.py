@@ -84,6 +84,23 @@ def test_microbatches_hold_every_row_once_within_the_budget(lengths: list[int], 
     assert all(len(part) == 1 or sum(lengths[row] + 2 for row in part) <= budget for part in parts)
 
 
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (9, [[0], [1, 2], [3], [4, 5]]),
+        (10, [[0, 1], [2], [3], [4, 5]]),  # rows 0 and 1 fill it to the last token
+        (11, [[0, 1], [2], [3], [4, 5]]),
+        (100, [[0, 1, 2, 3, 4, 5]]),
+        (1, [[0], [1], [2], [3], [4], [5]]),
+    ],
+)
+def test_border_a_microbatch_takes_rows_while_there_is_room(budget: int, expected: list[list[int]]):
+    batch = Batch.__new__(Batch)
+    batch.lengths, batch.prompts = [4, 2, 3, 20, 1, 2], [(1, 2)] * 6  # 6, 4, 5, 22, 3 and 4 tokens
+    assert deal_microbatches(batch, range(6), budget) == expected
+    assert deal_microbatches(batch, [], budget) == []
+
+
 def test_an_empty_step_is_an_empty_batch(config: Config, tmp_path: Path):  # noqa: ARG001
     batch = make_batch([], config, torch.float64)
     assert batch.lengths == []
@@ -117,6 +134,7 @@ def test_border_rows_of_any_length_come_back_as_they_were_put(lengths: list[int]
         ragged.put(part, torch.cat([torch.from_numpy(rows[i]) for i in part] or [torch.zeros(0)]))
     assert [ragged.row(i).tolist() for i in range(len(lengths))] == [row.tolist() for row in rows]
     assert torch.equal(ragged.flat, Ragged.of(rows, torch.float64).flat)
+    assert token_mask(lengths, "cpu").sum(dim=1 if lengths else None).tolist() == (lengths or 0)
     if lengths:
         assert ragged.joined(order, "cpu").tolist() == [float(x) for i in order for x in rows[i]]
         mask = token_mask([lengths[i] for i in order], "cpu")

@@ -183,6 +183,51 @@ def test_8_bit_codes_hold_their_value_on_average_and_nearly_each_time():
     assert ((total / 400 - values).abs() <= 5 * reach / 2 / 400**0.5).all()
 
 
+def test_8_bit_moments_are_adamw_between_unpacking_and_packing():
+    """m ← m + (1 − β₁)(g − m), v ← β₂v + (1 − β₂)g², θ ← (1 − lr·wd)θ − lr·m̂/(√v̂ + 1e-8), from what the codes held."""
+    beta1, beta2, decay, lr = 0.8, 0.9, 0.1, 0.3
+    moments = EightBitMoments((beta1, beta2), decay)
+    weight = torch.nn.Parameter(torch.randn(BLOCK + 5))
+    m, v = torch.zeros(BLOCK + 5), torch.zeros(BLOCK + 5)
+    for t in (1, 2, 3):
+        g = weight.grad = torch.randn(BLOCK + 5) * 1e-8  # so small that the 1e-8 has a say
+        m, v = m + (1 - beta1) * (g - m), beta2 * v + (1 - beta2) * g**2
+        expected = (1 - lr * decay) * weight - lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + 1e-8)
+        moments.update({"w": weight}, lr=lr)
+        assert_close(weight.detach(), expected.detach(), rtol=1e-5, atol=1e-6)
+        m = unpack_first(moments.codes["m.w"], moments.codes["m_scale.w"])
+        v = unpack_second(moments.codes["v.w"], moments.codes["v_scale.w"])
+
+
+def test_8_bit_rounding_is_fixed_by_update_and_parameter():
+    def codes() -> list[torch.Tensor]:
+        moments, seen = EightBitMoments((0.9, 0.999), 0.0), []
+        weights = {name: torch.nn.Parameter(torch.zeros(BLOCK)) for name in ("a", "b")}
+        for _ in range(2):
+            moments.codes.clear()  # the same moments again: only the draw differs
+            for weight in weights.values():
+                weight.grad = torch.linspace(0.01, 1, BLOCK)
+            moments.update(weights, lr=0.1)
+            seen += [moments.codes[f"m.{name}"].clone() for name in weights]
+        return seen
+
+    first, again = codes(), codes()
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert not any(torch.equal(first[i], first[j]) for i in range(4) for j in range(i))
+
+
+@pytest.mark.parametrize(("levels", "power"), [(127, 2), (255, 4)])
+def test_a_code_is_one_of_its_neighbours_with_the_value_as_its_mean(levels: int, power: int):
+    noise, n = torch.Generator().manual_seed(0), 20_000
+    for size in (0.001, 0.2, 0.77):
+        drawn = random_code(torch.full((n,), size), levels=levels, power=power, noise=noise)
+        below = int(size ** (1 / power) * levels)
+        assert set(drawn.tolist()) == {below, below + 1}
+        low, high = (below / levels) ** power, ((below + 1) / levels) ** power
+        mean = float((drawn.double() / levels).pow(power).mean())
+        assert mean == pytest.approx(size, abs=4 * (high - low) / 2 / n**0.5)
+
+
 def test_a_second_moment_above_zero_never_becomes_zero():
     values = torch.full((BLOCK,), 1e-14)
     values[0], values[1] = 1.0, 0.0
