@@ -229,6 +229,25 @@ def test_rounds_begin_a_multiple_of_the_step_once_everything_is_known():
     assert step.n_to_submit() == 0
 
 
+def test_groups_behind_the_last_one_needed_are_dropped_as_soon_as_it_is_known():
+    step = filling(2, 100 * G, 0.5)
+    step.groups = groups = [step.collector.submit(PROBLEM, i, (1,)) for i in range(5)]
+    right, wrong = Judgement(Verdict.CORRECT, 1.0), Judgement(Verdict.WRONG, -1.0)
+    for group in (groups[0], groups[2]):
+        step.drop_surplus()
+        assert not any(group.is_dropped for group in groups)
+        group.judge(0, right)
+        group.judge(1, wrong)
+    for i in range(G):
+        groups[3].judge(i, wrong)  # known in full: nothing is saved by dropping it
+    step.config = step.config.model_copy(update={"schedule": "rounds"})
+    step.drop_surplus()
+    assert not any(group.is_dropped for group in groups)  # a round is waited for
+    step.config = step.config.model_copy(update={"schedule": "stream"})
+    step.drop_surplus()
+    assert [group.is_dropped for group in groups] == [False, False, False, False, True]
+
+
 def test_the_budget_bounds_what_is_tried():
     step = filling(4, 100 * G, 0.02)
     step.budget = 7

@@ -238,6 +238,15 @@ def test_fewer_slots_than_a_group_has_responses_still_fills_the_step():
     assert len(done.groups) == N
 
 
+def test_each_step_counts_its_own_ticks():
+    collector, source, state = collector_of(), EndlessSource(half_informative), FillState()
+    ends = [0]
+    for _ in range(3):
+        done = fill(collector, source, state)
+        ends.append(collector.engine.tick)
+        assert done.accounting.ticks == ends[-1] - ends[-2] > 0
+
+
 def test_uninformative_groups_are_reported_too_for_those_who_learn_from_them():
     done = fill(collector_of(lambda _: 20), EndlessSource(half_informative))
     assert len(done.resolved) == done.accounting.prompts_tried
@@ -392,7 +401,10 @@ def test_without_carry_over_what_is_ready_and_not_used_is_surplus():
     assert (
         wasted["surplus"] == resolved - done.accounting.trained_tokens - wasted["all_right"] - wasted["all_wrong"] > 0
     )
-    assert done.accounting.ticks == collector.engine.tick
+    before = collector.engine.tick
+    assert done.accounting.ticks == before
+    again = carry(collector, EndlessSource(lambda _: 0.5), state, 0, carry_over=False)
+    assert again.accounting.ticks == collector.engine.tick - before > 0
 
 
 # ---------------------------------------------------------------- borders
