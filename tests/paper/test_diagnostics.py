@@ -50,6 +50,7 @@ def test_mean_probability_by_hand():
         (11.0, 1.0, "high"),
         (1.0, 1.0, None),
         (5.0, 0.0, None),
+        (0.1, 0.0, None),
     ],
 )
 def test_clipped_tokens_by_side(ratio: float, advantage: float, where: str | None):
@@ -76,6 +77,14 @@ def test_a_token_counts_as_clipped_exactly_when_its_gradient_is_gone(seed: int, 
     assert not (sides.low & sides.high | sides.low & sides.dual | sides.high & sides.dual).any()
 
 
+def test_border_a_ratio_at_the_clip_itself_is_not_clipped():
+    """ε_low = 0.5, ε_high = 1, c = 2: the ratios 1/2 and 2 lie on the borders, where the gradient still flows."""
+    logp, advantage = torch.tensor([0.5, 2.0, 2.0], dtype=F64).log(), torch.tensor([-1.0, 1.0, -1.0], dtype=F64)
+    assert logp.exp().tolist() == [0.5, 2.0, 2.0]
+    clipped = clipped_tokens(logp, torch.zeros(3, dtype=F64), advantage, clip_low=0.5, clip_high=1.0, dual_clip=2.0)
+    assert not (clipped.low | clipped.high | clipped.dual).any()
+
+
 def test_fig3_probability_of_the_tokens_clipped_high():
     logp = torch.tensor([[0.1, 0.2, 0.9, 0.4]], dtype=F64).log()
     high = torch.tensor([[True, True, False, False]])
@@ -90,6 +99,12 @@ def test_explained_variance_of_a_perfect_a_constant_and_an_opposite_critic():
     assert explained_variance(ret, ret) == pytest.approx(1.0)
     assert explained_variance(torch.full_like(ret, 3.0), ret) == pytest.approx(0.0)
     assert explained_variance(-ret, ret) == pytest.approx(1 - 4)  # Var(2R)/Var(R) = 4
+
+
+def test_explained_variance_of_two_tokens_by_hand():
+    ret, value = torch.tensor([0.0, 2**0.5], dtype=F64), torch.tensor([1.0, 1.0 + 2**0.5 / 2], dtype=F64)
+    assert float(ret.var()) == pytest.approx(1)
+    assert explained_variance(value, ret) == pytest.approx(1 - 0.25)  # half of the difference is left: a quarter of Var
 
 
 @pytest.mark.parametrize("ret", [torch.ones(5), torch.tensor([2.0]), torch.zeros(0)])
