@@ -122,6 +122,8 @@ def is_left_alone(node: cst.CSTNode) -> bool:
     """What a user is told, and when: errors, checks, messages, events, progress, clocks, docstrings."""
     if isinstance(node, cst.Raise | cst.Assert | cst.Import | cst.ImportFrom):
         return True
+    if isinstance(node, cst.Arg) and node.keyword is not None:
+        return node.keyword.value in UNNOTICED
     if isinstance(node, cst.SimpleStatementLine):
         return any(is_report(statement) for statement in node.body)
     return isinstance(node, cst.BaseString) and is_message(node)

@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -35,6 +36,7 @@ from mutmut.mutation import file_mutation, mutators
 from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.runners.harness import PytestRunner
 from mutmut.stats import status_by_exit_code
+from mutmut.utils.file_utils import change_cwd
 from mutmut.utils.format_utils import orig_function_and_class_names_from_key
 from mutmut.workers.isolation import ForkServerRunner
 from operators import (
@@ -52,6 +54,8 @@ SURVIVORS = Path(__file__).with_name("survivors.md")
 WORK = Path("mutants")
 WANTED_SHARE = 0.9
 CPU_SECONDS, CPU_FACTOR = 5, 10  # of a test's own time: beyond this it hangs, and the mutant is killed
+CONTROL = "dapo.control.x_control__mutmut_0"  # no mutant has this name: the code as it is
+MOST_CPU_SECONDS = 40  # of tests for one mutant: not noticed by then, it counts as a survivor
 ALLOWED_DECORATORS = {"property", "classmethod", "staticmethod", "torch.no_grad()"}
 # Saving, loading and what memory they take: no step's numbers come from these.
 NOT_TRAINING = {
@@ -154,6 +158,15 @@ class Server(ForkServerRunner):
     """Collects the tests once; each mutant is a fork of that pytest session, so that it pays for its tests alone."""
 
     session: Any = None
+    is_controlled = False
+
+    def startup(self) -> None:
+        """A whole run begins with all tests on the code as it is: in a fork too, they must pass."""
+        super().startup()
+        if self.is_controlled:
+            self.submit(CONTROL, list(mutmut_main.state().duration_by_test), 10_000, 0.0)
+            if self.wait_for_result().exit_code != 0:
+                sys.exit("Tests fail in a fork of the unchanged code: no verdict would mean anything.")
 
     def collect_stats(self, tests: Iterable[str] | None) -> int:
         code = super().collect_stats(tests)
@@ -200,30 +213,46 @@ class Tests(PytestRunner):
             return super().run_tests(mutant_name=mutant_name, tests=tests)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        folder = Path(tempfile.mkdtemp())
+        folder, words = Path(tempfile.mkdtemp()), words_of(mutant_name)
         try:
-            return run_items(Server.session, set(tests), folder)
+            return run_items(Server.session, set(tests), words, folder)
         except BaseException:  # whatever a mutant raises, it was noticed
             return 1
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_items(session: Any, chosen: set[str], folder: Path) -> int:
-    """0 if they all pass; the quick files first, and in them the quick tests. Ends at the first failure."""
+def words_of(name: str | None) -> set[str]:
+    """What the changed lines speak of."""
+    if name in (None, CONTROL):
+        return set()
+    with change_cwd(".."):
+        changed = get_diff_for_mutant(name).splitlines()[2:]
+    return set(re.findall(r"[a-z_]{3,}", " ".join(line for line in changed if line[:1] in ("-", "+"))))
+
+
+def run_items(session: Any, chosen: set[str], words: set[str], folder: Path) -> int:
+    """0 if they all pass. Quick files first; in them tests whose names share words with the change, then quick ones."""
     duration = mutmut_main.state().duration_by_test
     session.config._tmp_path_factory._basetemp = folder
     files: dict[str, list[Any]] = {}
     for item in session.items:
         if item.nodeid in chosen:
             files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+
+    def rank(item: Any) -> tuple[int, float]:
+        return -len(words.intersection(re.findall(r"[a-z_]{3,}", item.name))), duration[item.nodeid]
+
     ranked = sorted(files.values(), key=lambda items: sum(duration[item.nodeid] for item in items) / len(items))
-    items = [item for part in ranked for item in sorted(part, key=lambda item: duration[item.nodeid])]
+    items = [item for part in ranked for item in sorted(part, key=rank)]
+    start = time.process_time()
     for item, following in zip(items, [*items[1:], None], strict=True):
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS + CPU_FACTOR * duration[item.nodeid])
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.testsfailed:
             return 1
+        if words and time.process_time() - start > MOST_CPU_SECONDS:
+            break
     return 0
 
 
@@ -248,7 +277,7 @@ class Progress:
 
 
 def is_alive(status: str) -> bool:
-    return status in ("survived", "no tests")
+    return status in ("survived", "no tests", "suspicious")
 
 
 # ---------------------------------------------------------------- reporting
@@ -352,6 +381,7 @@ def install() -> None:
     mutmut_main.print_status = lambda *_: None  # a spinner
     mutmut_main.get_mutant_runner = lambda workers=1: Server(workers, Tests, {})
     status_by_exit_code[-signal.SIGPROF] = "timeout"
+    status_by_exit_code[255] = "suspicious"  # an error of the tool's own kills nothing
 
 
 def names_of(patterns: Sequence[str], sample: int | None, again: bool) -> list[str]:
@@ -378,6 +408,7 @@ def main() -> int:
     scratch = tempfile.mkdtemp(prefix="mutants-")
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     install()
+    Server.is_controlled = is_whole
     names = []
     try:
         if not is_whole:

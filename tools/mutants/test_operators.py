@@ -85,6 +85,7 @@ def test_what_a_reader_is_told_is_left_alone():
             check_shapes("B", x[11:])
             event("fill", x + 4)
             events.append(f"step {x - 5} skipped")
+            x = zip(x, strict=x > 12)
             metrics["timing.update_s"] = x - 6
             if x == 7:
                 raise ValueError(x + 8)
