@@ -238,6 +238,12 @@ def test_fewer_slots_than_a_group_has_responses_still_fills_the_step():
     assert len(done.groups) == N
 
 
+def test_a_round_is_waited_for_and_what_it_has_too_many_is_surplus():
+    done = fill(collector_of(), EndlessSource(half_informative), schedule="rounds", generation_multiple=3)
+    assert len(done.groups) == N
+    assert done.accounting.wasted_tokens["aborted"] == 0 < done.accounting.wasted_tokens["surplus"]
+
+
 def test_each_step_counts_its_own_ticks():
     collector, source, state = collector_of(), EndlessSource(half_informative), FillState()
     ends = [0]

@@ -149,3 +149,8 @@ def test_border_gae_works_on_every_row_once(n_rows: int, length: int, monkeypatc
     parts = list(similar_lengths([length] * n_rows))
     assert [row for part in parts for row in part] == list(range(n_rows))
     assert all(len(part) == 1 or len(part) * length <= 20 for part in parts)
+
+
+def test_gae_takes_the_longest_rows_first_and_as_many_as_fit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dapo.trainer.value.PADDED_VALUES", 10)
+    assert list(similar_lengths([3, 9, 5, 1, 12])) == [[4], [1], [2, 0], [3]]  # 10 // 5 = 2 rows of up to 5 tokens
