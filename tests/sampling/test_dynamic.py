@@ -363,15 +363,15 @@ def test_border_a_group_on_its_way_is_given_up_once_a_response_is_too_old(versio
 
 def test_relax_takes_the_youngest_of_the_stale_and_no_more_than_are_missing():
     collector, state = with_surplus()
-    every = state.carried[:5]
+    every = state.carried[:6]
     aged = [
         replace(group, completions=tuple(replace(c, version=c.version + age) for c in group.completions))
-        for group, age in zip(every, (1, 3, 0, 2, 3), strict=True)
+        for group, age in zip(every, (1, 3, 0, 2, 3, 7), strict=True)
     ]
     state.carried = aged
     done = carry(collector, Few(lambda _: 0.0), state, 9, fill_policy="relax", prompts_per_step=3)
-    assert ids(done) == [aged[1].problem.id, aged[4].problem.id, aged[3].problem.id]
-    assert done.accounting.wasted_tokens["stale"] == n_tokens(aged[0]) + n_tokens(aged[2])
+    assert ids(done) == [aged[i].problem.id for i in (5, 1, 4)]  # the last is within the bound of 4 updates
+    assert done.accounting.wasted_tokens["stale"] == sum(n_tokens(aged[i]) for i in (0, 2, 3))
 
 
 def test_without_partial_rollouts_only_what_is_likely_to_be_needed_is_begun():
