@@ -388,6 +388,15 @@ def test_without_partial_rollouts_only_what_is_likely_to_be_needed_is_begun():
     assert filling.wants_more()
 
 
+def test_with_carry_over_too_the_budget_bounds_what_is_tried():
+    config = settings_of(carry_over=True, partial_rollouts=True)
+    collector, source = collector_of(lambda _: 20), EndlessSource(lambda _: 0.0)
+    done = fill_step_carrying(
+        collector, source, config, CarryState(), version=0, filter_truncated=False, max_prompts_tried=9
+    )
+    assert done.accounting.prompts_tried == source.at == len(done.resolved) == 9
+
+
 def test_a_group_is_as_old_as_its_oldest_token():
     group = with_surplus()[1].carried[0]
     assert oldest_version(group) == 0

@@ -18,6 +18,7 @@ from dapo.tracking.metrics import check_declared
 from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches, make_batch
 from dapo.trainer.ragged import Ragged, token_mask
 from dapo.trainer.step_metrics import step_metrics
+from dapo.trainer.sums import Totals
 from dapo.trainer.value import similar_lengths
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
@@ -105,6 +106,19 @@ def test_an_empty_step_is_an_empty_batch(config: Config, tmp_path: Path):  # noq
     batch = make_batch([], config, torch.float64)
     assert batch.lengths == []
     assert batch.reward.tolist() == []
+
+
+def test_denominators_of_an_update_by_hand(config: Config):
+    groups = [
+        group_of("a", [3, 4, 5, 6], [True, False, True, False]),
+        group_of("b", [7, 8, 9, 1], [False, False, False, True]),
+    ]
+    batch = make_batch([*groups, group_of("c", [2, 2, 2, 2], [True] * 4)], config, torch.float64)
+    totals = Totals.of(batch, [0, 1, 2, 5, 7])
+    assert (totals.tokens, totals.sequences, totals.prompts) == (3 + 4 + 5 + 8 + 1, 5, 2)
+    assert totals.group_tokens.tolist() == [3 + 4 + 5, 8 + 1, 0]
+    assert totals.positive_tokens == 3 + 5 + 1
+    assert Totals.of(batch, [7]).prompts == 1  # a prompt with a single token counts
 
 
 def test_only_steps_with_equal_graded_values_speak_of_them(config: Config):
