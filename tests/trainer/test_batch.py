@@ -102,6 +102,13 @@ def test_border_a_microbatch_takes_rows_while_there_is_room(budget: int, expecte
     assert deal_microbatches(batch, [], budget) == []
 
 
+def test_without_a_buffer_no_length_is_punished(config: Config):
+    shaping = config.shaping.model_copy(update={"overlong_penalty": 0.0, "overlong_buffer_tokens": None})
+    plain = config.model_copy(update={"shaping": shaping})
+    batch = make_batch([group_of("a", [3, 10, 12, 5], [True, True, False, False])], plain, torch.float64)
+    assert batch.reward.tolist() == batch.raw_reward.tolist() == [1.0, 1.0, -1.0, -1.0]
+
+
 def test_an_empty_step_is_an_empty_batch(config: Config, tmp_path: Path):  # noqa: ARG001
     batch = make_batch([], config, torch.float64)
     assert batch.lengths == []

@@ -55,7 +55,7 @@ WORK = Path("mutants")
 WANTED_SHARE = 0.9
 CPU_SECONDS, CPU_FACTOR = 5, 10  # of a test's own time: beyond this it hangs, and the mutant is killed
 CONTROL = "dapo.control.x_control__mutmut_0"  # no mutant has this name: the code as it is
-MOST_CPU_SECONDS = 40  # of tests for one mutant: not noticed by then, it counts as a survivor
+MOST_CPU_SECONDS = 60  # of tests for one mutant: not noticed by then, it counts as a survivor
 ALLOWED_DECORATORS = {"property", "classmethod", "staticmethod", "torch.no_grad()"}
 # Saving, loading and what memory they take: no step's numbers come from these.
 NOT_TRAINING = {
@@ -232,22 +232,19 @@ def words_of(name: str | None) -> set[str]:
 
 
 def run_items(session: Any, chosen: set[str], words: set[str], folder: Path) -> int:
-    """0 if they all pass. Quick files first; in them tests whose names share words with the change, then quick ones."""
-    duration = mutmut_main.state().duration_by_test
+    """0 if they all pass. First tests whose names share words with the change, then those that call few functions."""
+    state = mutmut_main.state()
     session.config._tmp_path_factory._basetemp = folder
-    files: dict[str, list[Any]] = {}
-    for item in session.items:
-        if item.nodeid in chosen:
-            files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    calls = Counter(test for tests in state.tests_by_mangled_function_name.values() for test in tests)
 
-    def rank(item: Any) -> tuple[int, float]:
-        return -len(words.intersection(re.findall(r"[a-z_]{3,}", item.name))), duration[item.nodeid]
+    def rank(item: Any) -> tuple[int, int, float]:
+        shared = words.intersection(re.findall(r"[a-z_]{3,}", item.name))
+        return -len(shared), calls[item.nodeid], state.duration_by_test[item.nodeid]
 
-    ranked = sorted(files.values(), key=lambda items: sum(duration[item.nodeid] for item in items) / len(items))
-    items = [item for part in ranked for item in sorted(part, key=rank)]
+    items = sorted((item for item in session.items if item.nodeid in chosen), key=rank)
     start = time.process_time()
     for item, following in zip(items, [*items[1:], None], strict=True):
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS + CPU_FACTOR * duration[item.nodeid])
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS + CPU_FACTOR * state.duration_by_test[item.nodeid])
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.testsfailed:
             return 1
