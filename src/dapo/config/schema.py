@@ -198,9 +198,7 @@ class CriticConfig(Section):
         "it ends earlier once the critic's explained variance on new problems has stopped rising.",
     )
     pretrain_epochs: int = Field(
-        1,
-        ge=1,
-        description="Passes over each step's responses in value pretraining; 4 were too many for a 1.5 B model.",
+        4, ge=1, description="Passes over each step's responses in value pretraining; fewer overfit less."
     )
     path: OptionalStr = Field(
         None, description="A critic to start from (model/critic of a checkpoint): no pretraining; none: a new one."
