@@ -78,6 +78,45 @@ def test_unusable_tests_are_a_crash_and_never_a_pass(pool: VerifierPool, meta: d
     assert message in judgement.message
 
 
+@pytest.mark.parametrize(
+    ("said", "expected", "is_same"),
+    [
+        (5.0, 5, True),
+        (4.9999999999, 5, True),
+        (1000000000000.0, 10**12, True),
+        (1000000000500.0, 10**12, False),
+        (1000000000001.0, 10**12, False),
+        (10**12 + 500, 1e12, False),
+        (float(2**53), 2**53 + 1, False),
+        (1e300, 10**400, False),
+        (0.3000000000000001, 0.3, True),
+        (1000000000500.0, 1e12, True),
+        ([5.0, [1000000000500.0]], [5, [10**12]], False),
+        (True, 1, False),
+    ],
+)
+def test_a_float_for_an_integer_is_that_integer(said: object, expected: object, is_same: bool):
+    assert code.same_value(said, expected) is is_same
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("```python\nx\n```", "x"),
+        ("```\nx\n```", "x"),
+        ("a ```py\nx\ny\n``` b ```\nz\n```", "x\ny"),
+        ("```python\nx\n```\n```python\ny\n```", "y"),
+        ("```python\nx", "x"),
+        ("```bash\nls\n```", None),
+        ("```python x", None),
+        ("``\nx\n``", None),
+        ("```\n\n```", ""),
+    ],
+)
+def test_the_last_python_block_is_the_program(response: str, program: str | None):
+    assert code.program_in(response) == program
+
+
 def test_no_program_is_unparseable(pool: VerifierPool):
     assert pool.judge_all([("I would add the numbers.", "[]")])[0].verdict is Verdict.UNPARSEABLE
 

@@ -20,8 +20,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ MAX_OUTPUT_BYTES = 1_000_000
 MAX_TESTS = 1_000
 PROGRAM_MEMORY_MB = 512
 _JAIL = Path(__file__).with_name("jail.py")
-_FENCE = re.compile(r"```[ \t]*([A-Za-z0-9+_-]*)[^\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+_FENCE = "```"
+_LANGUAGE = re.compile(r"[ \t]*([A-Za-z0-9+_-]*)")
+_NEAR_INTEGER = 1e-6  # what rounding leaves: nine digits alone would take 1000000000500.0 for 10^12
 _LOOK_SECONDS = 0.1  # between two looks at what a program has used
 _UID_BASE = 1_500_000_000  # a user id nobody has, one per worker: its limit on processes is then its own
 ISOLATION_REMEDY = (
@@ -108,10 +111,21 @@ def decide(response: str, answer: str, meta: Mapping[str, object], *, seconds: f
 
 def program_in(response: str) -> str | None:
     """The last Python block, else the last block of any kind; None when there is none."""
-    blocks = _FENCE.findall(response[-1_000_000:])
+    blocks = list(_blocks(response[-1_000_000:]))
     python = [body for language, body in blocks if language.lower() in ("python", "py", "python3")]
     chosen = python or [body for language, body in blocks if language == ""]
     return chosen[-1] if chosen else None
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Language and body of every fenced block, the last one perhaps unclosed. Each sign is looked at once."""
+    start = text.find(_FENCE)
+    while start >= 0 and (newline := text.find("\n", start)) >= 0:
+        language = _LANGUAGE.match(text, start + len(_FENCE))
+        assert language is not None, "the pattern matches nothing as well"
+        close = text.find("\n" + _FENCE, newline + 1)
+        yield language[1], text[newline + 1 :] if close < 0 else text[newline + 1 : close]
+        start = -1 if close < 0 else text.find(_FENCE, close + 1 + len(_FENCE))
 
 
 def tests_error(answer: str, meta: Mapping[str, object]) -> str | None:
@@ -187,14 +201,20 @@ def same_output(said: bytes, expected: str) -> bool:
 
 
 def same_value(said: Any, expected: Any) -> bool:
-    """Equal JSON values; true is not 1, and floats agree to nine digits. Both sides are plain data by now."""
+    """Equal JSON values; true is not 1, floats agree to nine digits, and a float for an integer is that integer.
+
+    Both sides are plain data by now.
+    """
     if isinstance(said, bool) or isinstance(expected, bool):
         return said is expected
     if isinstance(said, int | float) and isinstance(expected, int | float):
         if isinstance(said, int) and isinstance(expected, int):
             return said == expected
         try:
-            return math.isclose(said, expected, rel_tol=1e-9, abs_tol=1e-12)
+            is_close = math.isclose(said, expected, rel_tol=1e-9, abs_tol=1e-12)
+            if is_close and (isinstance(said, int) or isinstance(expected, int)):
+                return abs(Fraction(said) - Fraction(expected)) < _NEAR_INTEGER
+            return is_close
         except OverflowError:
             return False
     if isinstance(said, list) and isinstance(expected, list | tuple):
