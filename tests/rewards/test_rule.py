@@ -6,7 +6,7 @@ import pytest
 from corpus import CASES
 
 from cpu_time import cpu_seconds
-from dapo.rewards import rule
+from dapo.rewards import rule, symbolic
 from dapo.types import Verdict
 
 SIGNS = r"""
@@ -95,6 +95,16 @@ def test_a_refusal_says_why(response: str, answer: str, says: str):
     finding = rule.decide_fully(response, answer)
     assert finding.verdict is Verdict.WRONG
     assert says in finding.message
+
+
+def test_what_math_verify_fails_at_is_wrong(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: str) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(symbolic, "same", fail)
+    finding = rule.decide_fully("Answer: \\int_0^1 x dx", "x^2")
+    assert finding.verdict is Verdict.WRONG
+    assert finding.message == "math-verify cannot compare them (ZeroDivisionError)"
 
 
 def test_another_value_needs_no_reason():

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from dapo.rewards.names import Named, is_one_letter, named_values, spelled, without_indices
 from dapo.rewards.quantities import is_name, is_quantity
 from dapo.rewards.rationals import TooLargeError, exact_or_none
-from dapo.rewards.scalars import CompareScalars, UndecidedError, compare_exactly, same_scalar
+from dapo.rewards.scalars import CompareScalars, UndecidedError, compare_exactly, same_scalar, with_decimal_logs
 from dapo.rewards.tree import Node, bare, free_symbols
 
 _MAX_LIST = 40
+_MAY_NAME = ("eq", "list", "set", "rel")
 
 
 def settled(node: Node, *, is_reference: bool = False, compare: CompareScalars | None = None) -> Node:
@@ -23,7 +25,8 @@ def settled(node: Node, *, is_reference: bool = False, compare: CompareScalars |
     can tell whether the sides agree and `compare` is exact.
     """
     if node.op == "list":
-        return Node("list", tuple(settled(arg, is_reference=is_reference, compare=compare) for arg in node.args))
+        args = tuple(settled(arg, is_reference=is_reference, compare=compare) for arg in node.args)
+        return Node("list", args, name=node.name)
     if node.op == "rel" and node.name == "in" and is_name(node.args[0]):
         return node.args[1]  # x ∈ [0, 1)
     if node.op != "eq":
@@ -66,7 +69,7 @@ def _sides_agree(left: Node, right: Node, compare: CompareScalars) -> bool:
         if "degree" in (left.op, right.op):  # 60° is 60, and π/3
             return same_scalar(left, right, compare) or compare(left, right)
         return same(left, right, compare) or (
-            _with_decimal_logs(left) != left and same(_with_decimal_logs(left), right, compare)
+            with_decimal_logs(left) != left and same(with_decimal_logs(left), right, compare)
         )
     except UndecidedError:
         if compare is compare_exactly:
@@ -89,14 +92,6 @@ def _decimal(node: Node) -> Node:
         return node
 
 
-def _with_decimal_logs(node: Node) -> Node:
-    """`\\log 100` to base 10: without a base it may be either."""
-    args = tuple(_with_decimal_logs(arg) for arg in node.args)
-    if node.op == "func" and node.name == "log" and len(args) == 1:
-        args = (*args, Node("num", value=Fraction(10)))
-    return Node(node.op, args, node.value, node.name)
-
-
 def _defines_line(node: Node) -> bool:
     """`y = 2x + 1` is a line, and stays an equation; `x = 3\\sqrt2` names a value."""
     return node.args[0].op == "sym" and bool(free_symbols(node.args[-1]))
@@ -113,6 +108,12 @@ def agree(left: Node, right: Node) -> bool:
 def same(reference: Node, said: Node, compare_scalars: CompareScalars | None = None) -> bool:
     """Whether `said` has the reference's value."""
     compare = compare_scalars or compare_exactly
+    if reference.op == said.op == "rel" and free_symbols(reference) != free_symbols(said):
+        return False
+    if reference.op in _MAY_NAME or said.op in _MAY_NAME:
+        by_name = _same_by_name(reference, said, compare)
+        if by_name is not None:
+            return by_name
     reference = settled(reference, is_reference=True)
     said = said if reference.op == "eq" and said.op == "eq" else settled(said, compare=compare)
     if "contradiction" in (reference.op, said.op):
@@ -127,12 +128,66 @@ def same(reference: Node, said: Node, compare_scalars: CompareScalars | None = N
     return _same_shape(expanded, _expanded(said, compare), compare)
 
 
+def _same_by_name(reference: Node, said: Node, compare: CompareScalars) -> bool | None:
+    """Whether each variable has its value, or None where the names do not tell.
+
+    Where only one side names them, `x = 1, y = 2` beside (1, 2), its values count in the order of the names.
+    """
+    wanted, given = named_values(reference), named_values(said)
+    if wanted is not None and given is not None:
+        return _same_values(wanted, given, compare, is_choice=said.name == "or" != reference.name)
+    if wanted is not None and said.op == "eq" and len(wanted) == 1 and free_symbols(said):
+        names = {name for names in wanted for name in names}
+        return None if names & {bare(side) for side in said.args} else False  # x + y = 5 for x = 5
+    if wanted is not None and len(wanted) > 1 and not is_one_letter(wanted):
+        values = _in_name_order(wanted)
+        is_point = said.op == "bracket" and said.name == "()"
+        if values is None or not (is_point or said.op == "list") or (said.op == "list" and _has_names(said)):
+            return False
+        return _in_order(values, said.args, compare)
+    if given is None or reference.op not in ("list", "bracket", "set"):
+        return None
+    is_point = reference.op == "bracket"
+    if is_point and any(len(values) > 1 for values in given.values()):
+        return False  # x = 1 or x = 2 for (1, 2)
+    if len(given) > 1 and (is_point or not is_one_letter(given)) and (values := _in_name_order(given)) is not None:
+        is_ordered = reference.name in ("", "or", "()") and said.name != "or"
+        return is_ordered and _in_order(reference.args, values, compare)
+    return None
+
+
+def _same_values(wanted: Named, given: Named, compare: CompareScalars, *, is_choice: bool) -> bool | None:
+    if wanted.keys() != given.keys() and 1 in (len(wanted), len(given)):
+        wanted, given = without_indices(wanted), without_indices(given)
+    if wanted.keys() == given.keys():
+        if len(wanted) > 1 and is_choice:  # x = 1 or y = 2
+            return False
+        return all(same(_listed(values), _listed(given[names]), compare) for names, values in wanted.items())
+    is_variable = all(name.op == "sym" for names in (*wanted, *given) for name in names)
+    return False if is_variable or len(wanted) > 1 else None
+
+
+def _listed(values: tuple[Node, ...]) -> Node:
+    return values[0] if len(values) == 1 else Node("list", values)
+
+
+def _in_name_order(named: Named) -> tuple[Node, ...] | None:
+    """One value for each variable, x before y; None where one has several."""
+    if any(len(names) > 1 or len(values) > 1 for names, values in named.items()):
+        return None
+    return tuple(named[names][0] for names in sorted(named, key=lambda names: spelled(names[0])))
+
+
+def _has_names(node: Node) -> bool:
+    return any(item.op == "eq" for item in node.args)
+
+
 def _expanded(node: Node, compare: CompareScalars) -> Node:
     """± as its two values; a set or list of one as that one."""
     if node.op == "pm":
         left, right = node.args
         return Node("list", (Node("add", (left, right)), Node("add", (left, Node("neg", (right,))))))
-    if node.op == "set" and len(node.args) == 1:
+    if node.op == "set" and len(node.args) == 1 and node.args[0] != Node("sym", name="emptyset"):
         return settled(node.args[0], compare=compare)
     if node.op == "rel":
         return _interval(node) or node
@@ -181,9 +236,11 @@ def _same_shape(reference: Node, said: Node, compare: CompareScalars) -> bool:
     if reference.op == said.op == "union":
         return _matched(reference.args, said.args, compare)
     if reference.op == said.op and reference.op in ("matrix", "row"):
-        return _in_order(reference.args, said.args, compare)
+        return reference.name == said.name and _in_order(reference.args, said.args, compare)
     if reference.op == said.op == "ratio":
         return _same_ratio(reference, said, compare)
+    if "ratio" in (reference.op, said.op):
+        return _same_quotient(reference, said)
     if reference.op == said.op == "text":
         return reference.name == said.name
     if reference.op == "base":
@@ -226,6 +283,8 @@ def _matched(left: tuple[Node, ...], right: tuple[Node, ...], compare: CompareSc
 
 
 def _same_ratio(reference: Node, said: Node, compare: CompareScalars) -> bool:
+    if _may_be_time(reference) or _may_be_time(said):  # 3:45 is not 1:15, nor 3:05 3:5
+        return [arg.name for arg in reference.args] == [arg.name for arg in said.args]
     left, right = [exact_or_none(arg) for arg in reference.args], [exact_or_none(arg) for arg in said.args]
     if len(left) != len(right):
         return False
@@ -233,6 +292,20 @@ def _same_ratio(reference: Node, said: Node, compare: CompareScalars) -> bool:
         return _in_order(reference.args, said.args, compare)
     scale = right[0] / left[0]
     return all(a is not None and b is not None and a * scale == b for a, b in zip(left, right, strict=True))
+
+
+def _may_be_time(node: Node) -> bool:
+    return len(node.args[-1].name) == 2 and node.args[-1].name.isdigit()
+
+
+def _same_quotient(reference: Node, said: Node) -> bool:
+    """`1:2` for one half, in lowest terms, and 1/2 for `1:2`. Not `42:1` for 42: that is no way to write a number."""
+    ratio, number = (reference, said) if reference.op == "ratio" else (said, reference)
+    parts, value = [exact_or_none(part) for part in ratio.args], exact_or_none(number)
+    if len(parts) != 2 or value is None or None in parts or _may_be_time(ratio):
+        return False
+    is_fraction = value.denominator > 1 and (number.op == "div" or ratio is said)
+    return is_fraction and parts == [value.numerator, value.denominator]
 
 
 def _same_equation(reference: Node, said: Node, compare: CompareScalars) -> bool:

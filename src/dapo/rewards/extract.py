@@ -1,4 +1,5 @@
-"""Where the final answer stands: the last "Answer:" line, else the last \\boxed{}, else a last line `#### 42`.
+"""Where the final answer stands: in <answer> tags at the end, else the last "Answer:" line, else the last \\boxed{},
+else a last line `#### 42`, else a last sentence "The answer is 42."
 
 An "Answer:" line starts a line or a sentence ("Final answer:", "**Answer:**", "答案："); "answer:" in the middle of a
 sentence counts only where nothing clearer exists. A value on the next line belongs to its "Answer:". The search starts
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dapo.rewards.boxes import in_context
 from dapo.rewards.limits import MAX_RESPONSE_CHARS, MAX_STATEMENT_CHARS
@@ -25,6 +26,7 @@ class Statement:
     text: str
     rivals: tuple[str, ...] = ()
     below: str = ""  # what follows it, for verifiers whose answers are no values
+    boxed: tuple[str, ...] = ()  # those of the text and its rivals that stood in a box
 
 
 _COLON = "[:\uff1a\ufe55\ua789\u2236]"
@@ -44,6 +46,13 @@ _DISOWNED = re.compile(r"(?:\b(?:wrong|incorrect|false)|\bnot\s+(?:the|an|a|my))
 _QUOTED = re.compile(r"[*_`]*[\"'\u201d\u2019`]")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
 _HASHES = re.compile(r"(?:\A|\n)[ \t]*#{4}[ \t]*([^\n#][^\n]*)\Z")
+_SAID = re.compile(
+    r"(?:\A|[.!?\u3002]\s)[\s*_>#]{0,8}"
+    r"(?:(?:(?:so|thus|hence|therefore|then|and|the|my|our|final|correct|exact)[\s,*_]{1,3}){0,6}answers?\s{1,3}(?:is|are)"
+    r"(?![A-Za-z'])|(?:\u6240\u4ee5|\u56e0\u6b64)?[\uff0c,]?(?:\u6700\u7ec8|\u6b63\u786e)?\u7b54\u6848(?:\u662f|\u4e3a))",
+    re.IGNORECASE,
+)
+_TAGS = ("<answer>", "</answer>")
 _SENTENCE_END = re.compile(r"[.!?\u3002]\s|\n|</?think>")
 _OR_AFTER = re.compile(r"[}\s$\\)\]*]*\bor\b[\s$\\(\[*]*([-+]?\d[\d,.]*)", re.IGNORECASE)
 _OR_BEFORE = re.compile(r"([-+]?\d[\d,.]*)[\s$\\)\]*]*\bor\b[\s$\\(\[*]*\Z", re.IGNORECASE)
@@ -64,9 +73,45 @@ _MAX_LINE_CHARS = 2 * MAX_STATEMENT_CHARS  # kept of a line that is too long to 
 _WINDOWS = (4_000, 64_000, MAX_RESPONSE_CHARS)
 
 
-def final_statement(response: str) -> Statement | None:
-    """What the response states last as final; None when it states nothing."""
-    text = without_end_tokens(response.rstrip()[-MAX_RESPONSE_CHARS:])
+def final_statement(response: str, *, in_prose: bool = True) -> Statement | None:
+    """What the response states last as final; None when it states nothing. `in_prose`: "The answer is 42." counts."""
+    whole = response.rstrip()[-MAX_RESPONSE_CHARS:]
+    tagged = _last_tagged(whole)
+    if tagged is None:
+        return _unlabelled(without_end_tokens(whole), in_prose=in_prose)
+    content, before, is_last = tagged
+    if not is_last:
+        found = _unlabelled(without_end_tokens(whole), in_prose=in_prose)
+        is_rival = found is not None and content.strip() != found.text.strip() and re.search(r"[\d\\]", content)
+        return replace(found, rivals=(*found.rivals, content)) if found is not None and is_rival else found
+    statement = _unlabelled(content, in_prose=False) or Statement(content)
+    before = before.rpartition("</think>")[2]
+    other = _unlabelled(before, in_prose=False)
+    if other is not None and other.text.strip(" *_`$"):
+        statement = replace(
+            statement, rivals=(*statement.rivals, other.text, *other.rivals), boxed=(*statement.boxed, *other.boxed)
+        )
+    beside = _last_tagged(before.rpartition("\n")[2])
+    return statement if beside is None else replace(statement, rivals=(*statement.rivals, beside[0]))
+
+
+def _last_tagged(text: str) -> tuple[str, str, bool] | None:
+    """What the last <answer> tags hold, what stands before them, and whether nothing follows."""
+    near = text[-_WINDOWS[0] :]
+    if "<" not in near or "</" not in near:  # one sign is found faster than two
+        return None
+    tail = text[-_WINDOWS[1] :]
+    lowered = tail.translate(_ASCII_LOWER)
+    stop = lowered.rfind(_TAGS[1])
+    start = lowered.rfind(_TAGS[0], 0, stop) if stop >= 0 else -1
+    if start < 0 or not tail[start + len(_TAGS[0]) : stop].strip():
+        return None
+    is_last = not without_end_tokens(tail[stop + len(_TAGS[1]) :]).strip("`\n ")
+    return tail[start + len(_TAGS[0]) : stop], tail[:start], is_last
+
+
+def _unlabelled(text: str, *, in_prose: bool) -> Statement | None:
+    """The last statement by its marker, its box or its words, whatever tags stand around it."""
     if "\r" in text[-_WINDOWS[0] :]:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     for window in _WINDOWS:
@@ -83,8 +128,16 @@ def final_statement(response: str) -> Statement | None:
         return box
     if weak is not None:
         return _after(tail, weak)
-    hashes = _HASHES.search(text[-_WINDOWS[0] :])
-    return Statement(hashes[1]) if hashes else None
+    if hashes := _HASHES.search(text[-_WINDOWS[0] :]):
+        return Statement(hashes[1])
+    return _last_sentence(text) if in_prose else None
+
+
+def _last_sentence(text: str) -> Statement | None:
+    """`The answer is 42.` as the last line, or the end of it."""
+    line = text[max(text.rfind("\n"), len(text) - MAX_STATEMENT_CHARS - 1) + 1 :]
+    said = list(_SAID.finditer(line))
+    return Statement(line[said[-1].end() :]) if said else None
 
 
 def _may_hold_marker(text: str) -> bool:
@@ -140,10 +193,10 @@ def _after(text: str, marker: re.Match[str]) -> Statement:
     rivals += _values_below(text, stop)
     box = _last_box(text[stop:])
     if box is not None:
-        if not line.strip(" *_`$") or not re.search(r"[0-9\\]", line):
+        if not line.strip(" *_`$") or not re.search(r"[\d\\]", line):
             return box  # "Answer:" was a heading, and its section ends in a box
         rivals += [box.text, *box.rivals]
-    return Statement(line, tuple(rivals), text[stop : stop + _BELOW_CHARS])
+    return Statement(line, tuple(rivals), text[stop : stop + _BELOW_CHARS], box.boxed if box is not None else ())
 
 
 def _values_below(text: str, stop: int) -> list[str]:
@@ -223,7 +276,8 @@ def _last_box(text: str) -> Statement | None:
         if found is not None:
             content, stop = found
             rivals = _box_rivals(text, start, stop)
-            return Statement(in_context(text, start, stop, content), rivals, text[stop : stop + _BELOW_CHARS])
+            value = in_context(text, start, stop, content)
+            return Statement(value, rivals, text[stop : stop + _BELOW_CHARS], (value, *rivals))
     return None
 
 

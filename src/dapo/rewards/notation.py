@@ -72,15 +72,16 @@ class _Parser:
     def listing(self) -> Node:
         """Values separated by commas; one value alone is itself."""
         items = [self.relation()]
+        is_choice = False
         self.skip_breaks()
-        while self.at("SEP", ",", ";"):
-            self.position += 1
+        while self.at("SEP", ",", ";", "or"):
+            is_choice |= self.take().text == "or"
             self.skip_breaks()
             if self.token is None or self.at("CLOSE"):
                 break
             items.append(self.relation())
             self.skip_breaks()
-        return items[0] if len(items) == 1 else Node("list", tuple(items))
+        return items[0] if len(items) == 1 else Node("list", tuple(items), name="or" if is_choice else "")
 
     def relation(self) -> Node:
         """`a = b = c`, `a < b`, or a bare value. A leading `=` (what "is" becomes) has nothing on its left."""
@@ -115,11 +116,16 @@ class _Parser:
     def ratio(self) -> Node:
         parts = [self.sum()]
         self.skip_breaks()
+        if self.at("CMD", "over", "choose"):
+            return Node("div" if self.take().text == "over" else "binomial", (parts[0], self.sum()))
         while self.at("OP", ":") or self.at("CMD", "colon"):
             self.position += 1
             parts.append(self.sum())
             self.skip_breaks()
-        return parts[0] if len(parts) == 1 else Node("ratio", tuple(parts))
+        if len(parts) == 1:
+            return parts[0]
+        is_padded = any(len(part.name) > 1 and part.name.startswith("0") for part in parts)
+        return Node("ratio", tuple(parts), name="padded" if is_padded else "")  # 3:05 is no 3:5
 
     def sum(self) -> Node:
         self.depth += 1
@@ -178,7 +184,9 @@ class _Parser:
             return not (token.kind == "SYM" and token.text == "U" and left.op in ("bracket", "set"))
         if token.kind == "OPEN":
             return token.text in ("(", "{", "[", "lfloor", "lceil") and left.op not in ("bracket", "set")
-        return token.kind == "CMD" and token.text in ("frac", "sqrt", "binom", "begin", "angle", "triangle")
+        return token.kind == "CMD" and (
+            token.text in ("frac", "sqrt", "binom", "begin", "angle", "triangle") or token.text.startswith("accent ")
+        )
 
     def mixed_fraction_follows(self, left: Node) -> bool:
         numbers = self.stream[self.position : self.position + 3]
@@ -221,6 +229,7 @@ class _Parser:
         return Node("neg", (node,)) if n_minus % 2 else node
 
     def power(self) -> Node:
+        start = self.position
         node = self.atom()
         while True:
             if self.at("OP", "!"):
@@ -231,7 +240,7 @@ class _Parser:
                 node = Node("percent", (node,))
             elif self.at("OP", "'"):
                 self.position += 1
-                node = Node("prime", (node,))
+                node = self.primed(start)
             elif self.at("OP", "deg"):
                 self.position += 1
                 node = Node("degree", (node,))
@@ -243,6 +252,11 @@ class _Parser:
                 node = self.subscripted(node)
             else:
                 return node
+
+    def primed(self, start: int) -> Node:
+        """Another quantity than the one without the prime; `f'(2)` is a value of another function."""
+        name = self.spelled(start)
+        return Node("apply", (self.atom(),), name=name) if self.at("OPEN", "(") else Node("sym", name=name)
 
     def degree_follows(self) -> bool:
         for pattern in (["deg"], ["{", "deg", "}"], ["o"], ["{", "o", "}"]):
@@ -275,12 +289,9 @@ class _Parser:
             if subscript.op != "num" or node.value is None or node.value.denominator != 1:
                 raise NotationError("a number with a subscript that is no base")
             return Node("base", (node, subscript))
-        spelled = "".join(token.text for token in self.stream[start : self.position])
-        return (
-            Node("sym", name=f"{node.name}_{spelled.strip('{}')}")
-            if node.op == "sym"
-            else Node("sub", (node, subscript))
-        )
+        if node.op != "sym":
+            return Node("sub", (node, subscript))
+        return Node("sym", name=f"{node.name}_{self.spelled(start)}")
 
     def argument(self) -> Node:
         """The argument of \\frac or \\binom: a group, or the next single digit as TeX takes it."""
@@ -302,7 +313,7 @@ class _Parser:
         if token.kind == "SYM":
             if self.at("OPEN", "(") and token.text in "fghFGHP" and token.text != "":
                 return Node("apply", (self.atom(),), name=token.text)
-            return Node("sym", name=token.text)
+            return (token.text == "C" and self.combinations()) or Node("sym", name=token.text)
         if token.kind == "FUNC":
             return self.function(token.text)
         if token.kind == "OPEN":
@@ -314,6 +325,19 @@ class _Parser:
         if token.kind == "CMD":
             return self.command(token.text)
         raise NotationError(f"cannot read {token.text!r} there")
+
+    def combinations(self) -> Node | None:
+        """The rest of `C(5, 2)`; None, and nothing is read, where C is something else."""
+        mark = self.position
+        self.skip_breaks()
+        numbers = self.stream[self.position + 1 : self.position + 4 : 2]
+        signs = [token.text for token in self.stream[self.position : self.position + 5 : 2]]
+        if signs != ["(", ",", ")"] or any(token.kind != "NUM" for token in numbers):
+            self.position = mark
+            return None
+        self.position += 5
+        top, bottom = (Node("num", value=token.value, name=token.text) for token in numbers)
+        return Node("binomial", (top, bottom))
 
     def bracketed(self, opener: str) -> Node:
         self.depth += 1
@@ -393,8 +417,10 @@ class _Parser:
         if name == "binom":
             top = self.argument()
             return Node("binomial", (top, self.argument()))
-        if name == "begin":
-            return self.matrix()
+        if name in ("begin", "begin determinant"):
+            return self.matrix(name.removeprefix("begin "))
+        if name.startswith("accent "):
+            return self.accented(name.removeprefix("accent "))
         if name in ("angle", "triangle", "odot"):
             inner = self.power()
             return Node("sym", name=f"{name} {inner.name}")
@@ -403,7 +429,19 @@ class _Parser:
             return Node("sym", name=f"mathbb {inner.name}")
         raise UnknownNotationError(f"\\{name} is not read")
 
-    def matrix(self) -> Node:
+    def accented(self, accent: str) -> Node:
+        """Another quantity than the one below the accent; a segment, `\\overline{AB}`, is AB."""
+        start = self.position
+        inner = self.argument()
+        if inner.op == "sym" and inner.name.isupper() and len(inner.name) > 1:
+            return inner
+        return Node("sym", name=f"{accent} {self.spelled(start)}")
+
+    def spelled(self, start: int) -> str:
+        """What was read from there on, as one name."""
+        return "".join(token.text for token in self.stream[start : self.position]).strip("{}")
+
+    def matrix(self, kind: str) -> Node:
         if self.at("OPEN", "{"):  # column layout of an array
             while not self.at("CLOSE", "}"):
                 self.take()
@@ -419,14 +457,14 @@ class _Parser:
                 self.position += 1
                 rows.append(Node("row", tuple(row)))
                 self.skip_breaks()
-                if self.at("CMD", "end"):
+                if self.at("CMD", "end", "end determinant"):
                     row = []
                     break
                 row = [self.relation()]
-            elif self.at("CMD", "end"):
+            elif self.at("CMD", "end", "end determinant"):
                 rows.append(Node("row", tuple(row)))
                 break
             else:
                 raise NotationError("a matrix that cannot be read")
         self.position += 1
-        return Node("matrix", tuple(rows))
+        return Node("matrix", tuple(rows), name="determinant" if kind == "determinant" else "")

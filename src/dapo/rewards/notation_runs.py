@@ -1,30 +1,26 @@
-"""The stretches of notation between words, and what belongs to a word that is a unit: `cm^2`, `km/h`."""
+"""The stretches of notation between words."""
 
 from __future__ import annotations
 
 from dapo.rewards.tokens import Token
-from dapo.rewards.vocabulary import UNIT_POWERS
 
 
-def runs_of(stream: list[Token]) -> list[tuple[list[Token], list[str]]]:
-    """Maximal stretches without words, each with the words that follow it; a unit's exponent belongs to its word."""
-    runs: list[tuple[list[Token], list[str]]] = [([], [])]
+def runs_of(stream: list[Token]) -> list[list[Token]]:
+    """Maximal stretches without words; the exponent of a word belongs to it."""
+    runs: list[list[Token]] = [[]]
     index = 0
     while index < len(stream):
-        token = stream[index]
-        if token.kind == "WORD":
-            runs[-1][1].append(token.text)
-            index = _after_unit(stream, index + 1)
-            continue
-        if runs[-1][1]:
-            runs.append(([], []))
-        runs[-1][0].append(token)
-        index += 1
-    return [(_trimmed_run(run), words) for run, words in runs]
+        if stream[index].kind == "WORD":
+            runs.append([])
+            index = _after_word(stream, index + 1)
+        else:
+            runs[-1].append(stream[index])
+            index += 1
+    return [_trimmed_run(run) for run in runs]
 
 
-def _after_unit(stream: list[Token], index: int) -> int:
-    """Skip what belongs to a unit: `cm^2`, `\\text{cm}^3`, `km/h`, `word:`."""
+def _after_word(stream: list[Token], index: int) -> int:
+    """Skip what belongs to a word: `apples^2`, `pens/box`, `word:`."""
     start = index
     while index < len(stream) and stream[index].kind == "BREAK":
         index += 1
@@ -38,17 +34,6 @@ def _after_unit(stream: list[Token], index: int) -> int:
     if ahead[:1] == [":"]:
         return index + 1
     return start
-
-
-def unit_powers_of(stream: list[Token]) -> frozenset[int]:
-    """The 2 of `cm^2` and of `square feet`."""
-    powers = set()
-    for index, token in enumerate(stream):
-        if token.kind == "WORD":
-            powers |= {UNIT_POWERS[word] for word in (token.text.lower(),) if word in UNIT_POWERS}
-            belongs = stream[index + 1 : _after_unit(stream, index + 1)]
-            powers |= {int(sign.text) for sign in belongs if sign.text in ("2", "3")}
-    return frozenset(powers)
 
 
 def _trimmed_run(run: list[Token]) -> list[Token]:

@@ -16,7 +16,7 @@ from typing import Any
 import mpmath
 
 from dapo.rewards.rationals import TooLargeError, exact
-from dapo.rewards.scalars import UndecidedError
+from dapo.rewards.scalars import UndecidedError, with_decimal_logs
 from dapo.rewards.tree import Node, free_symbols
 from dapo.rewards.vocabulary import word_set
 
@@ -29,7 +29,10 @@ _MAX_EXPONENT = 10**5
 
 
 def compare(left: Node, right: Node) -> bool:
-    """Equal in value, with free symbols as reals. UndecidedError where a sign has no numeric meaning."""
+    """Equal in value, with free symbols as reals and `\\log` to either base.
+
+    UndecidedError where a sign has no numeric meaning.
+    """
     if left.op == right.op == "equation":
         return _same_curve(left.args[0], right.args[0])
     try:
@@ -38,14 +41,21 @@ def compare(left: Node, right: Node) -> bool:
             return values[0] == values[1]
     except TooLargeError:
         pass
+    decimal = with_decimal_logs(left), with_decimal_logs(right)
+    return _agree(left, right) and ((left, right) == decimal or _agree(*decimal))
+
+
+def _agree(left: Node, right: Node) -> bool:
+    if any(_calculates_with_infinity(node) for node in (left, right)):
+        return False
     n_agreeing = 0
     for a, b, again in _values(left, right):
         if not _close(a, b, again):
             return False
         n_agreeing += 1
-    if n_agreeing == 0:
+    if n_agreeing == 0 and (free_symbols(left) or free_symbols(right)):
         raise UndecidedError
-    return True
+    return n_agreeing > 0  # 1/0 has no value, and equals nothing
 
 
 Pair = tuple[Any, Any]
@@ -74,6 +84,12 @@ def _values(left: Node, right: Node) -> Iterator[tuple[Any, Any, Callable[[], Pa
 def _precisely(left: Node, right: Node, point: dict[str, Any]) -> Pair:
     with mpmath.workdps(2 * _DIGITS):
         return evaluate(left, point), evaluate(right, point)
+
+
+def _calculates_with_infinity(node: Node) -> bool:
+    """1/∞ and ∞ − ∞ are no numbers; ∞ and −∞ alone are what they are."""
+    infinite = Node("sym", name="infty") in node.args
+    return (infinite and node.op != "neg") or any(_calculates_with_infinity(arg) for arg in node.args)
 
 
 def _has_imaginary_unit(node: Node) -> bool:

@@ -40,10 +40,12 @@ def with_signs_for_words(stream: list[Token]) -> list[Token]:
             if not (changed and changed[-1].kind == "REL"):
                 changed.append(Token("REL", "="))
         elif word in ("and", "or", "和", "或") and _is_math(before) and _is_math(after):
-            last = _neighbour(changed, len(changed), -1)
-            if last is None or last.kind != "SEP":
-                changed.append(Token("SEP", ","))
+            while changed and changed[-1].kind in ("BREAK", "SEP"):
+                changed.pop()
+            changed.append(Token("SEP", "or" if word in ("or", "或") else ","))
         elif word in ("percent", "percentage") and before is not None and before.kind == "NUM":
+            while changed[-1].kind == "BREAK":
+                changed.pop()
             changed.append(Token("OP", "%"))
         elif word in ("negative", "minus", "负") and after is not None and after.kind in ("NUM", "OPEN"):
             changed.append(Token("OP", "-"))
@@ -59,10 +61,15 @@ def _is_math(token: Token | None) -> bool:
 
 
 def without_spelled_numbers(stream: list[Token]) -> tuple[list[Token], list[Node]]:
-    """Take out brackets that repeat the value in words: `42 (forty-two)`."""
+    """Take out words that repeat the value: `42 (forty-two)`, `forty-two (42)`."""
     kept: list[Token] = []
     numbers: list[Node] = []
-    index = 0
+    index = sum(1 for _ in itertools.takewhile(lambda token: token.kind == "WORD", stream))
+    leading = number_in_words([part for word in stream[:index] for part in word.text.lower().split("-")])
+    if leading is None or index == len(stream) or stream[index].text != "(":
+        index = 0
+    else:
+        numbers.append(Node("num", value=Fraction(leading)))
     while index < len(stream):
         token = stream[index]
         stop = closing(stream, index) if token.kind == "OPEN" and token.text == "(" else index

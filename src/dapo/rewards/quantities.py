@@ -7,10 +7,12 @@ from dapo.rewards.tree import Node, free_symbols
 
 
 def is_name(node: Node) -> bool:
-    """A quantity's name: x, f(2), m + n, AB, |AB|. Not `2x`: that would be an equation to solve."""
+    """A quantity's name: x, f(2), m + n, AB, |AB|. Not `2x` or `|x|`: those would be equations to solve."""
     if node.op == "sym":
+        if node.name.rpartition(" ")[2][:1].isdigit():  # 41', \\overline{41}
+            return False
         return node.name not in ("pi", "e", "i", "infty", "emptyset") and not node.name.startswith("mathbb ")
-    if node.op in ("sub", "prime"):
+    if node.op == "sub":
         return is_name(node.args[0])
     if node.op in ("apply", "text"):
         return True
@@ -18,7 +20,9 @@ def is_name(node: Node) -> bool:
         return all(is_name(arg) for arg in node.args)
     if node.op == "bracket":
         return all(is_name(arg) for arg in node.args)
-    return node.op == "func" and node.name in ("abs", "floor", "ceil") and is_name(node.args[0])
+    if node.op == "func" and node.name == "abs":  # of a set or a segment
+        return is_name(node.args[0]) and all(name[:1].isupper() for name in free_symbols(node))
+    return node.op == "func" and node.name in ("floor", "ceil") and is_name(node.args[0])
 
 
 def is_quantity(node: Node) -> bool:
@@ -41,7 +45,7 @@ def _is_form(node: Node) -> bool:
         return bool(free_symbols(node)) and all(_is_form(arg) or _is_coefficient(arg) for arg in node.args)
     if node.op == "pow":
         return node.args[0].op == "sym" and _is_form(node.args[0]) and node.args[1].value in (2, 3, 4)
-    if node.op == "add":
+    if node.op in ("add", "neg"):
         return all(_is_form(arg) for arg in node.args)
     return node.op == "sym" and bool(free_symbols(node))
 

@@ -11,15 +11,16 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dapo.rewards import equivalence
+from dapo.rewards import equivalence, units
 from dapo.rewards.extract import Statement, final_statement
 from dapo.rewards.limits import MAX_REFERENCE_CHARS, MAX_STATEMENT_CHARS
 from dapo.rewards.rationals import TooLargeError, exact_or_none
-from dapo.rewards.scalars import CompareScalars, UndecidedError, unit_letters, unit_powers
+from dapo.rewards.scalars import CompareScalars, UndecidedError, marks
 from dapo.rewards.statement import Reading, read
 from dapo.rewards.tokens import NotationError, UnknownNotationError
 from dapo.rewards.tree import Node, free_symbols
 from dapo.rewards.typography import plain, trimmed
+from dapo.rewards.units import Mention
 from dapo.types import Verdict
 
 
@@ -39,6 +40,9 @@ _INTEGER = re.compile(r"\s*-?\d{1,300}\s*", re.ASCII)
 _OPTION = re.compile(
     r"[\s$*]*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(([A-E])\)[\s~]*\}?(?:\\[ ,;:]|[\s~:])*(?=\S)"
 )
+_RATIO_IN_WORDS = re.compile(r"(?<=[\d$])\s+to\s+(?=[\d$])")
+_BESIDE = re.compile(r"(?:[$}\s]|\\[)\], ])*([^\n.;,:()]{0,60})")
+NOTHING_FINAL = 'no "Answer:" line and no \\boxed{} in the response'
 _SMALLEST_EXCLAIMED = 20  # `5!` is a factorial; `42!` at the end of a line of prose is enthusiasm
 
 
@@ -61,7 +65,7 @@ def decide(response: str, answer: str) -> Finding | None:
     """The verdict by exact rules alone, or None where only numerics or algebra can tell."""
     statement = final_statement(response)
     if statement is None:
-        return Finding(Verdict.UNPARSEABLE, None, 'no "Answer:" line and no \\boxed{} in the response')
+        return Finding(Verdict.UNPARSEABLE, None, NOTHING_FINAL)
     return _judge(statement, answer, None)
 
 
@@ -76,10 +80,15 @@ def decide_fully(response: str, answer: str) -> Finding:
     assert statement is not None, "decide found none"
     finding = _judge(statement, answer, numerics.compare)
     if finding is None:
-        is_same = all(
-            ("=" not in text or "=" in answer or _NAMED.fullmatch(text)) and symbolic.same(answer, text)
-            for text in (statement.text, *statement.rivals)
-        )
+        try:
+            is_same = all(
+                ("=" not in text or "=" in answer or _NAMED.fullmatch(text)) and symbolic.same(answer, text)
+                for text in (statement.text, *statement.rivals)
+            )
+        except MemoryError:
+            raise
+        except Exception as error:  # of another project's code, at what a model wrote: no reason to stop judging
+            return _finding(False, statement, f"math-verify cannot compare them ({type(error).__name__})")
         finding = _finding(is_same, statement, "" if is_same else _reason(answer, statement.text, numerics.compare))
     return finding
 
@@ -90,7 +99,9 @@ def _judge(statement: Statement, answer: str, compare: CompareScalars | None) ->
     answers = (statement.text, *statement.rivals)
     undecided = False
     for text in answers:
-        is_same = _same(answer, text, compare)
+        is_boxed = text in statement.boxed
+        after = statement.below if is_boxed and text is statement.text else ""
+        is_same = _same(answer, text, compare, is_boxed=is_boxed, after=after)
         if is_same is False:
             offered = "" if text is statement.text else f"also offered: {text[:80]}"
             message = offered or _reason(answer, text, compare)
@@ -122,17 +133,17 @@ def _reason(answer: str, text: str, compare: CompareScalars | None) -> str:
     return ""
 
 
-def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None:
-    """Whether a statement has the reference's value; None when undecided."""
+def _same(answer: str, text: str, compare: CompareScalars | None, *, is_boxed: bool, after: str) -> bool | None:
+    """Whether a statement has the reference's value; None when undecided. `after`: what stands after its box."""
     try:
         reference = read_reference(answer)
     except NotationError:
         reference = None
     if reference is None:
         return True if _spelled(answer) == _spelled(text) else None
-    readings, undecided = _readings(text, reference)
+    readings, undecided = _readings(text, reference, is_boxed=is_boxed)
     for reading in readings:
-        if _differ_in_unit(reference, reading):
+        if _differ_in_unit(reference, reading, after):
             continue
         if reading.spelled and reading.spelled == reference.spelled:
             return True
@@ -153,18 +164,34 @@ def _same(answer: str, text: str, compare: CompareScalars | None) -> bool | None
     return False
 
 
-def _differ_in_unit(reference: Reading, reading: Reading) -> bool:
+def _differ_in_unit(reference: Reading, reading: Reading, after: str) -> bool:
     """Cents for dollars, cubic metres for square metres. A unit that only one of the two names is no difference."""
-    units = reading.units | unit_letters(reading.node)
-    powers = reading.powers | unit_powers(reading.node)
-    return any(
-        wanted and said and wanted.isdisjoint(said)
-        for wanted, said in ((reference.units, units), (reference.powers, powers))
-    )
+    wanted = _units(reference)
+    if not wanted:
+        return False
+    beside = _unit_beside(after) if after else []
+    return any(not units.agree(one, said) for one in wanted for said in (*_units(reading), *beside))
 
 
-def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
+def _unit_beside(after: str) -> list[Mention]:
+    """`\\boxed{42}$ cm^2`: the unit of the words on the box's line."""
+    beside = _BESIDE.match(after)
+    assert beside is not None, "the pattern matches nothing as well"
+    return units.unit_after(beside[1])
+
+
+def _units(reading: Reading) -> list[Mention]:
+    node, signs, letters = reading.node, list[str](), list[Mention]()
+    if node.op != "num":
+        node = equivalence.settled(node, compare=equivalence.trusting)
+        signs, letters = marks(node.args[-1] if node.op == "eq" else node)  # x = 42 m
+    return units.with_signs([*reading.units, *letters], [*reading.money, *signs])
+
+
+def _readings(text: str, reference: Reading, *, is_boxed: bool) -> tuple[list[Reading], bool]:
     """The ways a statement may be read: commas as list signs where a list is wanted, a final `!` as punctuation.
+
+    In a box, as in any formula, `!` is a factorial.
 
     And whether math-verify should be asked: an unknown macro, beside a reference that is not a plain number.
     """
@@ -179,11 +206,14 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
             is_unknown = node.op not in ("num", "neg", "div", "text", "list")
         except NotationError:
             continue
+    if node.op == "ratio" and not readings and _RATIO_IN_WORDS.search(text):
+        with contextlib.suppress(NotationError):
+            readings.append(read(_RATIO_IN_WORDS.sub(":", text), letters=letters))
     if len(text) <= MAX_STATEMENT_CHARS and (label := _OPTION.match(text)) and not readings:
         with contextlib.suppress(NotationError):
             readings.append(read(label[1] if node.op == "sym" else text[label.end() :], letters=letters))
     bare_text = text.strip(" *_\n")
-    if bare_text.endswith("!") and bare_text[-2:-1] not in ("!", "$", ")", "}"):
+    if not is_boxed and bare_text.endswith("!") and bare_text[-2:-1] not in ("!", "$", ")", "}"):
         try:
             calm = read(bare_text[:-1], letters=letters)
             value = exact_or_none(equivalence.settled(calm.node, compare=equivalence.trusting))
@@ -195,8 +225,12 @@ def _readings(text: str, reference: Reading) -> tuple[list[Reading], bool]:
 
 
 def _alternatives(answer: str, reference: Reading, reading: Reading) -> list[Node]:
-    """The reference; and as a list, where `100,200` could be one and the answer is one."""
+    """The reference; as a list, where `100,200` could be one and the answer is one; `42 m` as 42 beside metres."""
     nodes = [reference.node]
+    if reading.units and not reference.units and not reference.money:
+        number, letters = units.split_letters(reference.node)
+        if letters and all(units.agree(frozenset({letters}), said) for said in reading.units):
+            nodes.append(number)
     if reading.node.op in ("list", "set") and re.search(r"\d,\d{3}", answer):
         with contextlib.suppress(NotationError):
             nodes.append(read(answer.strip(), commas="list").node)

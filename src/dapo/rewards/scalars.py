@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 from dapo.rewards.rationals import TooLargeError, exact, exact_or_none
 from dapo.rewards.tree import Node, bare, free_symbols
-from dapo.rewards.vocabulary import UNIT_LETTERS
+from dapo.rewards.units import Mention, Unit, split_letters
 
 CompareScalars = Callable[[Node, Node], bool]
 
@@ -32,9 +33,21 @@ def compare_exactly(left: Node, right: Node) -> bool:
         return values[0] == values[1]
     if left.op == right.op == "sym":
         return left.name == right.name
+    if left.op == right.op == "apply" and left.name != right.name:
+        return False
+    if "sym" in (left.op, right.op) and values != [None, None]:
+        return False
     if any(node.op == "sym" and node.name == "infty" for node in (left, right)):
         return False
     raise UndecidedError
+
+
+def with_decimal_logs(node: Node) -> Node:
+    """`\\log 100` to base 10: without a base it may be either."""
+    args = tuple(with_decimal_logs(arg) for arg in node.args)
+    if node.op == "func" and node.name == "log" and len(args) == 1:
+        args = (*args, Node("num", value=Fraction(10)))
+    return Node(node.op, args, node.value, node.name)
 
 
 def same_scalar(reference: Node, said: Node, compare: CompareScalars) -> bool:
@@ -42,7 +55,7 @@ def same_scalar(reference: Node, said: Node, compare: CompareScalars) -> bool:
     marked, plain_reference = _unmarked(reference)
     said_mark, plain_said = _unmarked(said)
     if not free_symbols(plain_reference):
-        plain_said = _without_unit_letters(plain_said)
+        plain_said, _ = split_letters(plain_said)
     if "percent" in (marked, said_mark) and marked != said_mark:
         percent, number = (plain_reference, plain_said) if marked == "percent" else (plain_said, plain_reference)
         number_value = exact_or_none(number)
@@ -60,28 +73,8 @@ def _unmarked(node: Node) -> tuple[str, Node]:
     return "", node
 
 
-def _without_unit_letters(node: Node) -> Node:
-    """`42 m`, `42 m^2`, `42 m/s` as 42, where the reference has no symbols."""
-    if node.op == "neg":
-        return Node("neg", (_without_unit_letters(node.args[0]),))
-    if node.op in ("mul", "div"):
-        unit = node.args[1]
-        if unit.op == "pow" and unit.args[1].value in (2, 3):
-            unit = unit.args[0]
-        if unit.op == "sym" and unit.name in UNIT_LETTERS:
-            return _without_unit_letters(node.args[0])
-    return node
-
-
-def unit_letters(node: Node) -> frozenset[str]:
-    """The letters that stand as units: m in `10 m`."""
-    return free_symbols(node) if _without_unit_letters(node) != node else frozenset()
-
-
-def unit_powers(node: Node) -> frozenset[int]:
-    """The exponents of letters that stand as units: 3 in `10 m^3`."""
-    if node.op in ("neg", "mul", "div") and _without_unit_letters(node) != node:
-        unit = node.args[-1]
-        own = {int(unit.args[1].value)} if unit.op == "pow" and unit.args[1].value is not None else set()
-        return frozenset(own) | unit_powers(node.args[0])
-    return frozenset()
+def marks(node: Node) -> tuple[list[str], list[Mention]]:
+    """What a percent or degree sign says of the unit, and what a letter does: `42 m`."""
+    mark, number = _unmarked(node)
+    letters: Unit = split_letters(number)[1]
+    return [mark] if mark else [], [frozenset({letters})] if letters else []

@@ -14,7 +14,7 @@ from dapo.rewards import equivalence
 from dapo.rewards.boxes import in_context
 from dapo.rewards.limits import MAX_STATEMENT_CHARS
 from dapo.rewards.notation import parse
-from dapo.rewards.notation_runs import runs_of, unit_powers_of
+from dapo.rewards.notation_runs import runs_of
 from dapo.rewards.prose import (
     MAX_PROSE_WORDS,
     check_calls,
@@ -28,16 +28,24 @@ from dapo.rewards.prose import (
 from dapo.rewards.tokens import NotationError, Token, closing_brace, tokens
 from dapo.rewards.tree import Node
 from dapo.rewards.typography import BIDIRECTIONAL, plain, trimmed
-from dapo.rewards.vocabulary import BASES, BESIDE_A_BOX, CURRENCY, UNITS, number_in_words
+from dapo.rewards.units import Mention, without_units
+from dapo.rewards.vocabulary import (
+    BASES,
+    BESIDE_A_BOX,
+    CURRENCY,
+    SETS_IN_WORDS,
+    fraction_in_words,
+    number_in_words,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An answer as a tree, with the unit words that stood beside it and the tokens it was read from."""
+    """An answer as a tree, with the units that stood beside it and the tokens it was read from."""
 
     node: Node
-    units: frozenset[str] = frozenset()
-    powers: frozenset[int] = frozenset()  # of units: 2 for square metres
+    units: tuple[Mention, ...] = ()
+    money: frozenset[str] = frozenset()  # by its signs
     spelled: tuple[str, ...] = ()
     is_hedged: bool = False  # "about", "≈": not a claim of equality
     is_titled: bool = False  # a word stands before the value
@@ -66,17 +74,17 @@ def read(statement: str, *, commas: str = "thousands", letters: str = "symbols")
         text = text[1:-1]
     is_boxed = _BOX.search(text) or _BARE_BOX.search(text)
     reading = (_boxed if is_boxed else _read_plain)(text, commas=commas, letters=letters)
-    money = {unit for sign in _CURRENCY.findall(statement) for unit in CURRENCY.get(sign, ())}
-    return replace(reading, units=reading.units | money) if money else reading
+    money = {CURRENCY[sign] for sign in _CURRENCY.findall(statement) if sign in CURRENCY}
+    return replace(reading, money=frozenset(money)) if money else reading
 
 
 def _read_plain(text: str, *, commas: str, letters: str) -> Reading:
     if _CODE.search(text):
         raise NotationError("program text")
     stream = tokens(trimmed(text), commas=commas, letters=letters)
-    if not any(token.kind in ("NUM", "SYM", "WORD", "FUNC", "CMD") for token in stream):
-        raise NotationError("no value in it")
     spelled = tuple(token.text for token in stream if token.kind != "BREAK")
+    if not any(token.kind in ("NUM", "SYM", "WORD", "FUNC", "CMD") for token in stream) and spelled != ("\\{", "\\}"):
+        raise NotationError("no value in it")
     reading = _sentence(with_signs_for_words(stream))
     kinds = [token.kind for token in stream]
     is_titled = "NUM" in kinds and "WORD" in kinds[: kinds.index("NUM")]
@@ -144,13 +152,13 @@ def _sentence(stream: list[Token]) -> Reading:
     if any(token.text == ";" for token in stream):
         raise NotationError("several statements")
     check_calls(stream)
+    stream, units = without_units(stream)
     stream, spelled = without_spelled_numbers(stream)
     hedged = check_words([token.text for token in stream if token.kind == "WORD"])
     stream, asides = _without_asides(stream)
     check_neighbours(stream)
-    values, units, powers = [], set(), unit_powers_of(stream)
-    for run, run_words in runs_of(stream):
-        units |= {UNITS[word.lower()] for word in run_words if word.lower() in UNITS}
+    values = []
+    for run in runs_of(stream):
         if any(token.kind in ("NUM", "FUNC", "CMD") or token.text in ("pi", "infty") for token in run):
             values.append(parse(run))
     values += [*(aside.node for aside in asides), *spelled]
@@ -160,7 +168,7 @@ def _sentence(stream: list[Token]) -> Reading:
         values[0], hedged = values[0].args[0], True
     if any(not equivalence.agree(values[0], other) for other in values[1:]):
         raise NotationError("two different values")
-    return Reading(values[0], units=frozenset(units), powers=powers, is_hedged=hedged)
+    return Reading(values[0], units=tuple(units), is_hedged=hedged)
 
 
 def _text(stream: list[Token], words: list[str]) -> Reading:
@@ -170,9 +178,11 @@ def _text(stream: list[Token], words: list[str]) -> Reading:
     if len(words) > MAX_PROSE_WORDS:
         raise NotationError("prose without a value")
     spelled = [token.text.casefold() for token in stream if token.kind in ("WORD", "SYM")]
-    number = number_in_words([word for spelled_word in spelled for word in spelled_word.split("-")])
+    parts = [part for word in spelled for part in word.split("-")]
+    whole = number_in_words(parts)
+    number = fraction_in_words(parts) if whole is None else Fraction(whole)
     if number is not None:
-        return Reading(Node("num", value=Fraction(number)))
+        return Reading(Node("num", value=number))
     significant = [word for word in spelled if word not in ("the", "a", "an")]
     separated = any(token.kind == "SEP" for token in stream)
     items = re.split(
@@ -181,7 +191,8 @@ def _text(stream: list[Token], words: list[str]) -> Reading:
     )
     if separated and len([item for item in items if item]) > 1:
         return Reading(Node("list", tuple(Node("text", name=item) for item in items if item)))
-    return Reading(Node("text", name=" ".join(significant)))
+    phrase = " ".join(significant)
+    return Reading(Node("sym", name=SETS_IN_WORDS[phrase]) if phrase in SETS_IN_WORDS else Node("text", name=phrase))
 
 
 def _without_asides(stream: list[Token]) -> tuple[list[Token], list[Reading]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,6 +11,7 @@ from fractions import Fraction
 from dapo.rewards.limits import MAX_DEPTH, MAX_DIGITS, MAX_TOKENS
 from dapo.rewards.typography import BREAK
 from dapo.rewards.vocabulary import (
+    ACCENTS,
     FUNCTIONS,
     GREEK,
     IGNORED_COMMANDS,
@@ -18,6 +20,7 @@ from dapo.rewards.vocabulary import (
     SHORT_WORDS,
     STYLE_MACROS,
     TEXT_MACROS,
+    UNIT_CAPITALS,
     UNIT_LETTERS,
 )
 
@@ -43,9 +46,14 @@ _PLAIN_GROUPS = re.compile(r"\d+(?:,\d+)+")
 _WELL_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
 _TEX_GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:\\[,;: ]|,\\,|~|\u2009|'|\\thinspace )\d{3})+(?!\d)")
 _SPACE_GROUPED = re.compile(r"[1-9]\d{0,2}(?: \d{3})+(?! ?\d)")
+# `1_000`, `1_234_567`; `1_234` may be a 1 to the base 234.
+_LINE_GROUPED = re.compile(r"[1-9]\d{0,2}(?:_0\d\d|(?:_\d{3}){2,})(?:_\d{3})*(?![\d_])")
+_GROUPING = (",", "\\", "~", "\u2009", "'", " ", "_")  # what may stand between two groups
+_FRACTION = re.compile(r"\.\d+")
 _EXPONENT = re.compile(r"[eE]([+-]?\d{1,6})(?![\dA-Za-z.])")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s*")
 _LETTERS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_DIFFERENCE = re.compile(r"[A-Za-z](?:-[A-Za-z])+")
 _SPACE = re.compile(r"(?:\s|\u2009|~|\\[ ,;:>])+")
 
 
@@ -99,14 +107,20 @@ def _scan(text: str, found: list[Token], *, commas: str, letters: str, in_text: 
                 environment, position = _argument(text, command.end())
                 if environment not in MATRICES:
                     raise UnknownNotationError(f"\\begin{{{environment}}} is not read")
-                add("CMD", command[1])
+                add("CMD", f"{command[1]} determinant" if environment == "vmatrix" else command[1])
             else:
                 position = command.end()
                 _command(command[1], add)
         elif match := _LETTERS.match(text, position):
-            position = match.end()
+            run = match[0]
+            if not run.isascii() and any(_is_variant(sign) for sign in run):
+                raise NotationError(f"{run!r} is not part of an answer's notation")
+            if _DIFFERENCE.fullmatch(run):
+                run = run[0]
+            position += len(run)
             follows = text[position : position + 2]
-            _letters(match[0], follows, add, letters="words" if in_text else letters, in_text=in_text)
+            units = _unit_letters(found) if in_text else frozenset()
+            _letters(run, follows, add, letters="words" if in_text else letters, units=units)
         elif text.startswith("**", position):
             add("OP", "^")
             position += 2
@@ -120,23 +134,26 @@ def _scan(text: str, found: list[Token], *, commas: str, letters: str, in_text: 
         spaced = False
 
 
+def _unit_letters(found: list[Token]) -> frozenset[str]:
+    """Letters that are units where they are set as text; after a number these are more."""
+    before = next((token for token in reversed(found) if token.kind != "BREAK"), None)
+    return UNIT_LETTERS | UNIT_CAPITALS if before is not None and before.kind == "NUM" else UNIT_LETTERS
+
+
+def _is_variant(sign: str) -> bool:
+    """A numeral that is no digit, or a letter set as another: circled, raised, lowered, Roman."""
+    return unicodedata.category(sign) in ("No", "Nl") or unicodedata.decomposition(sign).startswith("<")
+
+
 def _number(text: str, start: int, *, grouped: bool) -> tuple[tuple[str, Fraction], int]:
     """A number token: grouped digits only in thousands positions, then a decimal part, then a power of ten."""
-    digits = None
-    for pattern in (_TEX_GROUPED, _SPACE_GROUPED):
-        if match := pattern.match(text, start):
-            digits, stop = re.sub(r"\D", "", match[0]), match.end()
-            break
-    else:
-        run = _PLAIN_GROUPS.match(text, start) if grouped else None
-        if run is not None and _WELL_GROUPED.fullmatch(run[0]):
-            digits, stop = run[0].replace(",", ""), run.end()
-    if digits is None:
-        match = _NUMBER.match(text, start)
-        assert match is not None, "called on a digit"
-        digits, stop = match[0], match.end()
-    elif text[stop : stop + 1] == "." and (fraction := re.compile(r"\.\d+").match(text, stop)):
-        digits, stop = digits + fraction[0], fraction.end()
+    match = _NUMBER.match(text, start)
+    assert match is not None, "called on a digit"
+    digits, stop = match[0], match.end()
+    if text[stop : stop + 1] in _GROUPING and (grouping := _grouped(text, start, with_commas=grouped)):
+        digits, stop = re.sub(r"\D", "", grouping[0]), grouping.end()
+        if text[stop : stop + 1] == "." and (fraction := _FRACTION.match(text, stop)):
+            digits, stop = digits + fraction[0], fraction.end()
     exponent = 0
     if match := _EXPONENT.match(text, stop):
         exponent, stop = int(match[1]), match.end()
@@ -144,6 +161,15 @@ def _number(text: str, start: int, *, grouped: bool) -> tuple[tuple[str, Fractio
     if len(digits) > MAX_DIGITS or abs(exponent) > MAX_DIGITS:
         raise NotationError(f"a number of more than {MAX_DIGITS} digits")
     return (spelled, Fraction(digits) * Fraction(10) ** exponent), stop
+
+
+def _grouped(text: str, start: int, *, with_commas: bool) -> re.Match[str] | None:
+    """Digits in groups of three, if they are; by commas only where these separate nothing else."""
+    for pattern in (_TEX_GROUPED, _SPACE_GROUPED, _LINE_GROUPED):
+        if match := pattern.match(text, start):
+            return match
+    run = _PLAIN_GROUPS.match(text, start) if with_commas else None
+    return run if run is not None and _WELL_GROUPED.fullmatch(run[0]) else None
 
 
 def _argument(text: str, start: int) -> tuple[str, int]:
@@ -210,8 +236,10 @@ def _command(name: str, add: Add) -> None:
         add("SYM", {"varnothing": "emptyset", "varphi": "phi", "varepsilon": "epsilon"}.get(name, name))
     elif name in RELATIONS:
         add("REL", RELATIONS[name])
-    elif name in ("dfrac", "tfrac", "cfrac"):
+    elif name in ("dfrac", "tfrac", "cfrac", "nicefrac", "sfrac"):
         add("CMD", "frac")
+    elif name in ACCENTS:
+        add("CMD", f"accent {name}")
     elif name in ("dbinom", "tbinom"):
         add("CMD", "binom")
     elif name in ("lbrace", "lbrack", "langle", "lceil", "lfloor", "lvert"):
@@ -234,10 +262,10 @@ def _command(name: str, add: Add) -> None:
         add("CMD", name)
 
 
-def _letters(run: str, follows: str, add: Add, *, letters: str, in_text: bool) -> None:
-    """A word, a function's name, or a product of one-letter symbols."""
+def _letters(run: str, follows: str, add: Add, *, letters: str, units: frozenset[str]) -> None:
+    """A word, a function's name, or a product of one-letter symbols; `units` are single letters that are none."""
     lower = run.lower()
-    is_word = run in ("min", "max") or (run == "sec" and letters == "words")  # 42 sec
+    is_word = run in ("min", "max") or (run == "sec" and (letters == "words" or not follows.strip(" .")))  # 42 sec
     if run in FUNCTIONS and len(run) > 1 and not (is_word and not follows.startswith("(")):
         add("FUNC", run)
     elif run in ("pi", "Pi", "PI"):
@@ -250,8 +278,7 @@ def _letters(run: str, follows: str, add: Add, *, letters: str, in_text: bool) -
         add("SYM", run)  # a segment or triangle: AB = 9
     elif len(run) == 1 and run.isascii():
         article = run in "aAI" and follows[:1] == " " and follows[1:].isalpha()
-        is_unit = in_text and run in UNIT_LETTERS
-        add("WORD" if article or is_unit else "SYM", run)
+        add("WORD" if article or run in units else "SYM", run)
     elif letters == "symbols" and run.isascii() and len(run) <= 3 and run.islower() and lower not in SHORT_WORDS:
         for letter in run:
             add("SYM", letter)

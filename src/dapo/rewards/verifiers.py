@@ -126,7 +126,7 @@ def _function(name: str) -> Judge:
 
 def _exact(task: Task) -> Finding:
     """The final statement, or the whole response where none is marked, is the reference to the letter."""
-    statement = final_statement(task.response)
+    statement = final_statement(task.response, in_prose=False)
     said = (statement.text if statement is not None else task.response[-4_000:]).strip()
     if not said:
         return Finding(Verdict.UNPARSEABLE, None, "the response is empty")
@@ -137,7 +137,7 @@ def _choice(task: Task) -> Finding:
     """One letter A to E, perhaps with the option's text after it; two letters are two answers."""
     statement = final_statement(task.response)
     if statement is None:
-        return Finding(Verdict.UNPARSEABLE, None, 'no "Answer:" line and no \\boxed{} in the response')
+        return Finding(Verdict.UNPARSEABLE, None, rule.NOTHING_FINAL)
     letters = {letter_in(text) for text in (statement.text, *statement.rivals)} | set(letters_below(statement.below))
     reference = letter_in(task.answer)
     extracted = statement.text.strip()[:200]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -26,7 +27,11 @@ RELATIONS = {
 }  # fmt: skip
 TEXT_MACROS = word_set("text textbf textit textrm texttt textsf textnormal mbox hbox mathrm operatorname emph")
 STYLE_MACROS = word_set("""
-    mathbf mathit mathsf mathtt boldsymbol bm pmb boxed fbox framebox overline underline ensuremath vec hat bar widehat
+    mathbf mathit mathsf mathtt boldsymbol bm pmb boxed fbox framebox underline ensuremath
+    """)
+# Over a letter they name another quantity; over a number they make it another number, or nothing known.
+ACCENTS = word_set("""
+    overline bar hat widehat vec overrightarrow overleftrightarrow tilde widetilde dot ddot check breve acute grave
     """)
 MATRICES = word_set("pmatrix bmatrix matrix vmatrix array smallmatrix Bmatrix")
 IGNORED_COMMANDS = word_set("""
@@ -38,7 +43,7 @@ SHORT_WORDS = word_set("""
     has how its let mod non not now one our out per sum the two via was way who why yes you ten six men car cat dog
     boy box bag cup hr hrs min sec mph kph ft yd mi lb lbs oz cm mm km kg mg ml dl cl nm gm pt qt gal rad deg amp
     ohm usd eur gbp sq cu cc hz pts pcs may jan feb mar apr jun jul aug sep oct nov dec sun mon tue wed thu fri sat
-    odd red
+    odd red set
     """)
 
 COPULAS = word_set("is are equals equal be was were becomes gives yields 等于")
@@ -49,7 +54,8 @@ UNSAFE = HEDGES | word_set("""
     ain't aint isnt arent wasnt weren't werent doesnt dont cant wont hardly barely scarcely neg
     unless either between than less more fewer greater least most above below under over up beyond within exceeds
     exceed bigger smaller larger upto until to through thru from versus vs plus minus times divided
-    multiplied multiply divide add subtract half halves twice double thrice triple
+    multiplied multiply multiplying divide dividing add adding subtract subtracting half halves twice double thrice
+    triple
     quarter quarters third thirds fourth fourths fifth fifths sixth tenth tenths hundredth hundredths squared cubed
     square-root cube-root root factorial power mod modulo base choose log inverse reciprocal couple pair few
     several many any anything all every each other another else both maybe perhaps possibly probably might may could
@@ -95,54 +101,147 @@ MIXED_SCRIPT = re.compile(
     "[A-Za-z][^ ]*[\u0370-\u03ff\u0400-\u058f\u10a0-\u10ff\u13a0-\u13ff]"
     "|[\u0370-\u03ff\u0400-\u058f\u10a0-\u10ff\u13a0-\u13ff][^ ]*[A-Za-z]"
 )
-UNITS = {
-    name: canonical
-    for canonical, names in {
-        "mm": "mm millimeter millimeters",
-        "cm": "cm centimeter centimeters centimetre centimetres",
-        "m": "m meter meters metre metres",
-        "km": "km kilometer kilometers kilometre kilometres",
-        "in": "in inch inches",
-        "ft": "ft foot feet",
-        "yd": "yd yard yards",
-        "mi": "mi mile miles",
-        "s": "s sec secs second seconds",
-        "min": "min mins minute minutes",
-        "h": "h hr hrs hour hours",
-        "day": "day days",
-        "week": "week weeks",
-        "month": "month months",
-        "year": "year years",
-        "cent": "cent cents penny pennies",
-        "dollar": "dollar dollars usd",
-        "euro": "euro euros eur",
-        "gbp": "gbp",
-        "yen": "yen jpy",
-        "rupee": "rupee rupees inr",
-        "g": "g gram grams",
-        "kg": "kg kilogram kilograms",
-        "lb": "lb lbs pound pounds",
-        "oz": "oz ounce ounces",
-        "rad": "rad radian radians",
-        "degree": "degree degrees deg",
-    }.items()
-    for name in names.split()
+LENGTHS = word_set("nm um mm cm dm m km in ft yd mi unit")
+CURRENCIES = word_set("cent dollar euro gbp yen rupee yuan won peso franc krona ruble real")
+_UNIT_NAMES = {
+    "nm": "nm nanometer nanometers nanometre nanometres",
+    "um": "micrometer micrometers micrometre micrometres micron microns",
+    "mm": "mm millimeter millimeters millimetre millimetres",
+    "cm": "cm centimeter centimeters centimetre centimetres",
+    "dm": "dm decimeter decimeters decimetre decimetres",
+    "m": "m meter meters metre metres",
+    "km": "km kilometer kilometers kilometre kilometres",
+    "in": "in inch inches",
+    "ft": "ft foot feet",
+    "yd": "yd yds yard yards",
+    "mi": "mi mile miles",
+    "light-year": "light-year light-years lightyear lightyears",
+    "unit": "unit units",
+    "acre": "acre acres",
+    "hectare": "hectare hectares",
+    "l": "l L liter liters litre litres",
+    "dl": "dL dl deciliter deciliters decilitre decilitres",
+    "cl": "cL cl centiliter centiliters centilitre centilitres",
+    "ml": "mL ml milliliter milliliters millilitre millilitres",
+    "cc": "cc",
+    "gal": "gal gallon gallons",
+    "qt": "qt quart quarts",
+    "pt": "pint pints",
+    "cup": "cup cups",
+    "tablespoon": "tbsp tablespoon tablespoons",
+    "teaspoon": "tsp teaspoon teaspoons",
+    "barrel": "barrel barrels",
+    "ms": "ms msec millisecond milliseconds",
+    "s": "s sec secs second seconds",
+    "min": "min mins minute minutes",
+    "h": "h hr hrs hour hours",
+    "day": "day days",
+    "week": "week weeks",
+    "fortnight": "fortnight fortnights",
+    "month": "month months",
+    "year": "yr yrs year years",
+    "decade": "decade decades",
+    "century": "century centuries",
+    "am": "am antemeridian",
+    "pm": "postmeridian",
+    "mph": "mph",
+    "kph": "kph kmh kmph",
+    "knot": "knot knots",
+    "mg": "mg milligram milligrams",
+    "g": "g gm gram grams",
+    "kg": "kg kgs kilogram kilograms kilo kilos",
+    "tonne": "tonne tonnes",
+    "ton": "ton tons",
+    "lb": "lb lbs pound pounds",
+    "oz": "oz ounce ounces",
+    "stone": "stone stones",
+    "cent": "cent cents penny pennies",
+    "dollar": "dollar dollars usd buck bucks",
+    "euro": "euro euros eur",
+    "gbp": "gbp pound pounds",
+    "yen": "yen jpy",
+    "rupee": "rupee rupees inr",
+    "yuan": "yuan rmb cny renminbi",
+    "won": "won krw",
+    "peso": "peso pesos",
+    "franc": "franc francs chf",
+    "krona": "krona kronor krone kroner sek nok dkk",
+    "ruble": "ruble rubles rouble roubles rub",
+    "real": "reais brl",
+    "rad": "rad rads radian radians",
+    "degree": "degree degrees deg",
+    "gradian": "gradian gradians gon",
+    "turn": "turn turns revolution revolutions rotation rotations",
+    "arcminute": "arcminute arcminutes",
+    "arcsecond": "arcsecond arcseconds",
+    "celsius": "celsius centigrade",
+    "fahrenheit": "fahrenheit",
+    "kelvin": "K kelvin kelvins",
+    "percent": "percent percentage",
+    "ppm": "ppm",
+    "basis point": "bps basis",
+    "newton": "N newton newtons",
+    "joule": "J joule joules",
+    "kilojoule": "kJ kilojoule kilojoules",
+    "calorie": "calorie calories",
+    "kilocalorie": "kcal kilocalorie kilocalories",
+    "watt": "W watt watts",
+    "kilowatt": "kW kilowatt kilowatts",
+    "megawatt": "megawatt megawatts",
+    "watt-hour": "watt-hour watt-hours",
+    "kilowatt-hour": "kWh kilowatt-hour kilowatt-hours",
+    "volt": "V volt volts",
+    "ampere": "amp amps ampere amperes",
+    "ohm": "ohm ohms",
+    "coulomb": "coulomb coulombs",
+    "farad": "farad farads",
+    "tesla": "tesla teslas",
+    "hertz": "Hz hz hertz",
+    "kilohertz": "kHz khz kilohertz",
+    "megahertz": "MHz mhz megahertz",
+    "gigahertz": "GHz ghz gigahertz",
+    "pascal": "Pa pascal pascals",
+    "kilopascal": "kPa kpa kilopascal kilopascals",
+    "atmosphere": "atm atmosphere atmospheres",
+    "mole": "mol mole moles",
+    "bit": "bit bits",
+    "byte": "byte bytes",
+    "kilobyte": "kilobyte kilobytes",
+    "megabyte": "megabyte megabytes",
+    "gigabyte": "gigabyte gigabytes",
+    "terabyte": "terabyte terabytes",
 }
-# Signs vanish before a value is read; what they say of it does not. A pound is money or a weight.
+# What a word may mean: a pound is money or a weight.
+UNITS = {
+    word: tuple(name for name, words in _UNIT_NAMES.items() if word in words.split())
+    for words in _UNIT_NAMES.values()
+    for word in words.split()
+}
+# Equal by definition.
+DERIVED_UNITS = {
+    "mph": (("mi", 1), ("h", -1)),
+    "kph": (("km", 1), ("h", -1)),
+    "cc": (("cm", 3),),
+    "ml": (("cm", 3),),
+    "l": (("dm", 3),),
+}
+SHORT_WORDS |= {word for word in UNITS if 2 <= len(word) <= 3 and word.islower()} - {"dm", "ms"}  # products too
+# Signs vanish before a value is read; what they say of it does not.
 CURRENCY = {
-    sign: units
-    for signs, units in {
-        "\\$ \\textdollar": {"dollar"},
-        "\u00a2 \\cent \\textcent": {"cent"},
-        "\u00a3 \\pounds \\textsterling": {"gbp", "lb"},
-        "\u20ac \\euro \\texteuro": {"euro"},
-        "\u00a5 \\yen": {"yen"},
-        "\u20b9": {"rupee"},
+    sign: unit
+    for signs, unit in {
+        "\\$ \\textdollar": "dollar",
+        "\u00a2 \\cent \\textcent": "cent",
+        "\u00a3 \\pounds \\textsterling": "gbp",
+        "\u20ac \\euro \\texteuro": "euro",
+        "\u00a5 \\yen": "yen",
+        "\u20b9": "rupee",
     }.items()
     for sign in signs.split()
 }
-UNIT_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "cc": 3}
+UNIT_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 UNIT_LETTERS = frozenset("mgshLl")  # metres, grams, seconds, hours, litres
+UNIT_CAPITALS = frozenset("NJWVK")  # after a number, and set as text: elsewhere they are names
 SCALES = {
     "hundred": 100,
     "thousand": 10**3,
@@ -150,6 +249,13 @@ SCALES = {
     "billion": 10**9,
     "trillion": 10**12,
     "dozen": 12,
+}
+
+SETS_IN_WORDS = {
+    "all real numbers": "mathbb R",
+    "all reals": "mathbb R",
+    "set of all real numbers": "mathbb R",
+    "empty set": "emptyset",
 }
 
 _ONES_IN_ORDER = """
@@ -187,3 +293,17 @@ def number_in_words(words: list[str]) -> int | None:
             return None
         seen = True
     return total + current if seen else None
+
+
+_PARTS_IN_ORDER = "half third fourth fifth sixth seventh eighth ninth tenth"
+_PARTS = {word: number + 2 for number, word in enumerate(_PARTS_IN_ORDER.split())} | {"quarter": 4}
+
+
+def fraction_in_words(words: list[str]) -> Fraction | None:
+    """`one half`, `two thirds`; None for anything else. A `third` alone is a position."""
+    if words in (["half"], ["a", "half"]):
+        return Fraction(1, 2)
+    if len(words) != 2 or words[0] not in _ONES or words[0] == "zero":
+        return None
+    part = {"halves": "half"}.get(words[1], words[1].removesuffix("s"))
+    return Fraction(_ONES[words[0]], _PARTS[part]) if part in _PARTS else None
