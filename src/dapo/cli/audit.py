@@ -14,6 +14,7 @@ import typer
 from dapo.errors import DataError
 from dapo.report.chunks import DROPPED
 from dapo.rewards import Task, VerifierPool
+from dapo.tracking.unpacked import too_large
 from dapo.types import Judgement, StopReason
 
 COLUMNS = ("problem_id", "response_text", "answer", "verdict", "stop_reason")
@@ -91,6 +92,8 @@ def batches(run: Path) -> Iterator[tuple[list[dict[str, Any]], bool]]:
             remedy="Give a run folder; rollouts are written with rollouts.every_steps = 1.",
         )
     for path in files:
+        if why := too_large(path):
+            raise DataError(f"{path}: {why}.", remedy="Remove it: no run writes such a file.")
         try:
             source = parquet.ParquetFile(path)
         except (pyarrow.ArrowInvalid, OSError) as error:

@@ -25,13 +25,14 @@ from dapo.report.behaviour import KINDS, Phrases, is_answer_only, load_phrases
 from dapo.report.pieces import TokenPieces
 from dapo.rewards.answer_values import Value, value_of
 from dapo.tracking.files import sync
+from dapo.tracking.unpacked import is_text, too_large
 
 FORMAT = 1
 PIECE_CHARACTERS = 1_000_000  # about what one script holds: quick to load, and not one file per group
 QUESTION_CHARACTERS = 120
 TOP = 12
 PREFIX, SUFFIX = "dapo.put(", ");\n"
-MAX_SCRIPT_BYTES = 256 << 20  # a piece holds about a megabyte, or one group that is larger
+MAX_SCRIPT_BYTES = 64 << 20  # a piece holds about a megabyte, or one group that is larger
 
 DROPPED = "dropped"  # column: why a group was not trained on (all_right, all_wrong, all_equal); empty where it was
 PER_TOKEN = ("tokens", "logp", "logp_old", "entropy", "advantage", "ratio", "clip")
@@ -177,11 +178,30 @@ def are_data(parquet: Path, index: Mapping[str, Any]) -> bool:
 
 
 def read_table(parquet: Path) -> pa.Table | None:
-    """The rollouts of a step; None for a file that is missing or torn."""
+    """The rollouts of a step; None for a file that is missing, torn or `too_large`."""
     try:
-        return pq.read_table(parquet)
+        if too_large(parquet):
+            return None
+        schema = pq.read_schema(parquet)
+        return pq.read_table(parquet, columns=[name for name in schema.names if is_recorded(schema.field(name).type)])
     except (OSError, pa.ArrowException):
         return None
+
+
+def is_recorded(kind: pa.DataType) -> bool:
+    """Whether a run writes columns of this type: text and numbers, and lists of numbers. Others are left unread."""
+    of = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
+    is_plain = is_text(kind) or pa.types.is_null(kind)
+    return is_plain or is_number(kind) or (of is not None and (is_number(of) or pa.types.is_null(of)))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def why_unread(parquet: Path) -> str:
+    """Why a step's file is there and not read, where its size is the reason."""
+    return next((why for path in (parquet, dropped_path(parquet)) if (why := too_large(path))), "")
 
 
 def read_step(parquet: Path) -> pa.Table | None:

@@ -16,6 +16,7 @@ from dapo.report.chunks import (
     parse_script,
     read_index,
     read_step,
+    why_unread,
     write_chunks,
 )
 from dapo.report.doctor import examine
@@ -73,6 +74,7 @@ def read_indexes(
             except Exception as error:
                 why = f" ({type(error).__name__}: {error})"
         if index is None:
+            why = f" (it {said})" if (said := why_unread(parquet)) else why
             missing.append(f"rollouts/{parquet.name}: cannot be read{why}; its step is left out of the browser")
         else:
             indexes[int(index["step"])] = index

@@ -17,7 +17,7 @@ from dapo.commands import dapo_command
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
-from dapo.report.chunks import DROPPED, groups_of, read_step, readable_or_not
+from dapo.report.chunks import DROPPED, groups_of, read_step, readable_or_not, why_unread
 from dapo.report.differences import compare
 from dapo.report.doctor import verdict
 from dapo.report.examined import Examined, examine_run, phrases_of
@@ -44,7 +44,8 @@ def print_run(
         parquet = pick_step(examined.run, step, problem)
         table = read_step(parquet)
         if table is None:
-            raise DataError(f"{parquet}: cannot be read.", remedy="Name another step with --step.")
+            why = why_unread(parquet) or "cannot be read"
+            raise DataError(f"{parquet}: {why}.", remedy="Name another step with --step.")
         groups = list(groups_of(table))
         if problem is None:
             print_problems(parquet, groups, console)

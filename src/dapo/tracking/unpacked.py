@@ -1,0 +1,73 @@
+"""How large a parquet file becomes in memory, told before it is read: a small one can unpack to gigabytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+MAX_RATIO = 50  # of the file's own size: what a run records unpacks to less than ten times
+LEAST_LIMIT = 256 << 20  # bytes that any file may unpack to, however small it is
+MAX_TEXT = 16 << 20  # bytes of one text
+ROW_BYTES = 1024  # about what a row costs as Python values, whatever it holds
+VALUE_BYTES = 8
+
+
+def too_large(path: Path, *, row_bytes: int = ROW_BYTES) -> str:
+    """Why a file is not unpacked, in words; empty where it may be, and for a file that cannot be opened at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        limit = max(LEAST_LIMIT, MAX_RATIO * path.stat().st_size)
+        with pq.ParquetFile(path) as file:
+            size = declared_bytes(file) + row_bytes * file.metadata.num_rows
+            names = [name for name in file.schema_arrow.names if is_text(file.schema_arrow.field(name).type)]
+        for name in names if size <= limit else ():
+            total, longest = text_bytes(path, name)
+            size += total
+            if longest > MAX_TEXT:
+                return f"holds a text of {in_mb(longest)}, and {in_mb(MAX_TEXT)} are the most that is read"
+            if size > limit:
+                break
+    except (OSError, pa.ArrowException):
+        return ""
+    if size <= limit:
+        return ""
+    return f"unpacks to {in_mb(size)} or more, and {in_mb(limit)} are the most that is read of a file of its size"
+
+
+def declared_bytes(file: pq.ParquetFile) -> int:
+    """Of all values, as the file itself counts them, each list's included; and of its pages before they are decoded."""
+    groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+    chunks = [group.column(at) for group in groups for at in range(group.num_columns)]
+    return sum(max(VALUE_BYTES * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks)
+
+
+def text_bytes(path: Path, name: str) -> tuple[int, int]:
+    """(all of a column, its longest text). Read as numbers and a list of different texts: repeats cost nothing."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    total = longest = 0
+    with pq.ParquetFile(path, read_dictionary=[name]) as file:
+        for chunk in file.read(columns=[name]).column(0).chunks:
+            lengths = pc.binary_length(chunk.dictionary)
+            total += pc.sum(pc.take(lengths, chunk.indices)).as_py() or 0
+            longest = max(longest, pc.max(lengths).as_py() or 0)
+    return total, longest
+
+
+def is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind))
+
+
+def in_mb(size: int) -> str:
+    return f"{size / 2**20:,.0f} MB"
