@@ -1,10 +1,18 @@
-"""Commands that a message suggests: as they can be pasted into a shell, whatever the names of the files are."""
+"""Text for a terminal, whatever the names of the files are: commands that can be pasted, and nothing it acts on."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping
+
+# What a terminal would act on, hide or cannot write; bidirectional marks too.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
+
+
+def visible(text: str) -> str:
+    """A text of somebody's as a terminal may be given it: what it would act on or hide is named instead."""
+    return CONTROL.sub(lambda match: f"⟨U+{ord(match.group()):04X}⟩", text)
 
 
 def dapo_command(*words: object) -> str:

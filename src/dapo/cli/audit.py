@@ -14,7 +14,7 @@ import typer
 from dapo.errors import DataError
 from dapo.report.chunks import DROPPED
 from dapo.rewards import Task, VerifierPool
-from dapo.tracking.unpacked import too_large
+from dapo.tracking.unpacked import is_text, too_large
 from dapo.types import Judgement, StopReason
 
 COLUMNS = ("problem_id", "response_text", "answer", "verdict", "stop_reason")
@@ -106,9 +106,20 @@ def batches(run: Path) -> Iterator[tuple[list[dict[str, Any]], bool]]:
                 f"{path}: no column {', '.join(missing)}; it has {', '.join(source.schema_arrow.names)}.",
                 remedy="An audit needs the reference answers, which newer rollouts hold in the column `answer`.",
             )
+        odd = [name for name in COLUMNS if not is_text(source.schema_arrow.field(name).type)]
+        if odd:
+            raise DataError(
+                f"{path}: column {', '.join(odd)}: is no text.", remedy="Remove the file: no run writes such a one."
+            )
         for batch in source.iter_batches(batch_size=BATCH_ROWS, columns=list(COLUMNS)):
-            rows = [{**row, "file": str(path.relative_to(home))} for row in batch.to_pylist()]
+            rows = [{**plain(row), "file": str(path.relative_to(home))} for row in batch.to_pylist()]
             yield rows, path.parent.name == DROPPED
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Texts as they are, and none where there is none; a stop reason that we do not know is none."""
+    texts = {name: "" if value is None else value for name, value in row.items()}
+    return texts | {"stop_reason": texts["stop_reason"] if texts["stop_reason"] in set(StopReason) else ""}
 
 
 def report(run: Path, verifier: str, trained: Tally, dropped: Tally, *, as_json: bool) -> None:

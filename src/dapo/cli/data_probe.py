@@ -23,7 +23,7 @@ SHOWN = 20  # problems in the table; --json and --out have all
 def probe_command(
     file: Annotated[str, typer.Argument(help="A file, a known name (gsm8k, aime24, …), org/name or pkg.mod:function.")],
     model: exam.Model,
-    k: Annotated[int, typer.Option(min=1, help="Responses per problem.")] = 8,
+    k: Annotated[int, typer.Option(min=1, max=10**6, help="Responses per problem.")] = 8,
     temperature: exam.Temperature = 1.0,
     max_response_tokens: exam.MaxResponseTokens = None,
     max_prompt_tokens: exam.MaxPromptTokens = None,

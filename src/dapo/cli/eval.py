@@ -17,7 +17,7 @@ from dapo.data.inputs import check_set
 def command(
     model: exam.Model,
     data: Annotated[str, typer.Option(help="Problem set: file, known name (aime24, gsm8k, …) or pkg.mod:function.")],
-    k: Annotated[int, typer.Option(min=1, help="Responses per problem.")] = 32,
+    k: Annotated[int, typer.Option(min=1, max=10**6, help="Responses per problem.")] = 32,
     temperature: exam.Temperature = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus; the papers evaluate at 0.7.")] = 0.7,
     max_response_tokens: exam.MaxResponseTokens = None,

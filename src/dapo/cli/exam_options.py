@@ -42,7 +42,7 @@ Verifier = Annotated[
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the verifier that somebody else's run names.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling noise.")]
-Concurrent = Annotated[int, typer.Option(min=1, help="Responses written at the same time.")]
+Concurrent = Annotated[int, typer.Option(min=1, max=10**7, help="Responses written at the same time.")]
 Engine = Annotated[str, typer.Option(help="Who writes: local, or vllm where that is installed.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

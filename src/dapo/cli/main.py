@@ -150,10 +150,12 @@ def not_loaded() -> None:
 
 
 def render_error(error: DapoError) -> str:
-    """`ConfigError: key = value: why.` and the remedy indented below it."""
+    """`ConfigError: key = value: why.` and the remedy indented below it. What a file said is shown, never acted on."""
+    from dapo.commands import visible
+
     name = type(error).__name__
     indent = " " * (len(name) + 2)
-    lines = [line for part in (error.message, error.remedy) if part for line in part.splitlines()]
+    lines = [visible(line) for part in (error.message, error.remedy) if part for line in part.split("\n")]
     return f"{name}: " + f"\n{indent}".join(lines) + "\n"
 
 

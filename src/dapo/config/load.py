@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ PRESETS = HERE / "presets"
 RECIPES = HERE / "recipes"
 
 Tree = dict[str, Any]
+NOT_IN_VALUES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,31 @@ def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
 
 def resolve(name: str, keys: Mapping[str, Any], origin: Mapping[str, str]) -> Resolved:
     """Validate flat keys into a Config, alone and together."""
+    refuse_control_characters(keys)
     try:
         config = Config.model_validate(as_tuples(unflatten(keys)))
     except ValidationError as error:
         raise explain_validation(error) from None
     check_combinations(config)
     return Resolved(name, config, dict(origin), unused_keys(config, dict(origin)))
+
+
+def refuse_control_characters(keys: Mapping[str, Any]) -> None:
+    """Values reach terminals, file names and the model card: a line break or an escape in one is nobody's setting."""
+    for key, value in keys.items():
+        if NOT_IN_VALUES.search(str(value) if isinstance(value, str) else " ".join(texts_in(value))):
+            raise ConfigError(
+                f"{key}: holds a line break, or a character that a terminal acts on.", remedy="Write it without."
+            )
+
+
+def texts_in(value: Any) -> list[str]:
+    """All strings of a list or a table, its keys too."""
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for part in pair for text in texts_in(part)]
+    if isinstance(value, list | tuple):
+        return [text for part in value for text in texts_in(part)]
+    return [value] if isinstance(value, str) else []
 
 
 def read_preset(name: str) -> Tree:
@@ -147,7 +168,7 @@ def preset_name(own: Tree, changes: list[tuple[str, Any]], path: Path) -> str:
 def read_toml(path: Path) -> Tree:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a byte order mark first
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}.", remedy="Mend the line; strings need quotes.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None

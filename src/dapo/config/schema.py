@@ -60,8 +60,10 @@ class DataConfig(Section):
 class LimitsConfig(Section):
     """Lengths. Prompts over the limit are dropped and counted, never cut; responses over it are truncated."""
 
-    max_prompt_tokens: int = Field(2048, ge=1, description="Longest prompt that is used.")
-    max_response_tokens: int = Field(ge=2, description="L_max of eq. 13: longest response, its end token included.")
+    max_prompt_tokens: int = Field(2048, ge=1, le=10**8, description="Longest prompt that is used.")
+    max_response_tokens: int = Field(
+        ge=2, le=10**8, description="L_max of eq. 13: longest response, its end token included."
+    )
 
 
 class RewardsConfig(Section):
@@ -73,12 +75,13 @@ class RewardsConfig(Section):
     seconds: OptionalFloat = Field(
         None,
         gt=0,
+        le=86_400,
         description="CPU time one verdict may use, its child processes included; none is the verifier's own limit.",
     )
     memory_mb: OptionalInt = Field(
-        None, ge=256, description="Memory one verifier process may use; none is the verifier's own limit."
+        None, ge=256, le=4 * 2**20, description="Memory one verifier process may use; none is the verifier's own limit."
     )
-    workers: int = Field(2, ge=1, description="Verifier processes.")
+    workers: int = Field(2, ge=1, le=4_096, description="Verifier processes.")
     control: Literal["none", "shuffled", "negated"] = Field(
         "none",
         description="Control experiment: verdicts shuffled within each group, or rewards negated. Must not learn.",
@@ -105,9 +108,11 @@ class ShapingConfig(Section):
 class SamplingConfig(Section):
     """How the groups of one training step are drawn."""
 
-    prompts_per_step: int = Field(ge=1, description="Groups that one step trains on.")
-    responses_per_prompt: int = Field(ge=1, description="G, completions per problem. Group advantages need at least 2.")
-    temperature: float = Field(1.0, gt=0, description="Divides the logits, in sampling and in training alike.")
+    prompts_per_step: int = Field(ge=1, le=10**6, description="Groups that one step trains on.")
+    responses_per_prompt: int = Field(
+        ge=1, le=10**6, description="G, completions per problem. Group advantages need at least 2."
+    )
+    temperature: float = Field(1.0, gt=0, le=100, description="Divides the logits, in sampling and in training alike.")
     top_p: float = Field(1.0, gt=0, le=1, description="Training needs 1.0: a cut tail biases the policy ratio.")
     top_k: int = Field(0, ge=0, description="Training needs 0 (all tokens): a cut tail biases the policy ratio.")
     dynamic: bool = Field(
@@ -187,6 +192,7 @@ class CriticConfig(Section):
     lr: OptionalFloat = Field(
         None,
         ge=0,
+        le=10,
         description="Learning rate of the critic's own optimizer, with the policy's warm-up and decay; none is twice "
         "train.lr.",
     )
@@ -243,7 +249,7 @@ class AlgorithmConfig(Section):
 class TrainConfig(Section):
     """Steps, updates and the optimizer. A step is one rollout batch and all its updates; schedules count steps."""
 
-    steps: int = Field(ge=0, description="Training steps; dynamic sampling does not shift them.")
+    steps: int = Field(ge=0, le=10**9, description="Training steps; dynamic sampling does not shift them.")
     max_generated_tokens: OptionalInt = Field(
         None, ge=1, description="End after the step that brings the tokens written so far to this many; none: no limit."
     )
@@ -253,14 +259,14 @@ class TrainConfig(Section):
         description="End after the step that brings the time of all steps to this, evaluation and checkpoints not "
         "counted; none: no limit.",
     )
-    lr: float = Field(ge=0, description="Learning rate of the policy after warm-up.")
+    lr: float = Field(ge=0, le=10, description="Learning rate of the policy after warm-up.")
     warmup_steps: int = Field(0, ge=0, description="W: step k runs at lr·min(1, k/W), k = 1, 2, …; never at lr 0.")
     lr_decay: Literal["none", "linear", "cosine"] = Field(
         "none", description="After warm-up: constant, as in the papers, or falling towards 0 at train.steps."
     )
-    updates_per_step: int = Field(1, ge=1, description="Mini-batches that a step's groups are dealt into.")
-    epochs_per_step: int = Field(1, ge=1, description="μ of Algorithm 1: passes over the step's groups.")
-    tokens_per_microbatch: int = Field(16384, ge=1, description="Token budget of one forward-backward pass.")
+    updates_per_step: int = Field(1, ge=1, le=10**6, description="Mini-batches that a step's groups are dealt into.")
+    epochs_per_step: int = Field(1, ge=1, le=10**4, description="μ of Algorithm 1: passes over the step's groups.")
+    tokens_per_microbatch: int = Field(16384, ge=1, le=10**9, description="Token budget of one forward-backward pass.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decays.")
     grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient of an update.")
@@ -296,7 +302,7 @@ class RolloutConfig(Section):
         "local", description="local runs on the trainer's own weights; plain is its slow reference; or vllm."
     )
     max_concurrent_responses: int = Field(
-        256, ge=1, description="Responses written at the same time, by all ranks together."
+        256, ge=1, le=10**7, description="Responses written at the same time, by all ranks together."
     )
     kv_cache_gib: OptionalFloat = Field(
         None,
@@ -314,8 +320,8 @@ class EvalConfig(Section):
     """Evaluation inside a run; it has its own sampling settings."""
 
     every_steps: int = Field(0, ge=0, description="Evaluate every so many steps, and before the first; 0 never.")
-    k: int = Field(32, ge=1, description="Responses per problem: avg@k, pass@k, maj@k.")
-    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    k: int = Field(32, ge=1, le=10**6, description="Responses per problem: avg@k, pass@k, maj@k.")
+    temperature: float = Field(1.0, ge=0, le=100, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(0.7, gt=0, le=1, description="Nucleus of evaluation sampling; the papers use 0.7.")
     top_k: int = Field(0, ge=0, description="Most likely tokens to choose from; 0 takes all.")
 
@@ -365,13 +371,17 @@ class ClusterConfig(Section):
     """More than one process."""
 
     backend: Literal["none", "torchrun", "ray"] = Field("none", description="What starts and places the processes.")
-    gpus: int = Field(1, ge=1, description="GPUs (or, on CPUs, processes) in all; 1: as many as torchrun started.")
+    gpus: int = Field(
+        1, ge=1, le=10**6, description="GPUs (or, on CPUs, processes) in all; 1: as many as torchrun started."
+    )
     shard: Literal["auto", "full", "none"] = Field(
         "auto",
         description="full: weights and optimizer are sharded over the ranks (FSDP2). none: every rank holds all of "
         "them. auto: none where they fit one GPU with room to spare.",
     )
-    timeout_s: int = Field(1800, ge=1, description="Seconds a rank waits for another one before the run ends.")
+    timeout_s: int = Field(
+        1800, ge=1, le=30 * 86_400, description="Seconds a rank waits for another one before the run ends."
+    )
 
 
 class Config(Section):

@@ -17,6 +17,7 @@ from dapo.report.chunks import records_of
 
 RUNNING_SECONDS = 60.0  # a run that wrote nothing for so long, and for five of its steps, is not running
 SHOWN_MISSING = 3  # files named one by one
+MOST_STEPS = 10**12  # a larger number is no step
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class RunRecord:
 
     @property
     def wanted_steps(self) -> int:
-        return int(self.key("train", "steps", default=0))
+        steps = self.key("train", "steps", default=0)
+        return int(steps) if is_step(steps) else 0
 
     @property
     def state(self) -> str:
@@ -80,7 +82,16 @@ class RunRecord:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
+
+
+def is_step(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= MOST_STEPS
 
 
 def load_run(folder: Path) -> RunRecord:
@@ -89,12 +100,16 @@ def load_run(folder: Path) -> RunRecord:
         raise DataError(f"{folder}: is not a run: it has no config.toml.", remedy="Name the folder of a run.")
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise DataError(
             f"{path}: not valid TOML: {error}.", remedy="Restore the file from a copy of the run."
         ) from None
     missing: list[str] = []
-    metrics = [m for m in read(folder / "metrics.jsonl", missing) if is_number(m.get("step"))]
+    odd = [name for name, value in config.items() if not isinstance(value, str if name == "preset" else dict)]
+    if odd:
+        missing.append(f"config.toml: {', '.join(odd)}: not what a config holds there, and left out")
+        config = {name: value for name, value in config.items() if name not in odd}
+    metrics = [m for m in read(folder / "metrics.jsonl", missing) if is_step(m.get("step"))]
     evaluations = [
         e for e in read(folder / "eval.jsonl", missing, is_optional=is_never_evaluated(config)) if is_evaluation(e)
     ]
@@ -111,7 +126,7 @@ def load_run(folder: Path) -> RunRecord:
         config=config,
         metrics=metrics,
         evaluations=evaluations,
-        events=list(read(folder / "events.jsonl", missing, is_optional=True)),
+        events=[e for e in read(folder / "events.jsonl", missing, is_optional=True) if is_step(e.get("step") or 0)],
         rollouts=rollouts,
         missing=missing,
         eval_problems=list(filter(is_per_problem, read(folder / "eval_problems.jsonl", missing, is_optional=True))),
@@ -130,7 +145,7 @@ def read(path: Path, missing: list[str], *, is_optional: bool = False) -> Iterat
         for at, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 torn.append(at)
                 continue
             if isinstance(record, dict):
@@ -148,14 +163,27 @@ def is_never_evaluated(config: dict[str, Any]) -> bool:
 
 
 def is_evaluation(line: dict[str, Any]) -> bool:
-    interval = line.get("avg@k_interval")
-    numbers = [
-        line.get("step"),
-        line.get("avg@k"),
-        line.get("k"),
-        *(interval if isinstance(interval, list) else [None]),
-    ]
-    return all(is_number(value) for value in numbers) and "set" in line
+    """The scores of a set. A score may be missing or none but for avg@k; an interval has two ends."""
+    scores = {name: line.get(name) for name in ("avg@k", "pass@k", "maj@k", "mean_value")}
+    intervals = {name: line.get(f"{name}_interval") for name in scores}
+    sources = line.get("by_source", {})
+    return (
+        is_step(line.get("step"))
+        and is_step(line.get("k"))
+        and line["k"] >= 1
+        and isinstance(line.get("set"), str)
+        and is_number(scores["avg@k"])
+        and all(value is None or is_number(value) for value in scores.values())
+        and is_interval(intervals["avg@k"])
+        and all(value is None or is_interval(value) for value in intervals.values())
+        and all(is_step(line.get(name) or 0) for name in ("problems", "mean_tokens", "timing.evaluation_s"))
+        and isinstance(sources, dict)
+        and all(map(is_number, sources.values()))
+    )
+
+
+def is_interval(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
 
 
 def is_per_problem(line: dict[str, Any]) -> bool:
@@ -164,8 +192,11 @@ def is_per_problem(line: dict[str, Any]) -> bool:
     if not (isinstance(ids, list) and isinstance(questions, list) and isinstance(correct, list) and is_number(k)):
         return False
     are_names = all(isinstance(name, str) for name in [*ids, *questions])
-    are_counts = all(map(is_number, [line.get("step"), *correct])) and float(k or 0) > 0
-    return 0 < len(ids) == len(questions) == len(correct) and are_names and are_counts and "set" in line
+    are_counts = all(map(is_step, [line.get("step"), k, *correct])) and float(k or 0) > 0
+    values = line.get("values", correct)
+    are_values = isinstance(values, list) and len(values) == len(ids) and all(map(is_number, values))
+    is_whole = 0 < len(ids) == len(questions) == len(correct) and are_names and are_counts and are_values
+    return is_whole and isinstance(line.get("set"), str)
 
 
 def expected_rollouts(folder: Path, config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[Path]:

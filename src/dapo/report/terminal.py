@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.commands import dapo_command
+from dapo.commands import visible as shown
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
@@ -24,8 +24,6 @@ from dapo.report.examined import Examined, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
 from dapo.report.pieces import TokenPieces, find_tokenizer
 
-# Everything but line feed and tab that a terminal would act on, hide or cannot write; bidirectional marks too.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 HEATS = ("probability", "entropy", "ratio", "advantage", "clipped", "none")
 SHOWN_PROBLEMS = 40
 
@@ -103,9 +101,8 @@ def matching(groups: list[list[dict[str, Any]]], problem: str, path: Path) -> li
 def print_overview(examined: Examined, console: Console) -> None:
     run = examined.run
     label = "" if run.is_paper_algorithm else " (not the paper's algorithm)"
-    console.print(
-        Text(f"{run.folder}  preset {run.key('preset')}{label}  {run.state}, step {run.steps} of {run.wanted_steps}")
-    )
+    place, preset = shown(str(run.folder)), shown(str(run.key("preset")))
+    console.print(Text(f"{place}  preset {preset}{label}  {run.state}, step {run.steps} of {run.wanted_steps}"))
     for text in [*run.missing, *examined.missing]:
         console.print(Text(f"Missing: {shown(text)}", style="yellow"))
     console.print(Text(f"Doctor: {verdict(examined.findings, run)}"))
@@ -207,7 +204,3 @@ def shade(colour: str, strength: float) -> str:
     if not strength > 0.1:
         return ""
     return f"bold white on {colour}" if strength > 0.5 else f"underline {colour}"
-
-
-def shown(text: str) -> str:
-    return CONTROL.sub(lambda match: f"⟨U+{ord(match.group()):04X}⟩", text)

@@ -20,6 +20,9 @@ MAX_RESPONSE_CHARS = 4_000_000  # from the end; what stands before is not search
 # has cores for does not stop work that is within its limit.
 LEAST_WALL_SECONDS = 30.0
 WALL_PER_CPU_SECOND = 20.0
+MAX_SECONDS = 86_400
+MAX_MEMORY_MB = 4 * 2**20
+MAX_WORKERS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,16 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
             raise ConfigError(f"rewards.seconds = {self.seconds}: a limit must be a positive number.")
+        if self.seconds > MAX_SECONDS:
+            raise ConfigError(
+                f"rewards.seconds (--seconds) = {self.seconds:g}: more than a day for one verdict.",
+                remedy=f"Use {MAX_SECONDS:,} or less.",
+            )
+        if self.memory_mb > MAX_MEMORY_MB:
+            raise ConfigError(
+                f"rewards.memory_mb (--memory-mb) = {self.memory_mb}: more than any machine has.",
+                remedy=f"Use {MAX_MEMORY_MB:,} or less.",
+            )
         if self.memory_mb < 256:
             raise ConfigError(
                 f"rewards.memory_mb = {self.memory_mb}: too little for a Python process with sympy.",

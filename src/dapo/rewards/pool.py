@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from dapo.errors import ConfigError
 from dapo.rewards import code
-from dapo.rewards.limits import Limits
+from dapo.rewards.limits import MAX_WORKERS, Limits
 from dapo.rewards.rule import Finding
 from dapo.rewards.verifiers import Task, named
 from dapo.rewards.workers import WorkerPool
@@ -46,6 +46,10 @@ class VerifierPool:
             )
         if workers < 1:
             raise ConfigError(f"workers = {workers}: at least one worker is needed.", remedy="Use 1 or more.")
+        if workers > MAX_WORKERS:
+            raise ConfigError(
+                f"workers = {workers}: each is a process of its own.", remedy=f"Use {MAX_WORKERS:,} or fewer."
+            )
         if verifier == "code" and (why := code.isolation_error()):
             raise ConfigError(f"rewards.verifier (--verifier) = 'code': {why}", remedy=code.ISOLATION_REMEDY)
         self.limits = Limits(seconds or self.verifier.seconds, memory_mb or self.verifier.memory_mb)

@@ -12,6 +12,7 @@ from typing import Any
 from dapo import __version__
 from dapo.config.schema import Config
 from dapo.report.chunks import dropped_path, records_of
+from dapo.report.load import is_evaluation
 from dapo.report.page import write_page
 from dapo.tracking.files import read_lines
 
@@ -77,7 +78,7 @@ def copy_data_manifest(config: Config, record: Path) -> None:
 
 def data_manifest(config: Config, state: Mapping[str, Any], record: Path) -> dict[str, Any]:
     """Which problems: by name, number and digest, and how they were put to the model and judged."""
-    sets = {line["set"]: line["problems"] for line in read_lines(record / "eval.jsonl")}
+    sets = {line["set"]: line.get("problems") for line in filter(is_evaluation, read_lines(record / "eval.jsonl"))}
     return {
         "train": {
             "name": config.data.train,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dapo import __version__
+from dapo.commands import visible
 from dapo.config.base_model import BaseModel, base_model_of
 from dapo.config.load import flatten, read_preset
 from dapo.config.schema import Config
 
+PLAIN = re.compile(r"[\w./@:+-]+( [\w./@:+-]+)*")
 # What the card shows of a config, beside data and model; the run's config.toml has the rest.
 KEY_SETTINGS = (
     "algorithm.advantage",
@@ -59,10 +63,14 @@ def model_card(
 def front_matter(base: BaseModel) -> str:
     lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [dapo, reinforcement-learning]"]
     if base.hub_name:
-        lines.append(f"base_model: {base.hub_name}")
-    own_terms = ["license: other", f"license_name: {base.licence}"]
-    lines += own_terms if base.has_own_terms else [f"license: {base.licence or 'unknown'}"]
+        lines.append(f"base_model: {yaml(base.hub_name)}")
+    own_terms = ["license: other", f"license_name: {yaml(base.licence)}"]
+    lines += own_terms if base.has_own_terms else [f"license: {yaml(base.licence or 'unknown')}"]
     return "\n".join(["---", *lines, "---"])
+
+
+def yaml(text: str) -> str:
+    return text if PLAIN.fullmatch(text) and ": " not in text else json.dumps(text)
 
 
 def origin(base: BaseModel, config: Config, step: int, state: Mapping[str, Any]) -> str:
@@ -71,8 +79,8 @@ def origin(base: BaseModel, config: Config, step: int, state: Mapping[str, Any])
     rank = config.model.lora.rank
     adapter = f" A LoRA adapter of rank {rank} was trained and is merged into the weights." if rank else ""
     return (
-        f"`{base.path}` trained by reinforcement learning with the preset `{config.preset}` of dapo {__version__}: "
-        f"{step:,} steps{planned}, {state['updates']:,} updates{skipped}.{adapter}"
+        f"`{inert(base.path)}` trained by reinforcement learning with the preset `{config.preset}` of dapo "
+        f"{__version__}: {step:,} steps{planned}, {state['updates']:,} updates{skipped}.{adapter}"
     )
 
 
@@ -122,8 +130,8 @@ def scores(lines: Sequence[Mapping[str, Any]], step: int) -> str:
         is_older |= int(newest["step"]) < step
         for score in ("avg@k", "pass@k", "maj@k"):
             cells = [
-                name,
-                f"{newest['problems']:,}",
+                literal(name),
+                f"{newest.get('problems') or 0:,}",
                 score.replace("k", str(newest["k"])),
                 with_interval(first, score, k=newest["k"]),
                 with_interval(last, score, k=newest["k"]),
@@ -149,11 +157,11 @@ def with_interval(line: Mapping[str, Any] | None, score: str, *, k: int) -> str:
 def data(config: Config, state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
     n_problems = state["sampling"]["order"]["n_problems"]
     said = [
-        f"Trained on `{config.data.train}`: {n_problems:,} problems, "
+        f"Trained on `{inert(config.data.train)}`: {n_problems:,} problems, "
         f"SHA-256 of their ids, questions and answers `{state['data']}`."
     ]
     if sets := dict.fromkeys(line["set"] for line in lines):
-        said.append(f"Evaluated on {', '.join(f'`{name}`' for name in sets)}.")
+        said.append(f"Evaluated on {', '.join(f'`{inert(name)}`' for name in sets)}.")
     return " ".join(said)
 
 
@@ -166,4 +174,14 @@ def settings(config: Config) -> str:
 def shown(value: object) -> str:
     if value is None:
         return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else literal(str(value))
+
+
+def literal(text: str) -> str:
+    """A text of somebody's in Markdown: as it is where it holds nothing but a name, else as code that cannot end."""
+    return text if PLAIN.fullmatch(text) else f"`{inert(text)}`"
+
+
+def inert(text: str) -> str:
+    """What may stand between backquotes, in a cell of a table."""
+    return visible(" ".join(text.split())).replace("`", "'").replace("|", "\\|")

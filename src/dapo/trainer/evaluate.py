@@ -21,7 +21,7 @@ from dapo.types import Verdict
 def evaluate_run(run: Run) -> list[dict[str, Any]]:
     """One line per set that has none for this step yet: avg@k, pass@k, maj@k with their intervals."""
     lines = []
-    done = {(line["step"], line["set"]) for line in read_lines(run.folder / "eval.jsonl")}
+    done = {(line.get("step"), str(line.get("set"))) for line in read_lines(run.folder / "eval.jsonl")}
     for problem_set in run.eval_sets:
         if (run.step, problem_set.name) in done:
             continue
