@@ -30,6 +30,7 @@ def plan_of(folder: Path, *, every: int = 2, ours: tuple[str, ...] = OURS, **key
     return Plan(folder, known, ours, every, use_vllm=False, python="/nowhere/python", minutes=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -60,6 +61,7 @@ def test_our_config_is_the_imported_one(tmp_path: Path):
     assert (config.sampling.prompts_per_step, config.eval.every_steps, config.eval.k) == (4, 2, 2)
 
 
+@pytest.mark.slow
 def test_trl_gets_the_problems_in_the_order_of_our_run(tmp_path: Path):
     config = plan_of(tmp_path).config(3)
     problems = write_rows(tmp_path, config)

@@ -25,6 +25,7 @@ def pool() -> Iterator[VerifierPool]:
         yield pool
 
 
+@pytest.mark.slow
 def test_no_text_is_a_crash(pool: VerifierPool):
     drawn(never_crashes, n_examples=6, seed=1)(pool)
 

@@ -75,6 +75,7 @@ def test_lines_are_not_appended_through_a_link(tmp_path, mine):
     assert is_untouched(mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["checkpoints", "rollouts", "tensorboard"])
 def test_a_run_does_not_go_on_where_its_folders_are_links(name, tmp_path, mine):
     folder = tmp_path / "run"

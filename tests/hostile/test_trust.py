@@ -112,6 +112,7 @@ def test_an_evaluation_asks_for_a_verifier_or_trust(words, canary, tmp_path):
     assert "no intact checkpoint" in run_dapo(*typed, "--trust").stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["command", "train"])
 def test_trust_runs_it(kind, canary, tmp_path):
     run = strangers_run(tmp_path / "strangers", planted(kind, canary))

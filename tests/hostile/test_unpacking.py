@@ -46,6 +46,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", [text_bomb, token_bomb, row_bomb, long_text])
 def test_a_bomb_is_not_unpacked_and_that_is_said(bomb, run, monkeypatch):
     path = run / "rollouts" / "step-000005.parquet"

@@ -30,6 +30,7 @@ def ran(here: Path) -> str:
     return (here / "ran").read_text() if (here / "ran").exists() else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "started",
     [

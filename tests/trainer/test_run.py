@@ -128,7 +128,8 @@ def test_micro_batches_change_nothing(tmp_path: Path, mean: str):
     ],
 )
 def test_every_preset_trains_and_resumes_exactly(tmp_path: Path, preset: str):
-    extra = ["algorithm.critic.pretrain_responses=33"] if preset in ("ppo", "vapo") else []
+    critic = ["algorithm.critic.pretrain_responses=33", "algorithm.critic.pretrain_epochs=1"]
+    extra = critic if preset in ("ppo", "vapo") else []
     straight = run_toy(tmp_path, "straight", f"preset={preset}", "train.steps=4", *extra)
     run_toy(tmp_path, "halved", f"preset={preset}", "train.steps=2", *extra)
     resumed = resume_run(tmp_path / "halved", [parse_override("train.steps=4")])
@@ -187,6 +188,7 @@ class StopInEvaluation(Observer):
         self.run.is_stopping = self.run.is_stopping or self.run.step == 2
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_middle_of_an_evaluation_loses_neither_the_step_nor_the_evaluation(tmp_path: Path):
     keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=2")
     straight = run_toy(tmp_path, "straight", *keys)
@@ -405,7 +407,7 @@ def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_
 
 PRETRAINING = (
     "preset=vapo", "algorithm.critic.pretrain_responses=40", "algorithm.critic.lr=3e-3", "checkpoint.keep=9",
-    "sampling.prompts_per_step=2",
+    "algorithm.critic.pretrain_epochs=1", "sampling.prompts_per_step=2",
 )  # fmt: skip
 
 
@@ -483,6 +485,7 @@ def test_gradient_checkpointing_changes_memory_not_mathematics(tmp_path: Path, p
             assert_close(again[name], weight, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_verdicts_that_depend_on_the_clock_are_replayed_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A verifier that is slow only while a file exists: it times out in the first life and would not in the second."""
     slow = tmp_path / "slow"
@@ -584,6 +587,7 @@ def test_a_budget_of_tokens_ends_the_run_after_the_step_that_spends_it(tmp_path:
     assert [line["tokens/generated"] for line in metrics(run.folder)] == straight[:4]
 
 
+@pytest.mark.slow
 def test_tokens_of_value_pretraining_count(tmp_path: Path):
     changes = (*PRETRAINING, "train.steps=4")
     straight = run_toy(tmp_path, "straight", *changes).folder
