@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from dapo.commands import visible
 from dapo.errors import DataError
 from dapo.report.chunks import DROPPED
 from dapo.rewards import Task, VerifierPool
@@ -84,6 +85,8 @@ def batches(run: Path) -> Iterator[tuple[list[dict[str, Any]], bool]]:
     import pyarrow
     import pyarrow.parquet as parquet
 
+    broken = (pyarrow.ArrowException, OSError, UnicodeDecodeError)
+
     home = run / "rollouts"
     files = [*sorted(home.glob("*.parquet")), *sorted((home / DROPPED).glob("*.parquet"))]
     if not files:
@@ -96,10 +99,8 @@ def batches(run: Path) -> Iterator[tuple[list[dict[str, Any]], bool]]:
             raise DataError(f"{path}: {why}.", remedy="Remove it: no run writes such a file.")
         try:
             source = parquet.ParquetFile(path)
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise DataError(
-                f"{path}: not a readable parquet file ({error}).", remedy="Remove it, or copy it again."
-            ) from None
+        except broken as error:
+            raise unreadable(path, error) from None
         missing = [column for column in COLUMNS if column not in source.schema_arrow.names]
         if missing:
             raise DataError(
@@ -111,9 +112,16 @@ def batches(run: Path) -> Iterator[tuple[list[dict[str, Any]], bool]]:
             raise DataError(
                 f"{path}: column {', '.join(odd)}: is no text.", remedy="Remove the file: no run writes such a one."
             )
-        for batch in source.iter_batches(batch_size=BATCH_ROWS, columns=list(COLUMNS)):
-            rows = [{**plain(row), "file": str(path.relative_to(home))} for row in batch.to_pylist()]
-            yield rows, path.parent.name == DROPPED
+        try:
+            for batch in source.iter_batches(batch_size=BATCH_ROWS, columns=list(COLUMNS)):
+                rows = [{**plain(row), "file": str(path.relative_to(home))} for row in batch.to_pylist()]
+                yield rows, path.parent.name == DROPPED
+        except broken as error:  # damage behind a whole footer shows where its page is read
+            raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path}: not a readable parquet file ({error}).", remedy="Remove it, or copy it again.")
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +144,9 @@ def show(what: str, verifier: str, tally: Tally) -> None:
     share = tally.n_agreeing / tally.n_rows if tally.n_rows else 1.0
     typer.echo(f"{what}, {tally.n_agreeing} ({share:.2%}) judged the same by {verifier}")
     for kind in tally.disagreements:
-        typer.echo(f"\n{tally.counts[kind]:>8}  run {kind[0]}, {verifier} {kind[1]}")
+        typer.echo(f"\n{tally.counts[kind]:>8}  run {visible(kind[0])}, {verifier} {kind[1]}")
         for example in tally.kinds[kind]:
-            ending = " ".join(example["response_end"].split())[-100:]
-            typer.echo(f"          problem {example['problem_id']}, reference {example['answer']!r}: ...{ending}")
+            ending = visible(" ".join(example["response_end"].split())[-100:])
+            typer.echo(
+                f"          problem {visible(example['problem_id'])}, reference {example['answer']!r}: ...{ending}"
+            )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,6 +20,7 @@ from dapo.commands import dapo_command
 from dapo.config.checks import check_combinations, unused_keys
 from dapo.config.machine import gpu_memory_gib
 from dapo.config.schema import PRESET_KEYS, Config
+from dapo.config.toml_text import parse_toml
 from dapo.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -92,9 +92,9 @@ def texts_in(value: Any) -> list[str]:
 
 def read_preset(name: str) -> Tree:
     """An algorithm preset by name; it may set algorithm keys only."""
-    path = PRESETS / f"{name}.toml"
-    if not path.is_file():
+    if name not in preset_names():  # a name, never a path that leads elsewhere
         raise ConfigError(f"preset = {name!r}: no such preset.", remedy=suggest(name, preset_names()))
+    path = PRESETS / f"{name}.toml"
     tree = read_toml(path)
     for key in flatten(tree):
         if not key.startswith(PRESET_KEYS):
@@ -167,11 +167,11 @@ def preset_name(own: Tree, changes: list[tuple[str, Any]], path: Path) -> str:
 
 def read_toml(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a byte order mark first
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}.", remedy="Mend the line; strings need quotes.") from None
+        return parse_toml(path.read_text(encoding="utf-8-sig"))  # some editors put a byte order mark first
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}.", remedy="Mend the line; strings need quotes.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
 
@@ -182,8 +182,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: no key and value.", remedy="Write --set section.key=value.")
     try:
-        parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {value}")
+    except ValueError:
         return key.strip(), value.strip()
     if len(parsed) > 1:
         raise ConfigError(f"--set {key.strip()}: holds several lines.", remedy="Write one --set for each key.")

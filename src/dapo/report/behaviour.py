@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from dapo.config.toml_text import parse_toml
 from dapo.errors import ConfigError
 
 SHIPPED = Path(__file__).with_name("phrases.toml")
@@ -49,10 +49,12 @@ class Phrases:
 def load_phrases(path: Path = SHIPPED) -> Phrases:
     try:
         raw = path.read_bytes()
-        languages = tomllib.loads(raw.decode("utf-8"))
+        languages = parse_toml(raw.decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"--phrases {path}: no such file.", remedy=f"Copy {SHIPPED} and edit it.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}.", remedy=f"Copy {SHIPPED} and edit it.") from None
+    except ValueError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}.", remedy=f"Copy {SHIPPED} and edit it.") from None
     wanted: dict[str, list[str]] = {kind: [] for kind in BY_PHRASE}
     for language, kinds in languages.items():

@@ -6,12 +6,12 @@ import json
 import math
 import statistics
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dapo.config.toml_text import parse_toml
 from dapo.errors import DataError
 from dapo.report.chunks import records_of
 
@@ -99,8 +99,8 @@ def load_run(folder: Path) -> RunRecord:
     if not path.is_file():
         raise DataError(f"{folder}: is not a run: it has no config.toml.", remedy="Name the folder of a run.")
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        config = parse_toml(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError as error:
         raise DataError(
             f"{path}: not valid TOML: {error}.", remedy="Restore the file from a copy of the run."
         ) from None
@@ -136,7 +136,7 @@ def load_run(folder: Path) -> RunRecord:
 
 def read(path: Path, missing: list[str], *, is_optional: bool = False) -> Iterator[dict[str, Any]]:
     """The whole lines of a JSONL file; what is torn or missing is noted."""
-    if not path.exists():
+    if not path.is_file():
         if not is_optional:
             missing.append(f"{path.name}: missing")
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,7 @@ from dapo.report.behaviour import MEANINGS
 from dapo.report.doctor import held_back, to_json, verdict
 from dapo.report.examined import Examined
 from dapo.report.learning import change_of, is_graded
-from dapo.report.load import RunRecord
+from dapo.report.load import RunRecord, is_number
 from dapo.tracking.metrics import METRICS
 
 SHOWN_EVENTS = 200
@@ -134,9 +133,7 @@ def columns(lines: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
 
 
 def finite(value: object) -> float | None:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") if is_number(value) else None
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> list[list[str]]:
@@ -145,7 +142,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[list[str]]:
         if isinstance(value, dict):
             rows += flat(value, f"{prefix}{name}.")
         else:
-            rows.append([f"{prefix}{name}", json.dumps(value, ensure_ascii=False)])
+            rows.append([f"{prefix}{name}", json.dumps(value, ensure_ascii=False, default=str)])
     return rows
 
 

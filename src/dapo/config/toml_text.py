@@ -1,0 +1,28 @@
+"""TOML of anybody's: what cannot be read is one kind of error, however it was made."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+MOST_LEVELS = 50  # of tables and lists within each other; a config has four
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table that a TOML text says, or ValueError with the reason."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError(f"nested more than {MOST_LEVELS} levels deep") from None
+    except ValueError:  # Python reads no whole number of more than some thousand digits
+        raise ValueError("a number has thousands of digits") from None
+    if is_deeper(tree, MOST_LEVELS):  # dotted keys nest without a limit of tomllib's
+        raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
+    return tree
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(is_deeper(part, levels - 1) for part in inner)
