@@ -19,8 +19,9 @@ def leave_working_folder() -> None:
 
 def search_working_folder() -> None:
     """For a module that the user names: last of all places."""
-    if not any(map(is_working_folder, sys.path)):
-        sys.path.append(os.getcwd())
+    folder = working_folder()
+    if folder is not None and not any(map(is_working_folder, sys.path)):
+        sys.path.append(folder)
 
 
 def python_command(*arguments: str) -> list[str]:
@@ -32,7 +33,9 @@ def python_environment(*, with_working_folder: bool = False) -> dict[str, str]:
     places = [place for place in sys.path if not is_working_folder(place)]
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # may be the working folder
     last = [ours] if ours not in places else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places + last + [os.getcwd()] * with_working_folder)}
+    folder = working_folder() if with_working_folder else None
+    own = [folder] if folder is not None else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places + last + own)}
     environment.pop("PYTHONINSPECT", None)  # else a child does not end when its work is done
     return environment
 
@@ -46,4 +49,12 @@ def users_environment() -> dict[str, str]:
 
 
 def is_working_folder(place: str) -> bool:
-    return not place or os.path.realpath(place) == os.path.realpath(os.getcwd())
+    return not place or os.path.realpath(place) == working_folder()
+
+
+def working_folder() -> str | None:
+    """None where it was deleted under our feet."""
+    try:
+        return os.path.realpath(os.getcwd())
+    except OSError:
+        return None

@@ -136,6 +136,13 @@ def test_a_horizon_that_is_short_beside_the_responses_is_warned_of(keys: list[st
     assert said in warning
 
 
+def test_a_floor_that_is_long_enough_is_not_advised():
+    keys = ["preset=vapo", "algorithm.gae.gamma=0.99"]
+    [warning] = warnings_of(load_recipe("gsm8k-coder-1.5b-h200", keys).config)
+    assert "floor" not in warning
+    assert "gamma = 1.0" in warning
+
+
 def test_no_warning_where_a_reward_reaches_enough():
     for keys in (["preset=ppo"], ["preset=vapo"], ["preset=dapo"], ["preset=ppo", "algorithm.gae.lam=0.9976"]):
         assert warnings_of(load_recipe("gsm8k-coder-1.5b-h200", keys).config) == []

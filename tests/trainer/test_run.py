@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -403,6 +404,18 @@ def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_
     again = run_toy(tmp_path, "again", "preset=vapo", f"algorithm.critic.path={critic}", "train.steps=1")
     assert not (again.folder / "value.jsonl").exists()
     assert len(metrics(again.folder)) == 1
+
+
+def test_a_run_of_an_earlier_version_keeps_its_config(tmp_path: Path):
+    run = run_toy(tmp_path, "run", "train.steps=1")
+    file = run.folder / "config.toml"
+    old = re.sub(r"pretrain_responses = .*\npretrain_epochs = .*", "pretrain_steps = {}", file.read_text())
+    file.write_text(old.format(0))
+    assert read_run_config(run.folder, ()).algorithm.critic.pretrain_responses == 0
+    file.write_text(
+        old.format(2).replace('advantage = "group"', 'advantage = "gae"').replace("dynamic = true", "dynamic = false")
+    )
+    assert read_run_config(run.folder, ()).algorithm.critic.pretrain_responses == 2 * 16
 
 
 PRETRAINING = (

@@ -28,9 +28,10 @@ def is_short(gae: GaeConfig, length: float) -> bool:
 
 def longer(gae: GaeConfig) -> str:
     """What makes a reward reach further."""
-    key = "lam = 1.0" if gae.length_adaptive_alpha is None else f"length_adaptive_floor = {ENOUGH_TOKENS:g}"
-    has_short_lam = gae.length_adaptive_alpha is not None or gae.lam < 1
-    steps = [f"algorithm.gae.{key}"] if has_short_lam else []
+    is_adaptive = gae.length_adaptive_alpha is not None
+    key = f"length_adaptive_floor = {ENOUGH_TOKENS:g}" if is_adaptive else "lam = 1.0"
+    is_lam_short = gae.length_adaptive_floor < ENOUGH_TOKENS if is_adaptive else gae.lam < 1
+    steps = [f"algorithm.gae.{key}"] if is_lam_short else []
     steps += [f"algorithm.gae.gamma = 1.0 (now {gae.gamma:g})"] if gae.gamma < 1 else []
     return " and ".join(steps)
 

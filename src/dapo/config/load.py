@@ -255,6 +255,16 @@ RENAMED = {
 }
 
 
+def in_todays_keys(keys: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier version wrote into a run: a key that has another name now is carried over, or did nothing."""
+    now = dict(keys)
+    steps = now.pop("algorithm.critic.pretrain_steps", 0)
+    if steps:
+        per_step = now["sampling.prompts_per_step"] * now["sampling.responses_per_prompt"]
+        now.setdefault("algorithm.critic.pretrain_responses", steps * per_step)
+    return now
+
+
 def refuse_unknown(keys: Iterable[str], where: str) -> None:
     sections = {key.rsplit(".", depth)[0] for key in known_keys() for depth in (1, 2) if "." in key}
     for key in keys:

@@ -176,7 +176,7 @@ class GaeConfig(Section):
         None, ge=0, le=1, description="λ of the critic's targets (VAPO's decoupled GAE: 1.0); none uses lam."
     )
     length_adaptive_alpha: OptionalFloat = Field(
-        None, gt=0, description="α of λ = 1 − 1/(α·length) (VAPO: 0.05) in place of lam; none switches it off."
+        None, gt=0, description="α of λ = 1 − 1/max(α·length, floor) (VAPO: 0.05) in place of lam; none: off."
     )
     length_adaptive_floor: float = Field(
         1.0,
@@ -200,8 +200,8 @@ class CriticConfig(Section):
     pretrain_responses: int = Field(
         0,
         ge=0,
-        description="Value pretraining before the first policy update: at most so many responses of the fixed policy; "
-        "it ends earlier once the critic's explained variance on new problems has stopped rising.",
+        description="Value pretraining before the first policy update: so many responses of the fixed policy, "
+        "rounded up to whole steps; fewer once the critic foretells new problems no better, or has seen them all.",
     )
     pretrain_epochs: int = Field(
         4, ge=1, description="Passes over each step's responses in value pretraining; fewer overfit less."

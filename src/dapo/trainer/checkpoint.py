@@ -148,8 +148,8 @@ def restore_run(run: Run, checkpoint: Checkpoint) -> None:
             remedy="Restore the file, or start a new run.",
         )
     run.step, run.saved = checkpoint.step, checkpoint.folder.name
-    run.value_steps = state["value_steps"]
-    run.foretold = [Foretold.restore(foretold) for foretold in state["foretold"]]
+    run.value_steps = state.get("value_steps", run.pretrain_steps)  # older checkpoints came after the stage
+    run.foretold = [Foretold.restore(foretold) for foretold in state.get("foretold", [])]
     run.learner.updates, run.learner.bad_updates = state["updates"], state["bad_updates"]
     if run.learner.value is not None:
         run.learner.value.bad_updates = state.get("bad_critic_updates", 0)  # older checkpoints had one count for both

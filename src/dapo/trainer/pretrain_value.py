@@ -35,13 +35,12 @@ def pretrain_value(run: Run) -> None:
     Each step's responses are foretold before they are learnt from: problems that come for the first time are held out
     until then. Goes on after the last step of the stage that a checkpoint holds.
     """
-    if not run.is_pretraining:
-        return
-    sampling = pretraining_of(run)
+    sampling, before = pretraining_of(run), run.value_steps
     with responses_per_prompt(run, sampling.responses_per_prompt):
         for step in run.remaining_value_steps():
             value_step(run, step, sampling)
-    run.event("critic", outcome_of(run, sampling))
+    if run.value_steps > before and not run.is_pretraining:  # else there was none, or the budget is spent
+        run.event("critic", outcome_of(run, sampling))
 
 
 def outcome_of(run: Run, sampling: SamplingConfig) -> str:
@@ -126,7 +125,7 @@ def pretraining_of(run: Run) -> SamplingConfig:
     Where there are fewer problems than that, several to each; in a control experiment groups are what is shuffled.
     """
     sampling, n_responses = run.config.sampling, run.config.responses_per_step
-    each = max(1, n_responses // len(run.problems.by_id))
+    each = -(-n_responses // len(run.problems.by_id))
     if run.config.rewards.control != "none":
         each = sampling.responses_per_prompt
     update = {"dynamic": False, "responses_per_prompt": each, "prompts_per_step": n_responses // each}
@@ -166,7 +165,7 @@ def fit_head(run: Run, batch: Batch, values: Values) -> None:
 
     sums = within_memory(learner, batch, rows, run.config, accumulate, run.event)
     run.world.sum_([sums.gram, sums.moment, sums.square])
-    weights = ridge(sums).to(device)
+    weights = ridge(sums).to(value.critic.dtype).to(device)
     optimizer = value.optimizer
     for name, head in (("value_head.weight", weights[None, :-1]), ("value_head.bias", weights[-1:])):
         optimizer.assign(name, optimizer.part_of(name, head.contiguous()))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoints.load import Checkpoint, newest_intact, read_checkpoint
-from dapo.config.load import flatten, read_toml, refuse_unknown, resolve, to_toml
+from dapo.config.load import flatten, in_todays_keys, read_toml, refuse_unknown, resolve, to_toml
 from dapo.config.model_shapes import model_location
 from dapo.config.schema import Config
 from dapo.distributed.world import ALONE, World
@@ -110,7 +110,7 @@ def read_run_config(folder: Path, overrides: Sequence[tuple[str, Any]]) -> Confi
     if not path.is_file():
         raise ConfigError(f"{folder}: is not a run: it has no config.toml.", remedy="Name the folder of a run.")
     refuse_unknown(dict(overrides), "--set")
-    keys = flatten(read_toml(path)) | dict(overrides)
+    keys = in_todays_keys(flatten(read_toml(path))) | dict(overrides)
     refuse_unknown(keys, "config.toml")
     return resolve(folder.name, keys, {}).config
 

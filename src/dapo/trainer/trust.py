@@ -89,7 +89,7 @@ def refuse_strangers_recipe(recipe: str, overrides: Collection[str], *, trust: b
         keys_of(path),
         used=set(CODE_KEYS) - set(typed),
         trust=False,
-        remedy="Read it; if you trust who made it, add --trust. Or name your own: --set rewards.verifier=math",
+        remedy="Read it; if you trust who made it, add --trust. Or name your own for each of these keys with --set.",
     )
 
 
