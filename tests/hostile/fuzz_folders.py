@@ -137,9 +137,9 @@ def without_line(name: str, held: bytes, place: float, times: int) -> Folder:
     return {name: b"".join([*lines[:at], *lines[at : at + 1] * times, *lines[at + 1 :]])}
 
 
-def without_file(name: str, held: bytes, instead: str) -> Folder:
-    """An empty file, or a folder of that name."""
-    return {name: b""} if instead == "nothing" else {f"{name}.gone": held, name: GONE if instead == "gone" else FOLDER}
+def without_file(name: str, _: bytes, instead: str) -> Folder:
+    """An empty file, none, or a folder of that name."""
+    return {name: {"nothing": b"", "gone": GONE, "folder": FOLDER}[instead]}
 
 
 GONE, FOLDER = b"(gone)", b"(folder)"
@@ -288,7 +288,7 @@ def a_run_is_read_or_refused(reader: str, changes: list[tuple[Any, ...]]) -> Non
         write({name: held for name, held in files.items() if held not in (GONE, FOLDER)}, run)
         for name, held in files.items():
             if held == FOLDER:
-                (run / name).mkdir()
+                (run / name).mkdir(parents=True)
         READERS[reader](run)
 
 

@@ -19,6 +19,7 @@ FOUND = [
     ("watch", ("toml", "config.toml", 0.5, "date")),
     ("watch", ("json", "metrics.jsonl", 0.0, 1, "10**400")),
     ("verify --verifier exact --audit", ("column", "rollouts/step-000003.parquet", "verdict", "hostile")),
+    ("verify --verifier exact --json --audit", ("column", "rollouts/step-000003.parquet", "answer", "hostile")),
     ("verify --verifier exact --audit", ("bytes", "rollouts/step-000002.parquet", 0.1444694548845291, 3, b"9" * 5_000)),
 ]
 

@@ -133,7 +133,7 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 def report(run: Path, verifier: str, trained: Tally, dropped: Tally, *, as_json: bool) -> None:
     if as_json:
         answer = {"run": str(run), "second_method": verifier, **trained.to_json(), DROPPED: dropped.to_json()}
-        typer.echo(json.dumps(answer, ensure_ascii=False))
+        typer.echo(json.dumps(answer))  # ASCII: a terminal may be the reader
         return
     show(f"{run}: {trained.n_rows} responses", verifier, trained)
     if dropped.n_rows:

@@ -59,7 +59,9 @@ def command(
             "findings": to_json(examined.findings),
             "held_back": held_back(examined.run) or None,
         }
-        typer.echo(json.dumps(answer | {"missing": examined.run.missing + examined.missing}, ensure_ascii=False))
+        typer.echo(
+            json.dumps(answer | {"missing": examined.run.missing + examined.missing})
+        )  # ASCII: for a terminal too
         return
     print_findings(examined.run, examined.findings, examined.run.missing + examined.missing)
 
