@@ -13,18 +13,22 @@ SRC = Path(__file__).parents[1] / "src" / "dapo"
 LAYERS = [
     ["__init__", "__main__"],
     ["cli"],
-    ["ablation", "quickstart"],
+    ["bench"],
+    ["ablation", "quickstart", "release"],
     ["trainer"],
-    ["sampling", "evaluation"],
+    ["learner"],
+    ["planning", "evaluation"],
+    ["sampling"],
     ["rollout", "checkpoints"],
     ["models", "distributed"],
     ["report", "data"],
-    ["rewards", "algorithms", "tracking"],
+    ["rewards", "algorithms", "tracking", "peers"],
     ["config"],
+    ["files", "parquet_size", "chat_client", "console"],
     ["types", "errors", "commands", "processes"],
 ]
 RANK = {area: -depth for depth, layer in enumerate(LAYERS) for area in layer}
-MAY_IMPORT_VLLM_OR_RAY = {"rollout/vllm/core.py", "rollout/vllm/peer.py", "distributed/ray_workers.py"}
+MAY_IMPORT_VLLM_OR_RAY = {"rollout/vllm/core.py", "bench/vllm_peer.py", "distributed/ray_workers.py"}
 
 
 def sources() -> list[Path]:

@@ -17,9 +17,9 @@ from install import find_or_get
 from dapo.ablation.measure import measure
 from dapo.ablation.summary import settings_of, summarise, this_machine
 from dapo.ablation.write import write_all
+from dapo.files import append_line, cut_back
 from dapo.report.page import write_page
 from dapo.report.serve import make_server
-from dapo.tracking.files import append_line, cut_back
 
 pytestmark = pytest.mark.browser
 

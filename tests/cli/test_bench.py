@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dapo.cli.bench_verify import MAX_TOKENS, N_PROBLEMS, N_RESPONSES, make_tasks, timed, with_hostile_lines
+from dapo.bench.verify import MAX_TOKENS, N_PROBLEMS, N_RESPONSES, make_tasks, timed, with_hostile_lines
 from dapo.types import StopReason, Verdict
 
 

@@ -3,10 +3,10 @@
 import yaml
 
 from command_line import dapo
-from dapo.cli.bench_parity import SHIPPED
-from dapo.cli.parity_cases import CASES
-from dapo.cli.parity_replay import Gap
-from dapo.config.peers.translate import check, translate
+from dapo.bench.parity.cases import CASES
+from dapo.bench.parity.command import SHIPPED
+from dapo.bench.parity.replay import Gap
+from dapo.peers.translate import check, translate
 
 
 def test_a_peer_that_is_not_there_is_named():

@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from command_line import dapo
+from dapo.bench.step import together
+from dapo.bench.step_plan import CPU, Plan
+from dapo.bench.step_sides import DigitShare, peer_steps, seconds_of
+from dapo.bench.trl_peer import sum_of
 from dapo.cli.bench import command
-from dapo.cli.bench_step import together
-from dapo.cli.bench_step_plan import CPU, Plan
-from dapo.cli.bench_step_sides import DigitShare, peer_steps, seconds_of
-from dapo.cli.trl_peer import sum_of
 from dapo.errors import ConfigError
 
 PLAN = Plan(**CPU, device="cpu", threads=1)

@@ -8,10 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 import dapo
-from dapo.cli import bench_presets
+from dapo.bench import presets as bench_presets
+from dapo.bench.train_hf import batched
+from dapo.bench.train_workloads import parse_load
 from dapo.cli.bench import command
-from dapo.cli.bench_hf_sides import batched
-from dapo.cli.bench_loads import parse_load
 from dapo.config.model_shapes import BENCH_SHAPES, ModelShape
 from dapo.errors import ConfigError
 from dapo.models.random_model import random_model, training_flops

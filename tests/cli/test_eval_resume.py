@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from command_line import dapo
-from dapo.cli.exam_options import way_of
+from dapo.cli.eval_options import way_of
 from dapo.cli.main import main
 from dapo.models.load import save_policy
 from tiny_models import tiny_policy

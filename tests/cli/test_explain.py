@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dapo.cli.explain import at_once_in_words, plan_of, why_no_shape
-from dapo.cli.explain_cluster import at_once_in_words as at_once_in_a_cluster
+from dapo.cli.explain.cluster import at_once_in_words as at_once_in_a_cluster
+from dapo.cli.explain.command import at_once_in_words, plan_of, why_no_shape
 from dapo.config import load_recipe
 from dapo.config.model_shapes import shape_from_config, shape_of
 

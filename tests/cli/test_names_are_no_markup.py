@@ -9,7 +9,7 @@ import pytest
 
 from dapo.cli import data, data_probe, eval, watch_terminal
 from dapo.data.check import check
-from dapo.trainer.probe import Difficulty, summary
+from dapo.evaluation.probe import Difficulty, summary
 
 NAME = "a[/b] [bold]c[/bold] :smile:"
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def test_a_problem_set_and_its_questions(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_every_console_of_a_verb_prints_text_as_it_is():
     """`explain` and `selfcheck` write markup of their own, and escape what is not theirs."""
-    own = {"cli/explain.py", "cli/selfcheck.py", "cli/exam_options.py"}
+    own = {"cli/explain/command.py", "cli/selfcheck.py", "cli/eval_options.py"}
     paths = [path for area in ("cli", "report") for path in (ROOT / "src" / "dapo" / area).glob("*.py")]
     wrong = [
         f"{path.name}: {call}"

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from command_line import dapo
-from dapo.cli.bench_parity import SHIPPED, peer_keys
-from dapo.cli.parity_runs import Plan, check_plan, compared, is_finished, rewards_of, run_all, write_rows
+from dapo.bench.parity.command import SHIPPED, peer_keys
+from dapo.bench.parity.runs import Plan, check_plan, compared, is_finished, rewards_of, run_all, write_rows
 from dapo.data.order import ProblemOrder
 from dapo.errors import ConfigError
+from dapo.files import append_line
 from dapo.rewards import VerifierPool
-from dapo.tracking.files import append_line
 
 SMALL = {
     "model_name_or_path": "embedded", "num_generations": 2, "per_device_train_batch_size": 8,

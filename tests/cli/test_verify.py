@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from command_line import dapo
-from dapo.cli import audit, verify
+from dapo.cli import verify
 from dapo.cli.verify import row_in
 from dapo.errors import DataError
+from dapo.report import audit
 from dapo.rewards import code
 
 ROWS = [

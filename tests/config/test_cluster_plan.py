@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from command_line import Answer, dapo
-from dapo.cli.scaling_plot import draw
+from dapo.cli.explain.scaling_plot import draw
 from dapo.config import load_recipe
-from dapo.config.cluster_plan import (
+from dapo.config.model_shapes import KNOWN
+from dapo.planning.cluster import (
     MEAN_SHARE,
     Layout,
     choose,
@@ -18,9 +19,8 @@ from dapo.config.cluster_plan import (
     rates_of,
     training_seconds,
 )
-from dapo.config.model_shapes import KNOWN
-from dapo.sampling.scaling import largest_scale, simulate_fill, step_time
-from dapo.sampling.virtual import TickCost
+from dapo.planning.scaling import largest_scale, simulate_fill, step_time
+from dapo.planning.virtual import TickCost
 
 PUBLISHED = load_recipe("dapo-qwen2.5-32b").config
 SHAPE = KNOWN["qwen/qwen2.5-32b"]

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import command_line
 from dapo.config import load_recipe
 from dapo.config.load import flatten, known_keys
-from dapo.config.peers.common import OWNERS
-from dapo.config.peers.settings import Translation
-from dapo.config.peers.shell import arithmetic, commands_of
-from dapo.config.peers.translate import check, recipe_text, translate
 from dapo.errors import ConfigError
+from dapo.peers.common import OWNERS
+from dapo.peers.settings import Translation
+from dapo.peers.shell import arithmetic, commands_of
+from dapo.peers.translate import check, recipe_text, translate
 
 FILES = Path(__file__).parent / "peers_files"
 OPENRLHF = "openrlhf.cli.train_ppo_ray --advantage_estimator group_norm --n_samples_per_prompt 8 --train_batch_size 8 "

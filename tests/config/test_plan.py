@@ -9,7 +9,7 @@ from dapo.config import load_recipe
 from dapo.config.horizon import warnings_of
 from dapo.config.machine import GIB
 from dapo.config.model_shapes import KNOWN, shape_of
-from dapo.config.plan import memory_of, parts_of, work_of
+from dapo.planning.plan import memory_of, parts_of, work_of
 
 
 def test_the_published_run_in_plain_numbers():

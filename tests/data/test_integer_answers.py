@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dapo.data.closed_forms import parse, squarefree
-from dapo.data.integer_answers import Restated, integer_answer, letters_used
+from dapo.data.prepare.integer_answers import Restated, integer_answer, letters_used
 from dapo.types import Problem
 
 

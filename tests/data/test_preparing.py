@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from dapo.chat_client import ChatServer, NoReply
 from dapo.cli.main import main
 from dapo.data import load_problems, sources
-from dapo.data import prepare as preparing
-from dapo.data.chat_server import ChatServer, NoReply
 from dapo.data.contamination import EvaluationTexts, find_contamination
-from dapo.data.integer_answers import Restated, with_answer
-from dapo.data.journal import Journal
-from dapo.data.restate import NotVerified
+from dapo.data.prepare import clean as preparing
+from dapo.data.prepare.integer_answers import Restated, with_answer
+from dapo.data.prepare.journal import Journal
+from dapo.data.prepare.restate import NotVerified
 from dapo.data.whole_file import write_whole
 from dapo.errors import DataError
 from dapo.types import Problem

@@ -15,7 +15,7 @@ from cpu_time import cpu_seconds
 from dapo.data import Why, hold_out, inventory, load_problems
 from dapo.data import rows as rows_module
 from dapo.data.keys import folded, loose, problem_id
-from dapo.data.prepare import prepare
+from dapo.data.prepare.clean import prepare
 from dapo.data.rows import read_rows
 from dapo.data.sources import hub_rows
 from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX, OUTPUT_INSTRUCTION, WRAPPER, bare_question

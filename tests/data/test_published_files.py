@@ -4,7 +4,7 @@ import pytest
 
 from dapo.data import load_problems
 from dapo.data.check import check
-from dapo.data.integer_answers import Restated, integer_answer
+from dapo.data.prepare.integer_answers import Restated, integer_answer
 from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX, OUTPUT_INSTRUCTION, WRAPPER
 
 

@@ -10,13 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from dapo import chat_client as chat_server
+from dapo.chat_client import ChatServer, NoReply, Refused
 from dapo.cli.main import main
-from dapo.data import chat_server
-from dapo.data.chat_server import ChatServer, NoReply, Refused
-from dapo.data.journal import Journal
-from dapo.data.restate import NotVerified, verified
+from dapo.data.prepare.journal import Journal
+from dapo.data.prepare.restate import NotVerified, verified
 from dapo.errors import DataError
-from dapo.tracking.files import append_line
+from dapo.files import append_line
 from dapo.types import Problem
 
 # An answer with two roots has no deterministic form, so these problems are asked.

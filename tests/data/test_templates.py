@@ -3,7 +3,7 @@
 import pytest
 
 from dapo.data.contamination import EvaluationTexts, find_contamination
-from dapo.data.templates import NAME, NUMBER, PRONOUN, Kinds, Templates, names_among, template
+from dapo.data.twins import NAME, NUMBER, PRONOUN, Kinds, Templates, names_among, template
 
 TOM = "Tom has 3 apples and buys 5 more. How many apples does he have?"
 ANNA = "Anna has twelve apples and buys 1,250.5 more. How many apples does she have?"

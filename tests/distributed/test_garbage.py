@@ -13,7 +13,7 @@ from dapo.distributed.message import Garbled, from_bytes, to_bytes
 from dapo.errors import EngineError
 from dapo.rollout.engine import NoiseKey, Request
 from dapo.rollout.messages import Expected, decode, decode_begun, encode
-from dapo.rollout.written import Written, to_state
+from dapo.rollout.partial import Written, to_state
 from dapo.types import Completion, Judgement, StopReason, Verdict
 
 LIMIT, VOCABULARY, EOS = 4, 50, 2

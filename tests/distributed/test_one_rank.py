@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from dapo.distributed.shards import Sharding, local, refresh
 from dapo.distributed.world import one_rank
+from dapo.learner import update
+from dapo.learner.learner import Learner, layers_of
 from dapo.models.packing import pack
-from dapo.trainer import update
-from dapo.trainer.learner import Learner, layers_of
 from tiny_models import tiny_policy
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]

@@ -18,11 +18,11 @@ from dapo.distributed.judge import SharedJudge
 from dapo.distributed.message import from_bytes, to_bytes
 from dapo.distributed.world import Ranks, World, buckets, check_launch, end_with
 from dapo.errors import ConfigError, EngineError, OutOfMemoryError
+from dapo.learner.dealing import Micro, deal_ranks, own_microbatches, own_rows
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.make import refuse_layout
 from dapo.rollout.shared import SharedEngine
-from dapo.trainer.dealing import Micro, deal_ranks, own_microbatches, own_rows
-from dapo.trainer.engines import refuse_layout
 from dapo.types import Judgement, Verdict
 from tiny_models import tiny_policy
 

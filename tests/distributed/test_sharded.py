@@ -18,8 +18,8 @@ from dapo.checkpoints.sharded import Background, Part, deal_weights, read_slices
 from dapo.distributed.shards import Sharding, on_host
 from dapo.distributed.world import World, one_rank
 from dapo.errors import DiskError
+from dapo.learner.learner import layers_of
 from dapo.models.load import checkpoint_tensors, save_all_but_weights, save_policy
-from dapo.trainer.learner import layers_of
 from tiny_models import tiny_policy
 
 

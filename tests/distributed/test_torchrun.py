@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from dapo.checkpoints.sharded import has_slices, read_slices
-from dapo.trainer.export import export_run
+from dapo.release.export import export_run
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 

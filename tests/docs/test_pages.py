@@ -90,7 +90,7 @@ def test_every_recipe_and_preset_is_in_the_readme():
 
 def findings_in_the_source() -> set[str]:
     """First arguments of Finding(…) in report/*_findings.py, the names given to variables, and the phases' names."""
-    sources = [path.read_text() for path in (ROOT / "src/dapo/report").glob("*_findings.py")]
+    sources = [path.read_text() for path in (ROOT / "src/dapo/report/doctor").glob("*.py")]
     tree = ast.Module([node for source in sources for node in ast.parse(source).body], [])
     words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     calls = [

@@ -9,8 +9,8 @@ import pytest
 from dapo.errors import DataError
 from dapo.evaluation.journal import AnswerJournal
 from dapo.evaluation.runner import Answered, evaluate, summarise
+from dapo.planning.virtual import VirtualEngine, VirtualJudge
 from dapo.rollout.engine import Finished, Request
-from dapo.sampling.virtual import VirtualEngine, VirtualJudge
 from dapo.types import Problem, StopReason, Verdict
 
 PROBLEMS = [Problem(str(i), "", "", source="a" if i < 3 else "b", meta={"pass_rate": i / 5}) for i in range(6)]

@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a program, as pytest does it otherwise
 
-from dapo.rewards import VerifierPool, reference_error, rule
-from dapo.rewards.answer_values import value_of
-from dapo.rewards.vocabulary import CURRENCIES, DERIVED_UNITS, UNITS
+from dapo.rewards import VerifierPool, reference_error
+from dapo.rewards.math import rule
+from dapo.rewards.math.answer_values import value_of
+from dapo.rewards.math.vocabulary import CURRENCIES, DERIVED_UNITS, UNITS
 from dapo.types import Verdict
 from hostile.answers_lines import labelled_lines
 

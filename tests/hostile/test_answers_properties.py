@@ -7,9 +7,9 @@ import pytest
 
 from cpu_time import cpu_seconds
 from dapo.rewards import VerifierPool, code
-from dapo.rewards.tokens import tokens
+from dapo.rewards.math.tokens import tokens
+from dapo.rewards.math.vocabulary import UNITS
 from dapo.rewards.verifiers import Task, named
-from dapo.rewards.vocabulary import UNITS
 from dapo.types import Verdict
 from hostile.fuzz_answers import PROPERTIES, drawn, may_be_equal, never_crashes, verdict
 

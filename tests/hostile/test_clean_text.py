@@ -7,7 +7,7 @@ import pytest
 from command_line import dapo
 from dapo.config.load import load_recipe, to_toml
 from dapo.errors import ConfigError
-from dapo.trainer.card import literal, model_card, yaml
+from dapo.release.card import literal, model_card, yaml
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e"
 STATE = {"updates": 1, "sampling": {"order": {"n_problems": 1}}, "data": "0"}

@@ -12,7 +12,7 @@ from dapo.ablation.plan import Budget, plan_jobs
 from dapo.ablation.run import claimed
 from dapo.config.load import load_recipe, to_toml
 from dapo.errors import ConfigError, DapoError
-from dapo.tracking.files import append_line, replace_file
+from dapo.files import append_line, replace_file
 
 
 @pytest.fixture

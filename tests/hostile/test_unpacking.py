@@ -9,9 +9,9 @@ import pytest
 from fake_runs import byte_level, metrics, row, save_tokenizer, table_of, write_rollouts, write_run
 
 from command_line import dapo
+from dapo import parquet_size as unpacked
+from dapo.parquet_size import too_large
 from dapo.report.chunks import parse_script
-from dapo.tracking import unpacked
-from dapo.tracking.unpacked import too_large
 
 
 def repeated(value: object, n: int) -> pa.Array:

@@ -86,4 +86,4 @@ def test_no_process_of_ours_is_started_by_a_bare_interpreter():
     """`sys.executable` stands in one place; the jail's has -I, and a peer's interpreter is the user's."""
     root = Path(processes.__file__).parent
     users = {p.relative_to(root).as_posix() for p in root.rglob("*.py") if "sys.executable" in p.read_text()}
-    assert users == {"processes.py", "rewards/code.py", "cli/bench_step.py", "cli/bench_parity.py"}
+    assert users == {"processes.py", "rewards/code.py", "bench/step.py", "bench/parity/command.py"}

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dapo.algorithms import advantages, aggregate, losses
-from dapo.cli.bench_parity import SHIPPED, read_config
-from dapo.cli.parity_cases import CASES, Case
-from dapo.cli.parity_replay import Gap, Replayed, compare, replay
-from dapo.trainer import batch, update
+from dapo.bench.parity.cases import CASES, Case
+from dapo.bench.parity.command import SHIPPED, read_config
+from dapo.bench.parity.replay import Gap, Replayed, compare, replay
+from dapo.learner import batch, update
 from dapo.types import StopReason
 
 pytestmark = pytest.mark.peers

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dapo.cli.bench_parity import SHIPPED
-from dapo.cli.parity_runs import SIDES, Plan, check_plan, compared, evaluations, is_finished, run_all, seconds
+from dapo.bench.parity.command import SHIPPED
+from dapo.bench.parity.runs import SIDES, Plan, check_plan, compared, evaluations, is_finished, run_all, seconds
 from dapo.quickstart.task import eval_problems
 
 pytestmark = pytest.mark.peers

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dapo.config import load_recipe
-from dapo.tracking.files import read_lines
+from dapo.files import read_lines
 from dapo.trainer.loop import train
 from dapo.trainer.start import start_run
 

@@ -19,14 +19,14 @@ from transformers import AutoModel, AutoModelForCausalLM
 from dapo.config import load_recipe
 from dapo.config.schema import Config
 from dapo.distributed.world import ALONE
+from dapo.learner.batch import Batch, make_batch
+from dapo.learner.learner import Learner, make_learner
+from dapo.learner.update import update_policy
 from dapo.models.critic import HEAD_FILE, Critic, save_critic
+from dapo.models.device import choose_dtype
 from dapo.models.load import save_policy
 from dapo.models.policy import Policy
 from dapo.trainer.assemble import make_policy
-from dapo.trainer.batch import Batch, make_batch
-from dapo.trainer.device import choose_dtype
-from dapo.trainer.learner import Learner, make_learner
-from dapo.trainer.update import update_policy
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 from tiny_models import EOS, VOCABULARY, tiny_policy
 

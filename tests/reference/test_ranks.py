@@ -12,10 +12,10 @@ from torch.testing import assert_close
 
 from dapo.config.schema import Config
 from dapo.distributed.world import ALONE, World
-from dapo.trainer.batch import make_batch
-from dapo.trainer.learner import Learner
+from dapo.learner.batch import make_batch
+from dapo.learner.learner import Learner
+from dapo.learner.update import update_policy
 from dapo.trainer.records import new_record
-from dapo.trainer.update import update_policy
 
 LITTLE = {"train.tokens_per_microbatch": 24}  # so that ranks in step have unequal numbers of passes
 

@@ -15,12 +15,12 @@ from dapo.config import load_recipe
 from dapo.config.schema import Config
 from dapo.data.order import ProblemOrder
 from dapo.errors import DataError
+from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import Fill
 from dapo.sampling.fill import fill
 from dapo.sampling.predictive import Posteriors
-from dapo.sampling.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.trainer.assemble import make_source
 from dapo.trainer.source import OrderedSource
 from dapo.types import Problem

@@ -39,8 +39,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from dapo.config.load import known_keys, preset_names, read_preset
 from dapo.config.schema import Config
+from dapo.learner import batch as batch_module
 from dapo.models.packing import Packed
-from dapo.trainer import batch as batch_module
 from dapo.trainer import loop as loop_module
 from dapo.trainer import pretrain_value as pretrain_module
 from dapo.trainer.loop import train

@@ -8,7 +8,7 @@ import pytest
 from fake_runs import evaluation, metrics, write_run
 
 from dapo.report.answers import BAD, GOOD, PLAIN, Answer, collapsed, learnt, slow
-from dapo.report.doctor import examine
+from dapo.report.doctor.diagnose import examine
 from dapo.report.evidence import MIN_CHANGED_PROBLEMS, MIN_STEPS
 from dapo.report.load import RunRecord, load_run
 from dapo.report.page_data import headline

@@ -10,8 +10,8 @@ import pytest
 from fake_runs import evaluation, metrics, write_run
 
 from dapo.report.answers import learnt
-from dapo.report.doctor import examine, verdict
-from dapo.report.findings import NOTE, WARNING, Disk, Finding, Thresholds
+from dapo.report.doctor.diagnose import examine, verdict
+from dapo.report.doctor.findings import NOTE, WARNING, Disk, Finding, Thresholds
 from dapo.report.load import load_run
 
 T = Thresholds()
@@ -536,7 +536,7 @@ def test_every_threshold_stands_in_the_docs_with_its_value():
 
 def test_every_finding_stands_in_the_docs():
     text = (ROOT / "docs" / "doctor.md").read_text()
-    source = "".join(path.read_text() for path in (ROOT / "src/dapo/report").glob("*_findings.py"))
+    source = "".join(path.read_text() for path in (ROOT / "src/dapo/report/doctor").glob("*.py"))
     known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | {
         "too-easy",
         "too-hard",

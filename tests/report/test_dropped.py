@@ -9,7 +9,7 @@ import pytest
 from fake_runs import byte_level, metrics, row, save_tokenizer, table_of, write_rollouts, write_run
 from rich.console import Console
 
-from dapo.cli.audit import audit_run
+from dapo.report.audit import audit_run
 from dapo.report.chunks import drop_after, dropped_path, parse_script, read_script, records_of
 from dapo.report.examined import examine_run
 from dapo.report.page import write_page

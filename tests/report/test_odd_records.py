@@ -17,7 +17,7 @@ from test_chunks import decode
 
 from dapo.report.behaviour import load_phrases
 from dapo.report.chunks import make_chunks, parse_script, read_script
-from dapo.report.doctor import verdict
+from dapo.report.doctor.diagnose import verdict
 from dapo.report.examined import examine_run
 from dapo.report.page import write_page
 from dapo.report.pieces import TokenPieces

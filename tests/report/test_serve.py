@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, write_rollouts, write_run
 
+from dapo.files import append_line, cut_back
 from dapo.report.chunks import chunk_folder, parse_script, read_table, write_chunks
 from dapo.report.serve import Server, make_server
-from dapo.tracking.files import append_line, cut_back
 
 SECRET = "a secret outside the run"
 

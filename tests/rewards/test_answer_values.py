@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo.rewards.answer_values import value_of
+from dapo.rewards.math.answer_values import value_of
 
 
 @pytest.mark.parametrize(

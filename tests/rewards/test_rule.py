@@ -6,7 +6,7 @@ import pytest
 from corpus import CASES
 
 from cpu_time import cpu_seconds
-from dapo.rewards import rule, symbolic
+from dapo.rewards.math import rule, symbolic
 from dapo.types import Verdict
 
 SIGNS = r"""

@@ -20,9 +20,9 @@ from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.pages import PagePool, Prompt, pages_for
 from dapo.rollout.local.prefixes import Prefix, prefill, slots_of
 from dapo.rollout.local.weights import side_by_side
+from dapo.rollout.partial import Written, from_state, to_state
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.plain.kv_cache import KVCache
-from dapo.rollout.written import Written, from_state, to_state
 from dapo.types import Completion
 from tiny_models import VOCABULARY, tiny_policy
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dapo.config.schema import SamplingConfig
+from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.rollout.engine import NoiseKey, Request
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import AcceptanceRate, _Filling
-from dapo.sampling.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.types import Completion, Judgement, Problem, StopReason, Verdict
 
 G = 3

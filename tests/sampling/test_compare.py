@@ -5,8 +5,8 @@ from math import exp
 
 import pytest
 
-from dapo.sampling.compare import STRATEGIES, Load, compare
-from dapo.sampling.measured import SMALL, compare_measured, tick_cost
+from dapo.bench.strategies import STRATEGIES, Load, compare
+from dapo.bench.strategies_measured import SMALL, compare_measured, tick_cost
 
 
 @pytest.mark.slow

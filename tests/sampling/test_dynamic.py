@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from dapo.config.schema import SamplingConfig
 from dapo.errors import DataError
+from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge, half_informative, log_normal_lengths
 from dapo.rollout.engine import Request
 from dapo.sampling.accounting import Accounting, n_tokens
 from dapo.sampling.carry import CarryState, _CarryFilling, fill_step_carrying, oldest_version
 from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, Progress, fill_step
-from dapo.sampling.virtual import EndlessSource, VirtualEngine, VirtualJudge, half_informative, log_normal_lengths
 from dapo.types import Judgement, Problem, Verdict
 
 G, N = 8, 12

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.tracking.files import append_line, cut_back, read_lines
+from dapo.files import append_line, cut_back, read_lines
 
 
 @pytest.mark.parametrize("torn", ['{"key": "b", "judg', '{"key": "b"', "{", "\n{"])

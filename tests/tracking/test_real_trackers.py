@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.tracking.sinks import SINKS, Tracker
+from dapo.tracking.trackers import SINKS, Tracker
 
 pytestmark = pytest.mark.trackers
 

@@ -10,8 +10,8 @@ import toy
 
 from dapo.config import load_recipe
 from dapo.errors import ConfigError
-from dapo.tracking import sinks
-from dapo.tracking.sinks import Tracker
+from dapo.tracking import trackers as sinks
+from dapo.tracking.trackers import Tracker
 from dapo.trainer.loop import train
 from dapo.trainer.start import start_run
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dapo.config.model_shapes import BENCH_SHAPES
-from dapo.config.plan import layer_bytes, layers_to_checkpoint
+from dapo.learner.activations import checkpoint_layers, fit_layers
 from dapo.models.critic import Critic
 from dapo.models.packing import pack
-from dapo.trainer.activations import checkpoint_layers, fit_layers
+from dapo.planning.plan import layer_bytes, layers_to_checkpoint
 from tiny_models import tiny_policy
 
 

@@ -12,14 +12,14 @@ from toy import recipe
 
 from dapo.algorithms.advantages import group_advantage
 from dapo.config.schema import Config
+from dapo.learner.batch import Batch, deal_microbatches, deal_minibatches, make_batch
+from dapo.learner.critic import similar_lengths
+from dapo.learner.ragged import Ragged, token_mask
+from dapo.learner.sums import Totals
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.dynamic import Fill
 from dapo.tracking.metrics import check_declared
-from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches, make_batch
-from dapo.trainer.ragged import Ragged, token_mask
 from dapo.trainer.step_metrics import step_metrics
-from dapo.trainer.sums import Totals
-from dapo.trainer.value import similar_lengths
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
 
@@ -166,12 +166,12 @@ def test_border_rows_of_any_length_come_back_as_they_were_put(lengths: list[int]
 @pytest.mark.parametrize("length", [0, 1, 4, 5, 6, 21])
 def test_border_gae_works_on_every_row_once(n_rows: int, length: int, monkeypatch: pytest.MonkeyPatch):
     """Twenty padded values at a time: four rows of five; a row beyond that stands alone."""
-    monkeypatch.setattr("dapo.trainer.value.PADDED_VALUES", 20)
+    monkeypatch.setattr("dapo.learner.critic.PADDED_VALUES", 20)
     parts = list(similar_lengths([length] * n_rows))
     assert [row for part in parts for row in part] == list(range(n_rows))
     assert all(len(part) == 1 or len(part) * length <= 20 for part in parts)
 
 
 def test_gae_takes_the_longest_rows_first_and_as_many_as_fit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dapo.trainer.value.PADDED_VALUES", 10)
+    monkeypatch.setattr("dapo.learner.critic.PADDED_VALUES", 10)
     assert list(similar_lengths([3, 9, 5, 1, 12])) == [[4], [1], [2, 0], [3]]  # 10 // 5 = 2 rows of up to 5 tokens

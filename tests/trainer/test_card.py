@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dapo.config import load_recipe
-from dapo.config.base_model import base_model_of, front_matter_of
 from dapo.config.load import preset_names
-from dapo.trainer.card import changes, model_card
+from dapo.release.base_model import base_model_of, front_matter_of
+from dapo.release.card import changes, model_card
 
 STATE = {"updates": 8, "data": "abc", "sampling": {"order": {"n_problems": 40}}}
 

@@ -6,8 +6,8 @@ import pytest
 from toy import recipe
 
 from dapo.errors import ConfigError
+from dapo.evaluation.offline import Examination, examine
 from dapo.models.load import save_policy
-from dapo.trainer.answering import Examination, examine
 from dapo.trainer.start import start_run
 from tiny_models import tiny_policy
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from command_line import dapo
 from dapo.config import load_recipe
 from dapo.errors import CheckpointError, ConfigError
-from dapo.trainer import bundle
-from dapo.trainer.export import export_run
+from dapo.release import bundle
+from dapo.release.export import export_run
 from dapo.trainer.loop import train
 from dapo.trainer.resume import read_run_config
 from dapo.trainer.start import start_run

@@ -18,7 +18,7 @@ import sys, torch
 from dapo.config import load_recipe
 from dapo.trainer.assemble import make_policy
 from dapo.distributed.world import ALONE
-from dapo.trainer.learner import make_learner
+from dapo.learner.learner import make_learner
 
 config = load_recipe(sys.argv[1], sys.argv[2:]).config
 policy = make_policy(config, config.model.path, torch.float64, "cpu")

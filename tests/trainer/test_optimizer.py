@@ -6,7 +6,7 @@ from torch.nn import Linear
 from torch.testing import assert_close
 
 from dapo.config.schema import TrainConfig
-from dapo.trainer.moments import (
+from dapo.learner.moments import (
     BLOCK,
     EightBitMoments,
     Kind,
@@ -16,7 +16,7 @@ from dapo.trainer.moments import (
     unpack_first,
     unpack_second,
 )
-from dapo.trainer.optimizer import Optimizer, lr_share
+from dapo.learner.optimizer import Optimizer, lr_share
 
 
 def optimizer_of(module: torch.nn.Module, grad_clip: float = 1e9, moments: Kind = "float32") -> Optimizer:
@@ -271,7 +271,7 @@ def test_state_saved_and_loaded_goes_on_bit_for_bit(dtype: torch.dtype, moments:
 @pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1])
 def test_border_every_weight_has_its_own_moments_where_blocks_and_slices_end(n: int, monkeypatch: pytest.MonkeyPatch):
     """One update by gradients that grow: θ − lr·g/(|g| + ε) as AdamW's first is, and m = (1 − β₁)·g in its place."""
-    monkeypatch.setattr("dapo.trainer.moments.SLICE", BLOCK)
+    monkeypatch.setattr("dapo.learner.moments.SLICE", BLOCK)
     weight = torch.nn.Parameter(torch.arange(n, dtype=torch.float32))
     weight.grad = torch.linspace(0.5, 1, n)
     moments = EightBitMoments((0.9, 0.999), 0.0)

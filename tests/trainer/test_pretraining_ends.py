@@ -3,8 +3,8 @@
 import torch
 
 from dapo.algorithms.diagnostics import ExplainedSums
-from dapo.trainer.ragged import Ragged
-from dapo.trainer.value import Foretold, Values, has_stopped_rising, newest
+from dapo.learner.critic import Foretold, Values, has_stopped_rising, newest
+from dapo.learner.ragged import Ragged
 
 
 def foretold(explained: float, problems: int = 100) -> Foretold:

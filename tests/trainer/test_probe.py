@@ -14,12 +14,12 @@ from dapo.cli import data_probe
 from dapo.config import load_recipe
 from dapo.data.problems import load_problems
 from dapo.errors import ConfigError, DataError
+from dapo.evaluation.offline import Examination, examine
+from dapo.evaluation.probe import Difficulty, difficulties, fitted_prior, histogram, informative_share, select, summary
 from dapo.evaluation.runner import summarise
 from dapo.models.load import save_policy
 from dapo.sampling.predictive import Posteriors, chance_mixed, counts_in, n_right
-from dapo.trainer.answering import Examination, examine
 from dapo.trainer.loop import train
-from dapo.trainer.probe import Difficulty, difficulties, fitted_prior, histogram, informative_share, select, summary
 from dapo.trainer.resume import resume_run
 from dapo.trainer.start import start_run
 from dapo.types import Group, Judgement, Problem

@@ -21,12 +21,12 @@ from toy import recipe
 from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
-from dapo.report.doctor import examine
+from dapo.files import read_lines
+from dapo.learner.batch import Batch
+from dapo.release.export import export_run
+from dapo.report.doctor.diagnose import examine
 from dapo.report.load import load_run
-from dapo.tracking.files import read_lines
-from dapo.trainer.batch import Batch
 from dapo.trainer.checkpoint import save_run
-from dapo.trainer.export import export_run
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
 from dapo.trainer.resume import read_run_config, resume_run

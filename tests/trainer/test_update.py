@@ -10,18 +10,18 @@ import torch
 from toy import recipe
 
 from dapo.config.schema import Config
+from dapo.learner import update
+from dapo.learner.batch import Batch, deal_microbatches, deal_minibatches, make_batch
+from dapo.learner.critic import ValueLearner, estimate_advantages
+from dapo.learner.learner import Learner
+from dapo.learner.optimizer import Optimizer
+from dapo.learner.ragged import Ragged
+from dapo.learner.scoring import score_old
+from dapo.learner.sums import Sums, Totals, summarise
+from dapo.learner.update import mean, microbatch_loss, update_policy
 from dapo.models.critic import Critic
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
-from dapo.trainer import update
-from dapo.trainer.batch import Batch, deal_microbatches, deal_minibatches, make_batch
-from dapo.trainer.learner import Learner
-from dapo.trainer.optimizer import Optimizer
-from dapo.trainer.ragged import Ragged
-from dapo.trainer.scoring import score_old
-from dapo.trainer.sums import Sums, Totals, summarise
-from dapo.trainer.update import mean, microbatch_loss, update_policy
-from dapo.trainer.value import ValueLearner, estimate_advantages
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 from tiny_models import tiny_policy
 
@@ -273,7 +273,7 @@ def test_the_first_update_scores_its_own_rows_as_a_pass_of_its_own_would(
 
 
 def test_micro_batches_are_packed_once_for_scoring_and_updates(config: Config, monkeypatch: pytest.MonkeyPatch):
-    from dapo.trainer import batch as batch_module
+    from dapo.learner import batch as batch_module
 
     packed = []
     pack = batch_module.pack
@@ -283,7 +283,7 @@ def test_micro_batches_are_packed_once_for_scoring_and_updates(config: Config, m
 
 
 def test_values_are_scored_in_the_updates_micro_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from dapo.trainer import batch as batch_module
+    from dapo.learner import batch as batch_module
 
     ppo = recipe(tmp_path, "preset=ppo", "train.epochs_per_step=2", "train.updates_per_step=2").config
     packed = []
@@ -308,7 +308,7 @@ def test_advantages_do_not_depend_on_how_many_rows_go_through_gae_at_a_time(
         return batch.advantage.flat, targets.flat
 
     together = estimated()
-    monkeypatch.setattr("dapo.trainer.value.PADDED_VALUES", n_values)
+    monkeypatch.setattr("dapo.learner.critic.PADDED_VALUES", n_values)
     apart = estimated()
     assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
 

@@ -7,7 +7,7 @@ import pytest
 
 from dapo.config.load import load_recipe
 from dapo.errors import ConfigError, EngineError
-from dapo.trainer.answering import Examination, examine
+from dapo.evaluation.offline import Examination, examine
 from dapo.trainer.start import start_run
 
 

@@ -2,7 +2,7 @@
 
     python tools/mutants/run.py                  all mutants; started again, it goes on where it was stopped
     python tools/mutants/run.py --sample 150     a random sample
-    python tools/mutants/run.py 'dapo.trainer.batch.*'     some, by name
+    python tools/mutants/run.py 'dapo.learner.batch.*'     some, by name
     python tools/mutants/run.py --survivors      again those that survived, after new tests
 
 Which modules and tests: `[tool.mutmut]` in pyproject.toml. Each survivor stands in survivors.md with the reason. One

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.ablation.plan import Job
-from dapo.tracking.files import read_lines
+from dapo.files import read_lines
 
 END_STEPS = 10  # the end of a run is the mean over so many of its last steps
 

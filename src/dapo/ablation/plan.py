@@ -12,7 +12,7 @@ from dapo.ablation.arms import Arm, Overrides, arm_config
 from dapo.config.load import flatten, read_toml, refuse_unknown, resolve
 from dapo.config.schema import Config
 from dapo.errors import ConfigError
-from dapo.tracking.files import read_lines, refuse_links
+from dapo.files import read_lines, refuse_links
 
 UNBOUNDED_STEPS = 1_000_000  # a budget of tokens or minutes ends the run
 

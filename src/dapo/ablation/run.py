@@ -19,8 +19,8 @@ from dapo.ablation.plan import Job, State
 from dapo.config.machine import gpu_memory_gib
 from dapo.config.schema import Config
 from dapo.errors import EXIT_BAD_INPUT, ConfigError
+from dapo.files import own_file
 from dapo.processes import python_command, python_environment
-from dapo.tracking.files import own_file
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_EVERY_S = 0.2

@@ -28,7 +28,7 @@ from dapo.ablation.compare import (
 from dapo.ablation.measure import Measured
 from dapo.ablation.plan import Job
 from dapo.ablation.published import SOURCES, published
-from dapo.tracking.files import replace_file
+from dapo.files import replace_file
 
 BASELINE = "naive"
 ONE_SEED = "With one seed, intervals and p are over problems only: they say nothing about another training run."

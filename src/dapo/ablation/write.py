@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from dapo.files import replace_file
 from dapo.report.chunks import script
 from dapo.report.page import POLICY, asset, copy_plotly, dumps
-from dapo.tracking.files import replace_file
 
 PAGE = "page"  # the folder beside ladder.html
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dapo.checkpoints.manifest import MANIFEST, manifest_of
 from dapo.errors import cannot_write, is_about_disk
-from dapo.tracking.files import sync
+from dapo.files import sync
 
 STATE_TENSORS = "state.safetensors"
 STATE_JSON = "state.json"

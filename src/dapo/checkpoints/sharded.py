@@ -30,7 +30,7 @@ from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, put_in_place, step_
 from dapo.distributed.shards import host_mesh, local
 from dapo.distributed.world import World
 from dapo.errors import DiskError, cannot_write, is_about_disk
-from dapo.tracking.files import sync
+from dapo.files import sync
 
 SLICES = "slices"  # folder of what is sharded
 INDEX = "model.safetensors.index.json"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from dapo.cli.bench_parity import bench_parity
-from dapo.cli.bench_rollout import bench_rollout
-from dapo.cli.bench_sampling import bench_sampling
-from dapo.cli.bench_step import bench_step
-from dapo.cli.bench_train import bench_train
-from dapo.cli.bench_verify import bench_verify
+from dapo.bench.parity.command import bench_parity
+from dapo.bench.rollout import bench_rollout
+from dapo.bench.sampling import bench_sampling
+from dapo.bench.step import bench_step
+from dapo.bench.train import bench_train
+from dapo.bench.verify import bench_verify
 
 command = typer.Typer(no_args_is_help=True, help="Measure speed against the peers that are installed.")
 command.command("parity")(bench_parity)

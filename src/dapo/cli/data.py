@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dapo.cli.console import Pipe
+from dapo.chat_client import ChatServer
 from dapo.cli.data_probe import probe_command
 from dapo.commands import dapo_command, set_options
-from dapo.data.chat_server import ChatServer
+from dapo.console import Pipe
 from dapo.data.check import Report, check
 from dapo.data.contamination import SHARE, looked_for
-from dapo.data.prepare import Prepared, prepare
+from dapo.data.prepare.clean import Prepared, prepare
 from dapo.data.prompts import TEMPLATES, PromptFormat, Tokenizer
 from dapo.errors import DataError
 

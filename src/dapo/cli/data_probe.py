@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from dapo.cli import exam_options as exam
-from dapo.cli.console import Pipe
+from dapo.cli import eval_options as exam
+from dapo.console import Pipe
 from dapo.data.inputs import check_set
 from dapo.errors import DataError
 
 if TYPE_CHECKING:
-    from dapo.trainer.probe import Difficulty
+    from dapo.evaluation.probe import Difficulty
 
 SHOWN = 20  # problems in the table; --json and --out have all
 
@@ -60,11 +60,11 @@ def probe_command(
     journal = check_out(out)
     check_set(file, verifier, use="train")
 
-    from dapo.data.prepare import write_problems
+    from dapo.data.prepare.clean import write_problems
     from dapo.data.whole_file import write_whole
-    from dapo.tracking.files import replace_file
-    from dapo.trainer import probe
-    from dapo.trainer.answering import Examination, examine
+    from dapo.evaluation import probe
+    from dapo.evaluation.offline import Examination, examine
+    from dapo.files import replace_file
 
     examination = Examination(
         model=model, data=file, use="train", k=k, temperature=temperature, top_p=1.0,

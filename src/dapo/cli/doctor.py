@@ -15,14 +15,14 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from dapo.cli.console import Pipe
 from dapo.commands import visible as shown
 from dapo.config.load import RECIPE_CARD_GB, nearest_recipe
 from dapo.config.machine import GIB, gpu_memory_gib, system_memory_gib
+from dapo.console import Pipe
 from dapo.models.kernels.build import library
-from dapo.report.doctor import held_back, to_json, verdict
+from dapo.report.doctor.diagnose import held_back, to_json, verdict
+from dapo.report.doctor.findings import NOTE, SEVERE, Finding
 from dapo.report.examined import examine_run
-from dapo.report.findings import NOTE, SEVERE, Finding
 from dapo.report.load import RunRecord
 
 COLOURS = {SEVERE: "red", "warning": "yellow", NOTE: "dim"}

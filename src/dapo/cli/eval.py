@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dapo.cli import exam_options as exam
-from dapo.cli.console import Pipe
+from dapo.cli import eval_options as exam
+from dapo.console import Pipe
 from dapo.data.inputs import check_set
 
 
@@ -41,8 +41,8 @@ def command(
     """
     check_set(data, verifier, use="eval")
 
+    from dapo.evaluation.offline import Examination, examine
     from dapo.evaluation.runner import summarise
-    from dapo.trainer.answering import Examination, examine
 
     examination = Examination(
         model=model, data=data, use="eval", k=k, temperature=temperature, top_p=top_p,

@@ -26,7 +26,7 @@ def command(
     dapo export runs/first --out models/first
     dapo export runs/first --out release --bundle
     """
-    from dapo.trainer.export import export_run
+    from dapo.release.export import export_run
 
     exported = export_run(run, out, is_bundle=bundle)
     if as_json:

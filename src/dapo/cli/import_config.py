@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from dapo.commands import dapo_command
-from dapo.config.peers.settings import Remark, Translation
-from dapo.config.peers.translate import PEERS, check, recipe_text, translate
 from dapo.errors import ConfigError, DiskError
+from dapo.peers.settings import Remark, Translation
+from dapo.peers.translate import PEERS, check, recipe_text, translate
 
 MOST = 10**12  # GPUs or rows; beyond it a number is a slip, and beyond a float it cannot be counted with
 
@@ -87,7 +87,7 @@ def refuse_existing(out: Path | None) -> None:
 
 def write_new(out: Path, text: str) -> None:
     """Whole or not at all."""
-    from dapo.tracking.files import replace_file
+    from dapo.files import replace_file
 
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -71,8 +71,8 @@ def command(
     from dapo.ablation.plan import State, parse_budget, parse_seeds, plan_jobs, split_set
     from dapo.ablation.run import claimed, default_jobs, run_jobs
     from dapo.ablation.summary import machine_of, settings_of
+    from dapo.ablation.terminal import show, view
     from dapo.ablation.write import write_all
-    from dapo.cli.ladder_terminal import show, view
     from dapo.data.inputs import check_inputs
     from dapo.trainer.trust import refuse_strangers_recipe
 

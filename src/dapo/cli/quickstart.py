@@ -10,7 +10,7 @@ import typer
 
 from dapo.config import load_recipe
 from dapo.config.load import nearest_recipe
-from dapo.tracking.files import read_lines
+from dapo.files import read_lines
 
 
 def command(

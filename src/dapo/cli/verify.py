@@ -79,7 +79,7 @@ def command(
         if limits[name] is not None and limits[name] <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} {limits[name]}: a limit must be positive.")
     if audit is not None:
-        from dapo.cli.audit import audit_run
+        from dapo.report.audit import audit_run
 
         audit_run(audit, verifier or "math-verify", limits, as_json=as_json)
         return

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from dapo.data.keys import folded, loose, ngrams
-from dapo.data.templates import MANY, RUN, STOCK_SHARE, Templates
+from dapo.data.twins import MANY, RUN, STOCK_SHARE, Templates
 
 NGRAM = 13  # words; shorter runs are stock phrases
 SHARE = 0.5  # of the evaluation problem's n-grams; stock phrases reach 0.29 between AIME 2024 and its training files

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dapo.errors import DataError
-from dapo.tracking.files import sync
+from dapo.files import sync
 
 
 def refuse_existing(*paths: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.rewards.answer_values import Value, value_of
+from dapo.rewards.math.answer_values import Value, value_of
 
 
 @dataclass(frozen=True, slots=True)

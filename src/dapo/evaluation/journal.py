@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from dapo.errors import DataError, DiskError
 from dapo.evaluation.runner import Answered, Answers
-from dapo.tracking.files import read_lines, replace_file
+from dapo.files import read_lines, replace_file
 from dapo.types import Verdict
 
 

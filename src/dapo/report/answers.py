@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dapo.report.doctor.findings import Finding
+from dapo.report.doctor.run import PHASES, time_shares
 from dapo.report.evidence import too_few_steps
-from dapo.report.findings import Finding
 from dapo.report.learning import IMPROVED, WORSE, change_of
 from dapo.report.load import RunRecord
-from dapo.report.run_findings import PHASES, time_shares
 
 GOOD, BAD, PLAIN = "good", "bad", "plain"
 

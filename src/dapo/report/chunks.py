@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dapo.files import sync
+from dapo.parquet_size import is_text, too_large
 from dapo.report.behaviour import KINDS, Phrases, is_answer_only, load_phrases
 from dapo.report.pieces import TokenPieces
-from dapo.rewards.answer_values import Value, value_of
-from dapo.tracking.files import sync
-from dapo.tracking.unpacked import is_text, too_large
+from dapo.rewards.math.answer_values import Value, value_of
 
 FORMAT = 1
 PIECE_CHARACTERS = 1_000_000  # about what one script holds: quick to load, and not one file per group

@@ -19,8 +19,8 @@ from dapo.report.chunks import (
     why_unread,
     write_chunks,
 )
-from dapo.report.doctor import examine
-from dapo.report.findings import Disk, Finding
+from dapo.report.doctor.diagnose import examine
+from dapo.report.doctor.findings import Disk, Finding
 from dapo.report.load import RunRecord, load_run
 from dapo.report.pieces import TokenPieces, find_tokenizer
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from dapo.files import refuse_links, replace_file
 from dapo.report.chunks import script
 from dapo.report.examined import examine_run
 from dapo.report.page_data import history_of, page_data, read_beside
-from dapo.tracking.files import refuse_links, replace_file
 
 SCRIPTS = ("base.js", "overview.js", "curves.js", "rollouts.js", "main.js")
 ASSETS = (*SCRIPTS, "style.css")

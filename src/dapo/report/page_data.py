@@ -14,7 +14,7 @@ from dapo.errors import DataError
 from dapo.report import differences
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import MEANINGS
-from dapo.report.doctor import held_back, to_json, verdict
+from dapo.report.doctor.diagnose import held_back, to_json, verdict
 from dapo.report.examined import Examined
 from dapo.report.learning import change_of, is_graded
 from dapo.report.load import RunRecord, is_number

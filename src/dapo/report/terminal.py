@@ -19,7 +19,7 @@ from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
 from dapo.report.chunks import DROPPED, groups_of, read_step, readable_or_not, why_unread
 from dapo.report.differences import compare
-from dapo.report.doctor import verdict
+from dapo.report.doctor.diagnose import verdict
 from dapo.report.examined import Examined, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
 from dapo.report.pieces import TokenPieces, find_tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dapo.rewards.typography import plain, trimmed
+from dapo.rewards.math.typography import plain, trimmed
 
 _MACRO = re.compile(r"\\(?:boxed|textbf|text|mathrm|mathbf)\s*")
 _OPTION = re.compile(

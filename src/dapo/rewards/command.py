@@ -25,8 +25,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dapo.processes import users_environment
+from dapo.rewards.math.rule import Finding
 from dapo.rewards.process_tree import Sleep, die_with_parent, tree
-from dapo.rewards.rule import Finding
 from dapo.types import Score, Verdict
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from dapo.errors import ConfigError
 from dapo.rewards import code
 from dapo.rewards.limits import MAX_WORKERS, Limits
-from dapo.rewards.rule import Finding
+from dapo.rewards.math.rule import Finding
 from dapo.rewards.verifiers import Task, named
 from dapo.rewards.workers import WorkerPool
 from dapo.types import Judgement, StopReason, Verdict

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dapo.rewards.rule import Finding
+from dapo.rewards.math.rule import Finding
 from dapo.types import Verdict
 
 _WINDOW = 300

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dapo.errors import ConfigError
-from dapo.rewards import published, rule
+from dapo.rewards import published
 from dapo.rewards.choice import letter_in, letters_below
-from dapo.rewards.extract import final_statement
-from dapo.rewards.rule import Finding
-from dapo.rewards.typography import plain, trimmed
+from dapo.rewards.math import rule
+from dapo.rewards.math.extract import final_statement
+from dapo.rewards.math.rule import Finding
+from dapo.rewards.math.typography import plain, trimmed
 from dapo.types import Score, StopReason, Verdict
 
 
@@ -89,7 +90,7 @@ def _math(task: Task) -> Finding:
 
 def _math_verify(task: Task) -> Finding:
     """math-verify alone, on the whole response: a second opinion for audits."""
-    from dapo.rewards import symbolic
+    from dapo.rewards.math import symbolic
 
     extracted, is_same = symbolic.judged(task.response, task.answer)
     if extracted is None:

@@ -18,8 +18,8 @@ import traceback
 from typing import Any
 
 from dapo.rewards.command import program_pids
+from dapo.rewards.math.rule import Finding
 from dapo.rewards.process_tree import adopt_orphans, die_with_parent, own_seconds, reap_orphans
-from dapo.rewards.rule import Finding
 from dapo.rewards.verifiers import COMMAND_PREFIX, Task, named
 from dapo.types import Score, StopReason, Verdict
 
@@ -86,8 +86,6 @@ def preload(verifier: str) -> None:
     """Import what tasks will need, so that no task pays for it."""
     if verifier in ("math", "math-verify"):
         import math_verify  # noqa: F401
-
-        from dapo.rewards import numerics, symbolic  # noqa: F401
 
         logging.disable(logging.CRITICAL)  # math-verify announces on every call that its time-outs are off
     elif verifier == "code":

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dapo.distributed.message import Garbled, from_bytes, to_bytes
 from dapo.errors import EngineError
 from dapo.rollout.engine import EngineState, Finished, concatenated
-from dapo.rollout.written import Written, from_state
+from dapo.rollout.partial import Written, from_state
 from dapo.types import Completion, StopReason
 
 ARRAYS = ("tokens", "logp", "version")

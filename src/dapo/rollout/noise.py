@@ -82,3 +82,9 @@ def philox(key_a: Tensor, key_b: Tensor, position: Tensor, word_c: Tensor, word_
         a, b = x0 * ROUND_A, x2 * ROUND_B
         x0, x1, x2, x3 = ((b >> 32) & MASK) ^ x1 ^ k0, b & MASK, ((a >> 32) & MASK) ^ x3 ^ k1, a & MASK
     return x0, x1
+
+
+def uniform_of(name: str) -> float:
+    """A number in (0, 1) from a name; the same everywhere."""
+    word = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+    return (word + 0.5) / 2**64

@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.errors import EngineError
 from dapo.rollout.engine import EngineState, Fault, Request
-from dapo.rollout.written import Written, check_request, from_state, to_state
+from dapo.rollout.partial import Written, check_request, from_state, to_state
 
 
 class QueuedEngine(ABC):

@@ -17,9 +17,9 @@ from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Finished, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.messages import Expected, decode, decode_begun, encode
+from dapo.rollout.partial import Written, completions, from_state, to_state
 from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.vllm.engine import VllmEngine
-from dapo.rollout.written import Written, completions, from_state, to_state
 from dapo.types import Completion, StopReason
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from dapo.errors import ConfigError
-from dapo.sampling.virtual import uniform_of
-from dapo.tracking.files import read_lines
+from dapo.files import read_lines
+from dapo.rollout.noise import uniform_of
 from dapo.types import Group, Problem
 
 Submission = tuple[Problem, int, tuple[int, ...]]

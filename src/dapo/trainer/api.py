@@ -15,10 +15,10 @@ from typing import Any
 from dapo.checkpoints.load import newest_intact
 from dapo.config.load import Resolved, flatten, load_recipe, parse_override, refuse_unknown, resolve
 from dapo.config.schema import Config
-from dapo.data.prepare import write_jsonl
+from dapo.data.prepare.clean import write_jsonl
 from dapo.data.whole_file import write_whole
 from dapo.errors import ConfigError, DataError
-from dapo.tracking.files import read_lines
+from dapo.files import read_lines
 from dapo.trainer.loop import train as train_loop
 from dapo.trainer.observer import Observer
 from dapo.trainer.start import begin_run, refuse_existing

@@ -8,29 +8,29 @@ from pathlib import Path
 import torch
 
 from dapo.config.schema import Config, RewardsConfig
+from dapo.data.encoded import EncodedSet, load_encoded
 from dapo.data.inputs import check_inputs
 from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
+from dapo.files import append_line, read_lines
+from dapo.learner.learner import make_learner
+from dapo.models.context import refuse_short_context
+from dapo.models.device import choose_device, choose_dtype
 from dapo.models.load import load_policy
 from dapo.models.policy import Policy, add_lora
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import SamplingParams
+from dapo.rollout.make import make_engine, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import Source
 from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
-from dapo.tracking.files import append_line, read_lines
 from dapo.trainer.budget import Budget
-from dapo.trainer.context import refuse_short_context
-from dapo.trainer.device import choose_device, choose_dtype
-from dapo.trainer.engines import make_engine, refuse_layout
-from dapo.trainer.learner import make_learner
 from dapo.trainer.observer import Observer
-from dapo.trainer.problems import EncodedSet, load_encoded
 from dapo.trainer.records import token_pieces
 from dapo.trainer.run import Run
 from dapo.trainer.source import OrderedSource

@@ -15,11 +15,11 @@ from dapo.checkpoints.sharded import Background, Part, deal_weights, has_slices,
 from dapo.config.load import flatten
 from dapo.distributed.shards import whole_weights
 from dapo.errors import CheckpointError, DiskError
+from dapo.learner.critic import Foretold
+from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import save_critic
 from dapo.models.load import checkpoint_tensors, save_all_but_weights, save_policy
-from dapo.trainer.optimizer import Optimizer
 from dapo.trainer.run import Run
-from dapo.trainer.value import Foretold
 
 
 def save_run(run: Run) -> None:

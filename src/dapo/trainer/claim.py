@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dapo.commands import dapo_command
 from dapo.errors import ConfigError
-from dapo.tracking.files import refuse_links
+from dapo.files import refuse_links
 
 WRITTEN = ("checkpoints", "rollouts", "rollouts/dropped", "tensorboard", "wandb")  # folders that a run fills
 _claimed: dict[Path, int] = {}  # folder -> its open handle; a process may go on with a run of its own

@@ -6,14 +6,14 @@ import time
 from typing import Any
 
 from dapo.config.schema import EvalConfig
+from dapo.data.encoded import EncodedSet
 from dapo.evaluation.runner import Answered, Answers, evaluate, summarise
+from dapo.files import read_lines
 from dapo.report.chunks import QUESTION_CHARACTERS
 from dapo.rollout.engine import SamplingParams
-from dapo.tracking.files import read_lines
-from dapo.trainer.engines import make_engine
+from dapo.rollout.make import make_engine
 from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import check_stop
-from dapo.trainer.problems import EncodedSet
 from dapo.trainer.run import Run
 from dapo.types import Verdict
 

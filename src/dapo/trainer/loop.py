@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from dapo.learner.batch import make_batch
+from dapo.learner.update import update_policy
 from dapo.sampling.fill import fill
-from dapo.trainer.batch import make_batch
 from dapo.trainer.checkpoint import finish_saving, save_run
 from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.faults import report_faults
@@ -14,7 +15,6 @@ from dapo.trainer.pretrain_value import pretrain_value
 from dapo.trainer.records import dropped_groups, new_record, write_rollouts
 from dapo.trainer.run import Run
 from dapo.trainer.step_metrics import step_metrics
-from dapo.trainer.update import update_policy
 
 
 def train(run: Run) -> None:

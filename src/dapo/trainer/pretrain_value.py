@@ -13,20 +13,20 @@ import torch
 from dapo.algorithms.regression import RidgeSums, ridge
 from dapo.config.schema import Config, SamplingConfig
 from dapo.distributed.shards import reshard
+from dapo.learner.batch import Batch, deal_minibatches, make_batch
+from dapo.learner.critic import FOLDS, Foretold, Values, estimate_advantages, has_stopped_rising, newest
+from dapo.learner.memory import fit_activations, within_memory
+from dapo.learner.optimizer import warmup_share
+from dapo.learner.scoring import old_values_of_critic
+from dapo.learner.sums import Sums
+from dapo.learner.update import update_critic
 from dapo.sampling.carry import CarryState
 from dapo.sampling.dynamic import fill_step
 from dapo.tracking.metrics import finite
-from dapo.trainer.batch import Batch, deal_minibatches, make_batch
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.faults import UNTRAINED, report_faults
 from dapo.trainer.interrupt import check_stop
-from dapo.trainer.memory import fit_activations, within_memory
-from dapo.trainer.optimizer import warmup_share
 from dapo.trainer.run import Run
-from dapo.trainer.scoring import old_values_of_critic
-from dapo.trainer.sums import Sums
-from dapo.trainer.update import update_critic
-from dapo.trainer.value import FOLDS, Foretold, Values, estimate_advantages, has_stopped_rising, newest
 
 
 def pretrain_value(run: Run) -> None:

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import torch
 
 from dapo.errors import cannot_write
+from dapo.files import sync
+from dapo.learner.batch import Batch
+from dapo.learner.ragged import Ragged
+from dapo.learner.update import StepRecord
 from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
 from dapo.report.pieces import TokenPieces
 from dapo.sampling.accounting import outcome_of
 from dapo.sampling.dynamic import Fill
-from dapo.tracking.files import sync
-from dapo.trainer.batch import Batch
-from dapo.trainer.ragged import Ragged
-from dapo.trainer.update import StepRecord
 from dapo.types import Group
 
 DROPPED_PER_OUTCOME = 4  # all right, all wrong, all equal: enough to see why, and next to nothing beside a batch

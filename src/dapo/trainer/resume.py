@@ -12,8 +12,8 @@ from dapo.config.model_shapes import model_location
 from dapo.config.schema import Config
 from dapo.distributed.world import ALONE, World
 from dapo.errors import CheckpointError, ConfigError
+from dapo.files import cut_back, read_lines, replace_file
 from dapo.report.chunks import drop_after
-from dapo.tracking.files import cut_back, read_lines, replace_file
 from dapo.trainer.assemble import assemble
 from dapo.trainer.checkpoint import restore_run
 from dapo.trainer.claim import claim

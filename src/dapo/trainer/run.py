@@ -13,8 +13,12 @@ import torch
 
 from dapo.checkpoints.sharded import Background
 from dapo.config.schema import Config
+from dapo.data.encoded import EncodedSet
 from dapo.data.order import ProblemOrder
 from dapo.distributed.world import ALONE, World
+from dapo.files import append_line
+from dapo.learner.critic import Foretold, has_stopped_rising
+from dapo.learner.learner import Learner
 from dapo.models.policy import Policy
 from dapo.report.pieces import TokenPieces
 from dapo.rewards import VerifierPool
@@ -26,16 +30,12 @@ from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import AcceptanceRate, Source
 from dapo.sampling.predictive import Posteriors
 from dapo.sampling.state import collector_from_state, collector_to_state, groups_from_state, groups_to_state
-from dapo.tracking.files import append_line
 from dapo.tracking.metrics import check_declared, finite
 from dapo.trainer.budget import Budget
 from dapo.trainer.claim import release
 from dapo.trainer.interrupt import check_stop
-from dapo.trainer.learner import Learner
 from dapo.trainer.observer import Observer
-from dapo.trainer.problems import EncodedSet
 from dapo.trainer.source import OrderedSource
-from dapo.trainer.value import Foretold, has_stopped_rising
 from dapo.types import Group, Judge
 
 

@@ -11,7 +11,7 @@ from dapo.config.load import Resolved, to_toml
 from dapo.config.model_shapes import model_location
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
-from dapo.tracking.files import replace_file
+from dapo.files import replace_file
 from dapo.trainer.assemble import assemble
 from dapo.trainer.claim import claim, release
 from dapo.trainer.observer import Observer

@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 
+from dapo.learner.batch import Batch
 from dapo.sampling.accounting import CAUSES
 from dapo.sampling.carry import oldest_version
 from dapo.sampling.dynamic import Fill
-from dapo.trainer.batch import Batch
 from dapo.types import Verdict
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dapo.config.load import flatten
-from dapo.tracking.sinks import CLOSE_SECONDS, Tracker, make_trackers, refuse_missing
+from dapo.tracking.trackers import CLOSE_SECONDS, Tracker, make_trackers, refuse_missing
 from dapo.trainer.observer import Observer
 
 

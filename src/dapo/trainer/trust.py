@@ -22,8 +22,8 @@ from dapo.data.names import KNOWN
 from dapo.data.rows import sha256_of
 from dapo.data.sources import CALLABLE
 from dapo.errors import ConfigError, DapoError
+from dapo.files import replace_file
 from dapo.rewards.verifiers import is_own
-from dapo.tracking.files import replace_file
 
 ID = ".id"
 OURS = "dapo.quickstart.task:"  # problem sets that come with the package

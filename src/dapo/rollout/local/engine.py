@@ -26,9 +26,9 @@ from dapo.rollout.local.decoder import OpsKind, PagedDecoder
 from dapo.rollout.local.pages import PagePool, Pages, pages_for
 from dapo.rollout.local.prefixes import Prefix, prefill, prefix_of_prompt, prefixes_of, tail_of
 from dapo.rollout.local.prompts import Prompts
-from dapo.rollout.local.seats import BAD, ENDED, RUNNING, Seats
+from dapo.rollout.local.slots import BAD, ENDED, RUNNING, Seats
+from dapo.rollout.partial import Written, completions
 from dapo.rollout.queue import QueuedEngine
-from dapo.rollout.written import Written, completions
 from dapo.types import StopReason
 
 

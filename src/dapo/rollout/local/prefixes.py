@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dapo.rollout.families import SAME_SUMS, rounded_up
 from dapo.rollout.local.decoder import PagedDecoder
 from dapo.rollout.local.pages import Pages, Prompt
-from dapo.rollout.local.seats import Seats
+from dapo.rollout.local.slots import Seats
 
 # Padded tokens of one prefill pass: bounds its memory.
 PREFILL_TOKENS = 16384

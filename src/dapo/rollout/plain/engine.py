@@ -16,11 +16,11 @@ from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams
 from dapo.rollout.families import rounded_up
 from dapo.rollout.noise import uniform
+from dapo.rollout.partial import completions
 from dapo.rollout.plain.decoder import Decoder
 from dapo.rollout.plain.rows import Rows
 from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.sampler import sample
-from dapo.rollout.written import completions
 from dapo.types import StopReason
 
 # Padded tokens of one prefill pass: bounds its memory.

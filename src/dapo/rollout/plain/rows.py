@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dapo.rollout.engine import Request
-from dapo.rollout.written import Written
+from dapo.rollout.partial import Written
 
 
 class Rows:

@@ -10,11 +10,11 @@ import numpy as np
 
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams
+from dapo.rollout.partial import completions
 from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.vllm.check import check_weights
 from dapo.rollout.vllm.core import NewTokens, VllmCore
 from dapo.rollout.vllm.response import Response
-from dapo.rollout.written import completions
 from dapo.types import StopReason
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dapo.rollout.engine import Request
-from dapo.rollout.written import Written
+from dapo.rollout.partial import Written
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 SEED_BITS = 63

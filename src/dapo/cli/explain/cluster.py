@@ -1,0 +1,165 @@
+"""`dapo explain RECIPE --gpus N --gpu KIND`: layouts that fit a cluster, and a step in the one that is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dapo.cli.explain.tables import print_table
+from dapo.config import Config
+from dapo.config.model_shapes import shape_of
+from dapo.errors import ConfigError
+from dapo.planning.cluster import MEAN_SHARE, Layout, choose, layouts_of, rates_of
+
+CARDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def cluster_of(config: Config, card: str, gpus: int, mean_tokens: int | None, scaling: bool) -> dict[str, Any] | None:
+    """Layouts that fit, the step by phase in the chosen one, and the run's GPU-hours; None for an unknown shape."""
+    from dapo.planning.scaling import largest_scale, step_time
+
+    shape = shape_of(config.model.path, config.model.revision)
+    if shape is None:
+        return None
+    mean = float(mean_tokens or MEAN_SHARE * config.limits.max_response_tokens)
+    layouts = layouts_of(config, shape, card=card, gpus=gpus, mean_tokens=mean)
+    plan: dict[str, Any] = {
+        "gpu": card,
+        "gpus": gpus,
+        "mean_response_tokens": mean,
+        "layouts": [layout_in_words(layout) for layout in layouts],
+        "chosen": None,
+    }
+    chosen = choose(layouts, config)
+    if chosen is None:
+        return plan
+    rates = rates_of(config, shape, chosen, card=card, gpus=gpus, mean_tokens=mean)
+    scale = largest_scale(config, gpus // chosen.tensor_parallel)
+    time = step_time(config, chosen, rates, gpus=gpus, mean_tokens=mean, scale=scale)
+    plan["chosen"] = {
+        **layout_in_words(chosen),
+        "rollout_s": round(time.rollout_s, 1),
+        "training_s": round(time.training_s, 1),
+        "step_s": round(time.step_s, 1),
+        "rollout_share": round(time.rollout_share, 3),
+        "idle_share_of_rollout": round(time.idle_share, 3),
+        "wasted_share_of_tokens": round(time.wasted_share, 3),
+        "hours": round(time.hours(config.train.steps), 1),
+        "gpu_hours": round(time.gpu_hours(gpus, config.train.steps)),
+        "steps": config.train.steps,
+        "replicas": gpus // chosen.tensor_parallel,
+        "max_concurrent_responses": config.rollout.max_concurrent_responses,
+        "simulated_at_one_of": scale,
+    }
+    if scaling:
+        plan["scaling"] = scaling_table(config, card, mean)
+    return plan
+
+
+def scaling_table(config: Config, card: str, mean: float) -> list[dict[str, Any]]:
+    """The same step on more and more cards, in the layout chosen for each number; the fill at its full size."""
+    from dapo.planning.scaling import step_time
+
+    shape = shape_of(config.model.path, config.model.revision)
+    assert shape is not None, "a plan was made for it"
+    rows = []
+    for gpus in CARDS:
+        chosen = choose(layouts_of(config, shape, card=card, gpus=gpus, mean_tokens=mean), config)
+        if chosen is None:
+            continue
+        rates = rates_of(config, shape, chosen, card=card, gpus=gpus, mean_tokens=mean)
+        time = step_time(config, chosen, rates, gpus=gpus, mean_tokens=mean)
+        rows.append(
+            {
+                "gpus": gpus,
+                "shard": chosen.shard,
+                "tensor_parallel": chosen.tensor_parallel,
+                "seats": chosen.seats,
+                "rollout_s": round(time.rollout_s, 1),
+                "idle_share_of_rollout": round(time.idle_share, 3),
+                "training_s": round(time.training_s, 1),
+                "gpu_seconds_per_step": round(gpus * time.step_s),
+            }
+        )
+    return rows
+
+
+def layout_in_words(layout: Layout) -> dict[str, Any]:
+    return {
+        "shard": layout.shard,
+        "tensor_parallel": layout.tensor_parallel,
+        "fixed_gib": round(sum(layout.parts_gib.values()), 1),
+        "parts_gib": {name: round(size, 2) for name, size in layout.parts_gib.items()},
+        "seats": layout.seats,
+    }
+
+
+def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
+    if plan is None:
+        return
+    title = (
+        f"{plan['gpus']} x {plan['gpu']}, by the cost model of docs/scaling.md (an estimate; responses of "
+        f"{plan['mean_response_tokens']:,.0f} tokens on the average, half of the problems informative)"
+    )
+    layouts = Table(
+        "cluster.shard", "tensor parallel", "GiB per GPU", "responses per replica",
+        box=None, title=title, title_justify="left", padding=(0, 2, 0, 0),
+    )  # fmt: skip
+    for layout in plan["layouts"]:
+        seats = f"{layout['seats']:,}" if layout["seats"] else "does not fit"
+        layouts.add_row(layout["shard"], str(layout["tensor_parallel"]), f"{layout['fixed_gib']:,}", seats)
+    console.print(layouts)
+    console.print()
+    chosen = plan["chosen"]
+    if chosen is None:
+        console.print("No layout fits. Use more or larger cards, LoRA (model.lora.rank), or train.moments = host.\n")
+        return
+    rows = [
+        ("layout", f"cluster.shard = {chosen['shard']}, tensor parallel {chosen['tensor_parallel']}"),
+        ("rollouts", f"{chosen['rollout_s']:,.0f} s, {100 * chosen['rollout_share']:.0f} % of the step"),
+        ("updates", f"{chosen['training_s']:,.0f} s"),
+        ("idle in rollouts", f"{100 * chosen['idle_share_of_rollout']:.0f} % (waiting for the longest responses)"),
+        ("wasted tokens", f"{100 * chosen['wasted_share_of_tokens']:.0f} % (not trained on)"),
+        ("responses at once", at_once_in_words(chosen)),
+        (
+            "the run",
+            f"{chosen['hours']:,} hours of wall-clock time ({chosen['steps']:,} steps of {chosen['step_s']:,.0f} s) on "
+            f"{plan['gpus']} GPUs = {chosen['gpu_hours']:,} GPU-hours, without evaluation",
+        ),
+    ]
+    print_table(console, "A step in it", rows)
+    if plan.get("scaling"):
+        names = list(plan["scaling"][0])
+        table = Table(*names, box=None, title="The same step on more cards", title_justify="left", padding=(0, 2, 0, 0))
+        for row in plan["scaling"]:
+            table.add_row(*(str(row[name]) for name in names))
+        console.print(table)
+
+
+def at_once_in_words(chosen: dict[str, Any]) -> str:
+    """What the step was reckoned with, and whether the recipe's own limit lets the run do the same."""
+    seats, replicas, limit = chosen["seats"], chosen["replicas"], chosen["max_concurrent_responses"]
+    total, allowed = seats * replicas, -(-limit // replicas)
+    counted, setting = (
+        f"{seats:,} per replica x {replicas:,} = {total:,}",
+        f"rollout.max_concurrent_responses = {limit:,}",
+    )
+    if seats == allowed:
+        return f"{counted}, by {setting}; memory would hold as many or more"
+    counted += ", as many as memory holds at the mean length"
+    if seats < allowed:
+        return f"{counted}; {setting} allows more"
+    return f"{counted}. {setting} allows {allowed:,} per replica: set it to {total:,}, or a step takes longer than this"
+
+
+def write_plot(path: Path, recipe: str, cluster: dict[str, Any] | None) -> None:
+    from dapo.cli.explain.scaling_plot import draw
+    from dapo.files import replace_file
+
+    rows = (cluster or {}).get("scaling")
+    if not cluster or not rows:
+        raise ConfigError(f"--plot {path}: no number of these cards holds the run.", remedy="Name a larger card.")
+    replace_file(path, draw(rows, f"One step of {recipe} on {cluster['gpu']}, by the cost model"))

@@ -1,0 +1,60 @@
+"""`dapo explain RECIPE OTHER`: the keys in which two recipes, or a recipe and a preset, differ."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from dapo.cli.explain.tables import in_words
+from dapo.config.load import flatten, known_keys, load_recipe_or_run, preset_names, read_preset
+from dapo.config.schema import PRESET_KEYS
+from dapo.console import Pipe
+
+
+def difference(first: str, second: str, overrides: list[str]) -> list[tuple[str, str, str, str]]:
+    """(key, first, second, meaning) where they differ; next to a preset only algorithm keys are compared."""
+    sides = [preset_keys(name) if is_preset(name) else recipe_keys(name, overrides) for name in (first, second)]
+    keys = [key for key in known_keys() if key in sides[0] and key in sides[1]]
+    return [
+        (key, in_words(sides[0][key]), in_words(sides[1][key]), known_keys()[key].description or "")
+        for key in keys
+        if sides[0][key] != sides[1][key] and key != "preset"
+    ]
+
+
+def is_preset(name: str) -> bool:
+    return name in preset_names()
+
+
+def recipe_keys(name: str, overrides: list[str]) -> dict[str, Any]:
+    return flatten(load_recipe_or_run(name, overrides).config.model_dump(mode="json"))
+
+
+def preset_keys(name: str) -> dict[str, Any]:
+    """What a preset says of every algorithm key: its own value, or the default."""
+    own = flatten(read_preset(name))
+    fixed = {key: None if value == "none" else value for key, value in own.items()}
+    defaults = {
+        key: field.default
+        for key, field in known_keys().items()
+        if key.startswith(PRESET_KEYS) and not field.is_required()
+    }
+    return defaults | fixed
+
+
+def print_difference(rows: list[tuple[str, str, str, str]], first: str, second: str, as_json: bool) -> None:
+    if as_json:
+        found = [{"key": key, "first": a, "second": b, "meaning": meaning} for key, a, b, meaning in rows]
+        typer.echo(json.dumps({"first": first, "second": second, "differences": found}, ensure_ascii=False, indent=2))
+        return
+    console = Pipe(highlight=False)
+    if not rows:
+        console.print(f"{first} and {second} are the same.")
+        return
+    table = Table("key", first, second, "meaning", box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,141 @@
+"""A model answers a problem set k times, outside of a run: what `dapo eval` and `dapo data probe` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dapo.checkpoints.load import newest_intact
+from dapo.config.model_shapes import model_location
+from dapo.data.problems import ProblemSet, load_problems
+from dapo.data.prompts import PromptFormat, encode_problems
+from dapo.errors import ConfigError
+from dapo.evaluation.journal import AnswerJournal
+from dapo.evaluation.runner import Answered, Answers, evaluate
+from dapo.models.context import refuse_short_context
+from dapo.models.device import choose_device, choose_dtype
+from dapo.models.load import load_policy
+from dapo.rewards import VerifierPool
+from dapo.rewards.check import check_call, check_verifier
+from dapo.rollout.engine import Engine, SamplingParams
+from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.plain.engine import PlainEngine
+from dapo.rollout.vllm.core import require_vllm
+from dapo.rollout.vllm.engine import VllmEngine
+from dapo.types import Problem
+
+ENGINES: dict[str, type[LocalEngine] | type[PlainEngine] | type[VllmEngine]] = {
+    "local": LocalEngine,
+    "plain": PlainEngine,
+    "vllm": VllmEngine,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Who answers what, how often and how."""
+
+    model: str  # Hugging Face folder, hub name, run folder, or "embedded"
+    data: str
+    use: Literal["train", "eval"]
+    k: int
+    temperature: float
+    top_p: float
+    max_response_tokens: int
+    max_prompt_tokens: int
+    template: str
+    chat: bool
+    verifier: str
+    seed: int
+    concurrent: int
+    device: str
+    engine: str = "local"
+
+    def settings(self, location: str, problems: ProblemSet) -> dict[str, Any]:
+        """What decides the responses and their verdicts; what only changes the speed is left out."""
+        return {
+            "model": location, "data": problems.sha256, "k": self.k, "temperature": self.temperature,
+            "top_p": self.top_p, "max_response_tokens": self.max_response_tokens, "template": self.template,
+            "chat": self.chat, "seed": self.seed, "verifier": self.verifier,
+        } | ({"engine": self.engine} if self.engine != "local" else {})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """Every problem whose prompt fits, with its k answers."""
+
+    problems: list[Problem]
+    answers: Answers
+    n_dropped: int  # prompts over the limit
+
+
+def examine(
+    exam: Examination,
+    *,
+    journal: Path | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Examined:
+    """All answers. With a journal, those of an earlier attempt are not asked again, and new ones are added at once.
+
+    What is cheap to refuse is refused before the model is loaded.
+    """
+    if not 0 < exam.top_p <= 1:
+        raise ConfigError(f"--top-p {exam.top_p}: must lie above 0 and at most 1.")
+    if exam.engine not in ENGINES:
+        raise ConfigError(f"--engine {exam.engine}: no such engine.", remedy=f"Use {' or '.join(ENGINES)}.")
+    if exam.engine == "vllm":
+        require_vllm()
+    check_verifier(exam.verifier)
+    prompt = PromptFormat(exam.template, exam.chat)
+    location, device = model_of(exam.model), choose_device(exam.device)
+    problems = load_problems(exam.data, verifier=exam.verifier, use=exam.use)
+    file = AnswerJournal(journal, exam.settings(location, problems)) if journal is not None else None
+    with VerifierPool(exam.verifier) as judge:
+        check_call(judge, problems[0].answer, problems[0].for_verifier())
+        policy = load_policy(location, dtype=choose_dtype("auto", device), device=device)
+        refuse_short_context(
+            policy,
+            max_prompt_tokens=exam.max_prompt_tokens,
+            max_response_tokens=exam.max_response_tokens,
+            names=("--max-prompt-tokens ", "--max-response-tokens "),
+        )
+        encoded, drops = encode_problems(problems, prompt, policy.tokenizer, max_prompt_tokens=exam.max_prompt_tokens)
+        engine: Engine = ENGINES[exam.engine](
+            policy,
+            sampling=SamplingParams(temperature=exam.temperature, top_p=exam.top_p),
+            max_concurrent=exam.concurrent,
+            max_tokens=exam.max_prompt_tokens + exam.max_response_tokens,
+        )
+
+        def on_answer(answer: Answered, done: int, total: int) -> None:
+            if file is not None:
+                file.add(answer)
+            on_progress(done, total)
+
+        with file or nullcontext():
+            answers = evaluate(
+                engine,
+                judge,
+                [item.problem for item in encoded],
+                [item.tokens for item in encoded],
+                k=exam.k,
+                max_new_tokens=exam.max_response_tokens,
+                seed=exam.seed,
+                known=file.known if file is not None else {},
+                on_answer=on_answer,
+            )
+    return Examined([item.problem for item in encoded], answers, len(drops))
+
+
+def model_of(model: str) -> str:
+    """A run stands for its newest intact checkpoint's model."""
+    folder = Path(model)
+    if not (folder / "config.toml").is_file():
+        return model_location(model)
+    checkpoint, _ = newest_intact(folder / "checkpoints")
+    if checkpoint is None:
+        raise ConfigError(f"--model {model}: this run has no intact checkpoint.", remedy="Name a model folder.")
+    return str(checkpoint / "model")

@@ -1,0 +1,1 @@
+"""What learns: a batch becomes losses, gradients and new weights of policy and critic."""

@@ -1,0 +1,164 @@
+"""Groups become a batch: rewards with their parts, group advantages, and which rows enter the loss."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dapo.algorithms.advantages import group_advantage
+from dapo.algorithms.shaping import overlong_filter, soft_overlong_penalty
+from dapo.config.schema import Config
+from dapo.learner.ragged import Ragged
+from dapo.models.packing import SHARING_SAVES, Packed, pack
+from dapo.types import Group, Judgement, StopReason, Verdict
+
+
+@dataclass(slots=True)
+class Batch:
+    """All rows of a step, group after group, response after response; B rows in P groups."""
+
+    groups: list[Group]
+    prompts: list[tuple[int, ...]]
+    responses: list[NDArray[np.int32]]
+    lengths: list[int]  # response tokens of each row, the end token included
+    group: Tensor  # [B] which group a row belongs to
+    raw_reward: Tensor  # [B] the verifier's value
+    overlong_penalty: Tensor  # [B] eq. 13 times its weight
+    is_correct: Tensor  # [B]
+    is_truncated: Tensor  # [B]
+    is_in_loss: Tensor  # [B] False for rows that overlong filtering takes out
+    advantage: Ragged  # per token
+    logp_engine: Ragged
+    logp_old: Ragged
+    entropy: Ragged
+    logp_trainer: Ragged  # what the trainer itself says of every token, also where `logp_old` is the engine's
+    packs: dict[tuple[int, ...], Packed] = field(default_factory=dict)  # micro-batches on the device, made once a step
+
+    @property
+    def reward(self) -> Tensor:
+        """[B] ±1 plus shaping (eq. 7 and 13)."""
+        return self.raw_reward + self.overlong_penalty
+
+    def rows_of(self, groups: Sequence[int]) -> list[int]:
+        wanted = set(groups)
+        return [row for row, group in enumerate(self.group.tolist()) if group in wanted]
+
+    def packed(self, rows: Sequence[int], device: torch.device) -> Packed:
+        """The rows as one packed micro-batch: the π_old pass and every update that deals the same rows share it.
+
+        In float64, which is for comparing runs to the last digits, rows share no prompt: the library's norms work in
+        float32 there too, and what a shared token gets back would be rounded once instead of once per response.
+        """
+        key = tuple(rows)
+        if key not in self.packs:
+            prompts, responses = [self.prompts[row] for row in rows], [self.responses[row] for row in rows]
+            is_exact = self.logp_old.flat.dtype == torch.float64
+            self.packs[key] = pack(prompts, responses, device, sharing_saves=None if is_exact else SHARING_SAVES)
+        return self.packs[key]
+
+    def tokens(self, row: int) -> int:
+        """Prompt and response tokens: what a row costs in a micro-batch."""
+        return len(self.prompts[row]) + self.lengths[row]
+
+
+def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> Batch:
+    """Rewards by eq. 7 and 13, advantages by eq. 9 (GAE comes later: it needs the critic's values)."""
+    rows = [(g, group, i) for g, group in enumerate(groups) for i in range(len(group.completions))]
+    completions = [group.completions[i] for _, group, i in rows]
+    judgements = [judgement for group in groups for judgement in judgements_of(group, config)]
+    lengths = [len(completion.tokens) for completion in completions]
+    real = torch.float64 if dtype == torch.float64 else torch.float32
+    truncated = torch.tensor([completion.is_truncated for completion in completions], dtype=torch.bool)
+    # A response that the engine gave up is judged as wrong, but what it says is nothing to learn from.
+    is_usable = torch.tensor(
+        [c.stop_reason is not StopReason.ABORTED and len(c.tokens) > 0 for c in completions], dtype=torch.bool
+    )
+    penalty = torch.zeros(len(rows), dtype=torch.float64)
+    if config.shaping.overlong_penalty and config.shaping.overlong_buffer_tokens and rows:
+        penalty = config.shaping.overlong_penalty * soft_overlong_penalty(
+            torch.tensor(lengths, dtype=torch.float64),
+            max_length=config.limits.max_response_tokens,
+            buffer=config.shaping.overlong_buffer_tokens,
+        )
+    batch = Batch(
+        groups=list(groups),
+        prompts=[group.prompt_tokens for _, group, _ in rows],
+        responses=[completion.tokens for completion in completions],
+        lengths=lengths,
+        group=torch.tensor([g for g, _, _ in rows], dtype=torch.long),
+        raw_reward=torch.tensor([judgement.value for judgement in judgements], dtype=torch.float64),
+        overlong_penalty=penalty,
+        is_correct=torch.tensor([judgement.accuracy for judgement in judgements], dtype=torch.bool),
+        is_truncated=truncated,
+        is_in_loss=overlong_filter(is_usable, truncated) if config.shaping.overlong_filter else is_usable,
+        advantage=Ragged(lengths, real),
+        logp_engine=Ragged.of([completion.logp for completion in completions], real),
+        logp_old=Ragged(lengths, real),
+        entropy=Ragged(lengths, real),
+        logp_trainer=Ragged(lengths, real),
+    )
+    if config.algorithm.advantage == "group" and rows:
+        per_row = group_advantages(batch, config)
+        batch.advantage.flat = torch.repeat_interleave(per_row, torch.tensor(lengths)).to(real)
+    return batch
+
+
+def judgements_of(group: Group, config: Config) -> list[Judgement]:
+    """The group's judgements, in response order; in a control experiment shuffled within the group, or negated."""
+    match config.rewards.control:
+        case "none":
+            return list(group.judgements)
+        case "shuffled":
+
+            def rank(i: int) -> bytes:
+                name = f"control/{config.train.seed}/{group.problem.id}/{group.visit}/{i}"
+                return hashlib.blake2b(name.encode(), digest_size=8).digest()
+
+            return [group.judgements[i] for i in sorted(range(len(group.judgements)), key=rank)]
+        case "negated":
+            opposite = {Verdict.CORRECT: Verdict.WRONG}
+            return [
+                replace(j, value=-j.value, verdict=opposite.get(j.verdict, Verdict.CORRECT)) for j in group.judgements
+            ]
+
+
+def group_advantages(batch: Batch, config: Config) -> Tensor:
+    """Eq. 9 over each group's shaped rewards, filtered rows included; [B] in float64."""
+    P = len(batch.groups)
+    reward = batch.reward.view(P, -1)
+    group = config.algorithm.group
+    return group_advantage(reward, std=group.std, eps=group.eps).flatten()
+
+
+def deal_minibatches(n_groups: int, n_updates: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:
+    """Groups shuffled by (seed, step, epoch) and dealt into at most `n_updates` mini-batches of nearly equal size.
+
+    Shuffled, so that mini-batches are not sorted by length or by time of completion; never more updates than groups.
+    """
+
+    def rank(group: int) -> bytes:
+        return hashlib.blake2b(f"minibatch/{seed}/{step}/{epoch}/{group}".encode(), digest_size=8).digest()
+
+    order = sorted(range(n_groups), key=rank)
+    n = min(n_updates, n_groups)
+    return [sorted(order[i * n_groups // n : (i + 1) * n_groups // n]) for i in range(n)] if n else []
+
+
+def deal_microbatches(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
+    """Rows in order, as many together as the token budget holds; a row over the budget stands alone."""
+    parts: list[list[int]] = []
+    room = 0
+    for row in rows:
+        cost = batch.tokens(row)
+        if not parts or cost > room:
+            parts.append([])
+            room = tokens_per_microbatch
+        parts[-1].append(row)
+        room -= cost
+    return parts

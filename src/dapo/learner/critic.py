@@ -1,0 +1,151 @@
+"""The critic's side of PPO and VAPO: values, GAE with its own λ for policy and critic, and the value update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo.algorithms.advantages import decoupled_gae, gae, length_adaptive_lambda, whiten
+from dapo.algorithms.diagnostics import ExplainedSums, explained_variance
+from dapo.algorithms.losses import kl_penalty, value_loss
+from dapo.algorithms.shaping import token_rewards
+from dapo.config.schema import Config
+from dapo.learner.batch import Batch
+from dapo.learner.optimizer import Optimizer
+from dapo.learner.ragged import Ragged, token_mask
+from dapo.models.critic import Critic
+
+PADDED_VALUES = 1 << 24  # of the rows that GAE works on at a time
+ENOUGH_PROBLEMS = 100  # new to the critic, for an explained variance that pretraining is ended by
+WINDOW, RISE = 3, 0.01  # steps of pretraining that are looked at together, and what is a rise of explained variance
+FOLDS = 4  # of problems, for a head fitted in closed form
+
+
+@dataclass(slots=True)
+class ValueLearner:
+    """The critic and its own optimizer."""
+
+    critic: Critic
+    optimizer: Optimizer
+    bad_updates: int = 0  # skipped in a row
+
+
+@dataclass(slots=True)
+class Values:
+    """Per token of a batch: V at the start of the step, the critic's target, and what really came out."""
+
+    old: Ragged
+    target: Ragged
+    outcome: Ragged  # the target with λ = 1: no value has a say in it
+
+
+def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
+    """V(s_t) of the rows' response tokens, end to end."""
+    value: Tensor = critic(batch.packed(rows, critic.device))
+    return value
+
+
+def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Ragged | None = None) -> Values:
+    """GAE over every row from its `old` values: fills `batch.advantage`; returns values, targets and outcomes.
+
+    The reward stands on the last token; with KL in the reward each token also pays β·KL, by algorithm.kl.kind. The
+    critic's targets use their own λ where one is given (VAPO's decoupled GAE), the policy's λ may grow with the length.
+    """
+    target, outcome = (Ragged(batch.lengths, batch.advantage.flat.dtype) for _ in range(2))
+    settings = config.algorithm.gae
+    target_lam = settings.lam if settings.lam_critic is None else settings.lam_critic
+    penalty: Ragged | None = None
+    if logp_ref is not None:
+        penalty = Ragged(batch.lengths, old.flat.dtype)
+        penalty.flat = kl_penalty(batch.logp_old.flat, logp_ref.flat, kind=config.algorithm.kl.kind)
+    for rows in similar_lengths(batch.lengths):
+        lengths = [batch.lengths[row] for row in rows]
+        mask, value = token_mask(lengths, "cpu"), old.padded(rows, "cpu")
+        kl = None if penalty is None else penalty.padded(rows, "cpu")
+        paid = batch.reward[list(rows)].to(value.dtype)
+        reward = token_rewards(paid, mask, kl, kl_coefficient=config.algorithm.kl.coefficient)
+        alpha = settings.length_adaptive_alpha
+        lam: float | Tensor = settings.lam
+        if alpha is not None:
+            lam = length_adaptive_lambda(
+                torch.tensor(lengths, dtype=value.dtype), alpha=alpha, floor=settings.length_adaptive_floor
+            )
+        advantage, ret = decoupled_gae(reward, value, mask, gamma=settings.gamma, lam=lam, lam_critic=target_lam)
+        _, came_out = gae(reward, value, mask, gamma=settings.gamma, lam=1.0)
+        batch.advantage.put(rows, advantage[mask])
+        target.put(rows, ret[mask])
+        outcome.put(rows, came_out[mask])
+    if settings.whiten:  # over all loss tokens of the step: filtered rows have no say in it
+        in_loss = torch.repeat_interleave(batch.is_in_loss, torch.tensor(batch.lengths))
+        batch.advantage.flat = whiten(batch.advantage.flat, in_loss)
+    return Values(old, target, outcome)
+
+
+def similar_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Rows, the longest first, as many together as `PADDED_VALUES` allows: GAE takes a step for every column."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while order:
+        n = max(1, PADDED_VALUES // max(1, lengths[order[0]]))
+        yield order[:n]
+        order = order[n:]
+
+
+def value_share(
+    learner: ValueLearner, batch: Batch, values: Values, rows: Sequence[int], *, clip: float | None
+) -> Tensor:
+    """Token losses [N] of a micro-batch, end to end; the caller takes the mean."""
+    device = learner.critic.device
+    value = score_values(learner.critic, batch, rows)
+    old, target = values.old.joined(rows, device), values.target.joined(rows, device)
+    return value_loss(value, old, target, clip=clip)
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """What the critic knew of problems that were new to it, in one or several steps of value pretraining."""
+
+    problems: int
+    explained: ExplainedSums
+
+    @classmethod
+    def of(cls, values: Values, rows: Sequence[int], problems: int) -> Foretold:
+        if not rows:
+            return cls(0, ExplainedSums())
+        return cls(problems, ExplainedSums.of(values.old.joined(rows, "cpu"), values.outcome.joined(rows, "cpu")))
+
+    @classmethod
+    def restore(cls, state: dict[str, Any]) -> Foretold:
+        return cls(state["problems"], ExplainedSums(**state["explained"]))
+
+    def __add__(self, other: Foretold) -> Foretold:
+        return Foretold(self.problems + other.problems, self.explained + other.explained)
+
+
+def newest(foretold: Sequence[Foretold]) -> Foretold | None:
+    """The newest `WINDOW` steps together, more where these have too few new problems; None without enough."""
+    pooled = None
+    for n, step in enumerate(reversed(foretold), start=1):
+        pooled = step if pooled is None else step + pooled
+        if n >= WINDOW and pooled.problems >= ENOUGH_PROBLEMS:
+            return pooled
+    return None
+
+
+def has_stopped_rising(foretold: Sequence[Foretold]) -> bool:
+    """Whether the critic foretells new problems no better than it did `WINDOW` steps ago."""
+    now, before = newest(foretold), newest(foretold[:-WINDOW])
+    return now is not None and before is not None and now.explained.variance < before.explained.variance + RISE
+
+
+def explained_variance_of(values: Values, rows: Sequence[int]) -> float:
+    """Of what came out by the critic's values at the start of the step, over the tokens of some rows.
+
+    Not of its targets: with λ < 1 these are largely its own values, which explain themselves.
+    """
+    if not rows:
+        return 0.0
+    return explained_variance(values.old.joined(rows, "cpu"), values.outcome.joined(rows, "cpu"))

@@ -1,0 +1,67 @@
+"""Which rank trains on which rows of an update, in which micro-batches; every rank knows the whole deal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dapo.distributed.world import World
+from dapo.learner.batch import Batch, deal_microbatches
+from dapo.learner.ragged import Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """Rows of one forward-backward pass. Without a say in the result where a rank only keeps the others company."""
+
+    rows: list[int]
+    counts: bool = True
+
+
+def deal_ranks(batch: Batch, rows: Sequence[int], n_ranks: int) -> list[list[int]]:
+    """Every row to one rank, so that tokens balance: the longest first, each to the rank with the fewest so far."""
+    if n_ranks == 1:
+        return [list(rows)]
+    shares: list[list[int]] = [[] for _ in range(n_ranks)]
+    tokens = [0] * n_ranks
+    for row in sorted(rows, key=lambda row: (-batch.tokens(row), row)):
+        rank = min(range(n_ranks), key=lambda rank: (tokens[rank], rank))
+        shares[rank].append(row)
+        tokens[rank] += batch.tokens(row)
+    return [sorted(share) for share in shares]
+
+
+def own_microbatches(batch: Batch, rows: Sequence[int], budget: int, world: World, *, in_step: bool) -> list[Micro]:
+    """This rank's micro-batches of an update. `in_step`: as many as every other rank's, because passes are collective.
+
+    A rank that has fewer passes the shortest row through once more, and throws the result away.
+    """
+    dealt = [deal_microbatches(batch, share, budget) for share in deal_ranks(batch, rows, world.size)]
+    own = [Micro(part) for part in dealt[world.rank]]
+    if in_step and rows:
+        shortest = min(rows, key=lambda row: (batch.tokens(row), row))
+        own += [Micro([shortest], counts=False)] * (max(map(len, dealt)) - len(own))
+    return own
+
+
+def own_rows(batch: Batch, rows: Sequence[int], world: World) -> list[int]:
+    return deal_ranks(batch, rows, world.size)[world.rank]
+
+
+def share_rows(world: World, values: Iterable[Ragged], rows: Sequence[int], own: Sequence[int]) -> None:
+    """Values of `rows`, each known to the one rank that has it among its `own`, become known to all."""
+    if world.size == 1 or not rows:
+        return
+    mine = set(own)
+    kept = list(values)
+    joined = [ragged.joined(rows, "cpu") for ragged in kept]
+    for ragged, flat in zip(kept, joined, strict=True):
+        at = 0
+        for row in rows:
+            length = ragged.lengths[row]
+            if row not in mine:
+                flat[at : at + length] = 0  # and a sum with zeros is exact
+            at += length
+    world.sum_(joined)
+    for ragged, flat in zip(kept, joined, strict=True):
+        ragged.put(rows, flat)

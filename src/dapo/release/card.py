@@ -1,0 +1,187 @@
+"""The card of an exported model: what it was trained from, on and how, how it scored, and what is not known of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dapo import __version__
+from dapo.commands import visible
+from dapo.config.load import flatten, read_preset
+from dapo.config.schema import Config
+from dapo.release.base_model import BaseModel, base_model_of
+
+PLAIN = re.compile(r"[\w./@:+-]+( [\w./@:+-]+)*")
+# What the card shows of a config, beside data and model; the run's config.toml has the rest.
+KEY_SETTINGS = (
+    "algorithm.advantage",
+    "algorithm.mean",
+    "algorithm.clip.low",
+    "algorithm.clip.high",
+    "algorithm.kl.coefficient",
+    "shaping.overlong_filter",
+    "shaping.overlong_penalty",
+    "sampling.dynamic",
+    "sampling.prompts_per_step",
+    "sampling.responses_per_prompt",
+    "sampling.temperature",
+    "limits.max_prompt_tokens",
+    "limits.max_response_tokens",
+    "data.template",
+    "data.chat_template",
+    "rewards.verifier",
+    "train.lr",
+    "train.warmup_steps",
+    "train.lr_decay",
+    "train.updates_per_step",
+    "train.seed",
+    "model.lora.rank",
+)
+
+
+def model_card(
+    name: str, config: Config, step: int, state: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]
+) -> str:
+    """README.md of an exported model. Evaluations of later steps are not this model's."""
+    base = base_model_of(config.model.path, config.model.revision)
+    known = [line for line in evaluations if int(line["step"]) <= step]
+    parts = [
+        front_matter(base),
+        f"# {name}",
+        origin(base, config, step, state),
+        *(warning for warning in (changes(config), deviations(config)) if warning),
+        f"Base model: {base.in_words}.\n\nLicence of the base model: {base.licence_in_words}.",
+    ]
+    parts += ["## Scores", scores(known, step)]
+    parts += ["## Data", data(config, state, known)]
+    parts += ["## Settings", settings(config)]
+    return "\n\n".join(parts) + "\n"
+
+
+def front_matter(base: BaseModel) -> str:
+    lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [dapo, reinforcement-learning]"]
+    if base.hub_name:
+        lines.append(f"base_model: {yaml(base.hub_name)}")
+    own_terms = ["license: other", f"license_name: {yaml(base.licence)}"]
+    lines += own_terms if base.has_own_terms else [f"license: {yaml(base.licence or 'unknown')}"]
+    return "\n".join(["---", *lines, "---"])
+
+
+def yaml(text: str) -> str:
+    return text if PLAIN.fullmatch(text) and ": " not in text else json.dumps(text)
+
+
+def origin(base: BaseModel, config: Config, step: int, state: Mapping[str, Any]) -> str:
+    skipped = f" ({state['bad_updates']} skipped in a row at the end)" if state.get("bad_updates") else ""
+    planned = f" of the {config.train.steps:,} planned" if step != config.train.steps else ""
+    rank = config.model.lora.rank
+    adapter = f" A LoRA adapter of rank {rank} was trained and is merged into the weights." if rank else ""
+    return (
+        f"`{inert(base.path)}` trained by reinforcement learning with the preset `{config.preset}` of dapo "
+        f"{__version__}: {step:,} steps{planned}, {state['updates']:,} updates{skipped}.{adapter}"
+    )
+
+
+def changes(config: Config) -> str:
+    """Where the run's algorithm is not what its preset's name says."""
+    keys = flatten(config.model_dump(mode="json"))
+    changed = [
+        f"`{key}` = {shown(keys[key])} (preset: {shown(value)})"
+        for key, value in flatten(read_preset(config.preset)).items()
+        if none_as_word(keys[key]) != none_as_word(value)
+    ]
+    return f"**Changed from the preset**: {', '.join(changed)}." if changed else ""
+
+
+def none_as_word(value: object) -> object:
+    """TOML has no null: a preset writes "none", which is a word of some keys and the absence of a value of others."""
+    return "none" if value is None else value
+
+
+def deviations(config: Config) -> str:
+    if config.is_paper_algorithm:
+        return ""
+    said = []
+    if switches := switches_on(config):
+        said.append(f"{', '.join(switches)}. Tokens may come from older weights, or problems are not drawn uniformly.")
+    if config.rewards.control != "none":
+        said.append(f"a control experiment, `rewards.control` = {config.rewards.control}: not meant to learn the task.")
+    return f"**Not the paper's algorithm**: {' And '.join(said)}"
+
+
+def switches_on(config: Config) -> list[str]:
+    names = ("carry_over", "partial_rollouts", "predictive")
+    return [f"`sampling.{name}`" for name in names if getattr(config.sampling, name)]
+
+
+def scores(lines: Sequence[Mapping[str, Any]], step: int) -> str:
+    """Before and after, each set and score, with 95 % intervals, and which step's model each is of."""
+    if not lines:
+        return "The run was not evaluated."
+    rows = ["| set | problems | score | before | after | after step |", "|---|---|---|---|---|---|"]
+    is_older = False
+    for name in dict.fromkeys(line["set"] for line in lines):
+        own = [line for line in lines if line["set"] == name]
+        first = own[0] if int(own[0]["step"]) == 0 else None
+        last = own[-1] if int(own[-1]["step"]) > 0 else None
+        newest = own[-1]
+        is_older |= int(newest["step"]) < step
+        for score in ("avg@k", "pass@k", "maj@k"):
+            cells = [
+                literal(name),
+                f"{newest.get('problems') or 0:,}",
+                score.replace("k", str(newest["k"])),
+                with_interval(first, score, k=newest["k"]),
+                with_interval(last, score, k=newest["k"]),
+                f"{int(last['step']):,}" if last else "none",
+            ]
+            rows.append(f"| {' | '.join(cells)} |")
+    note = "In brackets: 95 % bootstrap intervals over problems. Before: the base model."
+    if is_older:
+        note += f" This model is that of step {step:,}; scores of an earlier step, or of none, are not its own."
+    return "\n".join([*rows, "", note])
+
+
+def with_interval(line: Mapping[str, Any] | None, score: str, *, k: int) -> str:
+    if line is None:
+        return "not measured"
+    if line[score] is None:  # maj@k of a verifier that extracts no answer
+        return "n/a"
+    low, high = line[f"{score}_interval"]
+    other = f" (k = {line['k']})" if line["k"] != k else ""
+    return f"{line[score]:.3f} [{low:.3f}, {high:.3f}]{other}"
+
+
+def data(config: Config, state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
+    n_problems = state["sampling"]["order"]["n_problems"]
+    said = [
+        f"Trained on `{inert(config.data.train)}`: {n_problems:,} problems, "
+        f"SHA-256 of their ids, questions and answers `{state['data']}`."
+    ]
+    if sets := dict.fromkeys(line["set"] for line in lines):
+        said.append(f"Evaluated on {', '.join(f'`{inert(name)}`' for name in sets)}.")
+    return " ".join(said)
+
+
+def settings(config: Config) -> str:
+    keys = flatten(config.model_dump(mode="json"))
+    rows = [f"| `{key}` | {shown(keys[key])} |" for key in KEY_SETTINGS]
+    return "\n".join(["| key | value |", "|---|---|", *rows])
+
+
+def shown(value: object) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else literal(str(value))
+
+
+def literal(text: str) -> str:
+    """A text of somebody's in Markdown: as it is where it holds nothing but a name, else as code that cannot end."""
+    return text if PLAIN.fullmatch(text) else f"`{inert(text)}`"
+
+
+def inert(text: str) -> str:
+    """What may stand between backquotes, in a cell of a table."""
+    return visible(" ".join(text.split())).replace("`", "'").replace("|", "\\|")

@@ -1,0 +1,92 @@
+"""A run's newest checkpoint as a plain Hugging Face folder, with a card that says where the model comes from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from dapo.checkpoints.load import newest_intact, read_state
+from dapo.checkpoints.save import STATE_JSON, step_of, sync_tree
+from dapo.commands import dapo_command
+from dapo.errors import CheckpointError, ConfigError
+from dapo.files import read_lines, sync
+from dapo.release.bundle import RECORD, write_record
+from dapo.release.card import model_card
+from dapo.report.load import is_evaluation
+from dapo.trainer.resume import read_run_config
+
+RECORD_NOTE = f"""
+## The run
+
+`{RECORD}/` holds its record: `config.toml` (`dapo train {RECORD}/config.toml` trains it again), metrics, evaluations,
+recorded rollouts, `data.json` (which problems, by digest), `MANIFEST.json` (every file's SHA-256), and `report.html`,
+which opens offline.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    folder: Path
+    step: int
+    skipped: tuple[str, ...]  # newer checkpoints that are torn or changed, by name
+
+
+def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
+    """Write the model of the newest intact checkpoint of `run` to the new folder `out`: all of it or nothing.
+
+    `is_bundle` adds the run's record, with which the result can be looked into and made again.
+    """
+    config = read_run_config(run, ())
+    refuse_existing(out)
+    checkpoint, skipped = newest_intact(run / "checkpoints")
+    if checkpoint is None:
+        why = "; ".join(skipped) or "none was written yet"
+        raise CheckpointError(
+            f"{run}: this run has no intact checkpoint: {why}.",
+            remedy=f"Resume it: {dapo_command('resume', run)}",
+        )
+    state, evaluations = read_state(checkpoint), list(filter(is_evaluation, read_lines(run / "eval.jsonl")))
+    try:
+        card = model_card(out.name, config, step_of(checkpoint), state, evaluations)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{checkpoint / STATE_JSON}: is not what a run writes: {type(error).__name__}: {error}.",
+            remedy="Copy the run anew from where it was made.",
+        ) from None
+    if is_bundle:
+        card += RECORD_NOTE
+    aside = out.parent / f".{out.name}.{os.getpid()}.tmp"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # The critic of PPO and VAPO lies beside the model; it is no part of what is exported.
+        shutil.copytree(checkpoint / "model", aside, ignore=shutil.ignore_patterns("critic"))
+        (aside / "README.md").write_text(card, encoding="utf-8")
+        if is_bundle:
+            write_record(run, aside, config, step=step_of(checkpoint), state=state, name=out.name)
+        sync_tree(aside)
+        aside.replace(out)
+        sync(out.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"--out {out}: cannot be written: {reason(error)}.", remedy="Check the folder's permissions and the disk."
+        ) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return Exported(out, step_of(checkpoint), tuple(skipped))
+
+
+def reason(error: OSError) -> str:
+    """Why; of copying a folder, which lists every file, the first one's reason."""
+    if isinstance(error, shutil.Error):
+        _source, target, why = error.args[0][0]
+        return f"{Path(target).name}: {str(why).partition(': ')[0]}"
+    return error.strerror or str(error)
+
+
+def refuse_existing(out: Path) -> None:
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise ConfigError(f"--out {out}: exists and is no folder.", remedy="Name a new folder.")
+    if out.is_dir() and any(out.iterdir()):
+        raise ConfigError(f"--out {out}: exists already and is not empty.", remedy="Name a new folder.")

@@ -1,0 +1,80 @@
+"""What is wrong with a run, by name: each finding cites its numbers and steps, and says what to do.
+
+The thresholds stand in one place, `findings.Thresholds`; docs/doctor.md says why they are what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dapo.report.doctor import critic as critic_findings
+from dapo.report.doctor import policy as policy_findings
+from dapo.report.doctor import responses as response_findings
+from dapo.report.doctor import run as run_findings
+from dapo.report.doctor.findings import NOTE, SEVERE, WARNING, Disk, Finding, Thresholds, Visit
+from dapo.report.evidence import too_few_steps
+from dapo.report.load import RunRecord
+
+Check = Callable[[Visit], Iterator[Finding]]
+
+# Each fires or stays silent. Findings of one level are told in this order.
+# A level or a trend is only told of a run that has enough steps (report/evidence.py): two more may take back what
+# three show.
+BY_STEPS: tuple[Check, ...] = (
+    policy_findings.entropy,
+    policy_findings.clipping,
+    response_findings.length,
+    response_findings.acceptance,
+    response_findings.reward_hacking,
+    critic_findings.critic,
+    policy_findings.engine_gap,
+    policy_findings.dead_gradients,
+    response_findings.verdicts,
+    run_findings.evaluations,
+    run_findings.step_time,
+    run_findings.checkpoints,
+)
+# What has happened or stands, whatever the number of steps.
+AT_ONCE: tuple[Check, ...] = (
+    policy_findings.skipped_updates,
+    run_findings.faults,
+    run_findings.disk,
+    run_findings.stopped,
+)
+
+
+def examine(
+    run: RunRecord,
+    summaries: Sequence[tuple[int, dict[str, Any]]] = (),
+    *,
+    disk: Disk | None = None,
+) -> list[Finding]:
+    """Everything the doctor sees, the worst first."""
+    visit = Visit(run, summaries, disk, Thresholds())
+    checks = AT_ONCE if held_back(run) else (*BY_STEPS, *AT_ONCE)
+    found = [finding for check in checks for finding in check(visit)]
+    order = {SEVERE: 0, WARNING: 1, NOTE: 2}
+    return sorted(found, key=lambda finding: order[finding.level])
+
+
+def held_back(run: RunRecord) -> str:
+    """Why most findings are not told yet; empty where the run has enough steps."""
+    return too_few_steps(len(run.metrics))
+
+
+def verdict(findings: Sequence[Finding], run: RunRecord) -> str:
+    """One line: no issues found, what is wrong, or that it is too early to tell."""
+    if not run.metrics:
+        return "No step has ended yet: nothing to examine."
+    wrong = [finding.title for finding in findings if finding.level != NOTE]
+    if wrong:
+        return "; ".join(wrong) + "."
+    if reason := held_back(run):
+        return f"Not enough steps: {reason}. Nothing has broken so far."
+    return "No issues found."
+
+
+def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    return [asdict(finding) for finding in findings]

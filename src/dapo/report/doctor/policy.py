@@ -1,0 +1,150 @@
+"""How the policy moves: its entropy, what the clip cuts, the engine's log-probs, the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dapo.report.doctor.findings import SEVERE, WARNING, Finding, Visit
+from dapo.report.load import RunRecord, is_number
+
+
+def entropy(v: Visit) -> Iterator[Finding]:
+    start, end = v.first("policy/entropy"), v.last("policy/entropy")
+    if start is None or end is None:
+        return
+    is_excused = (v.last("accuracy") or 0.0) >= v.t.entropy_excused_accuracy
+    if (end < v.t.entropy_collapse_ratio * start and v.is_stuck) or (
+        end < v.t.entropy_collapse_nats and not is_excused
+    ):
+        progress = v.progress
+        is_graded = progress is not None and not progress.is_accuracy
+        told = "" if progress is None else f"; {progress}"
+        yield Finding(
+            "entropy-collapse",
+            WARNING if is_graded else SEVERE,
+            "Entropy has collapsed",
+            f"{start:.3f} nats at the start, {end:.4f} now{share_of(end, start)}{told}: the model has stopped exploring"
+            f"{'' if is_graded else ' before it was right'}.",
+            "Raise algorithm.clip.high (the paper: 0.28), lower train.lr, or go back to an earlier checkpoint.",
+            v.whole,
+            ("policy/entropy", "policy/probability", "clip/high"),
+        )
+    if end > v.t.entropy_explosion_ratio * start and end - start > v.t.entropy_explosion_rise:
+        yield Finding(
+            "entropy-explosion",
+            SEVERE,
+            "Entropy is exploding",
+            f"{start:.3f} nats at the start, {end:.3f} now{share_of(end, start)}: the text is turning into noise.",
+            "Lower train.lr or algorithm.clip.high; look at the truncated share and at the engine gap.",
+            v.whole,
+            ("policy/entropy", "length/truncated", "engine/gap_mean"),
+        )
+
+
+def share_of(end: float, start: float) -> str:
+    """What is left of the start; nothing where it was 0."""
+    return f" ({end / start:.0%})" if start else ""
+
+
+def clipping(v: Visit) -> Iterator[Finding]:
+    low, high = v.last("clip/low"), v.last("clip/high")
+    if low is None or high is None:
+        return
+    heavy, light = max(low, high), min(low, high)
+    if heavy < v.t.clip_share or heavy < v.t.clip_asymmetry * light:
+        return
+    side, other = ("high", "low") if high > low else ("low", "high")
+    if side == "high":
+        why, remedy = "pushes up are cut, so new ideas cannot grow", "Raise algorithm.clip.high, or lower train.lr."
+    else:
+        why = "pushes down are cut; wrong tokens are let go slowly"
+        remedy = (
+            "Lower train.lr or train.updates_per_step; leave algorithm.clip.low alone (raising it starves exploration)."
+        )
+    yield Finding(
+        "one-sided-clipping",
+        WARNING,
+        f"Clipping is one-sided ({side})",
+        f"{heavy:.2%} of tokens are clipped {side}, {light:.3%} {other}: {why}.",
+        remedy,
+        v.last_steps,
+        ("clip/low", "clip/high"),
+    )
+
+
+def engine_gap(v: Visit) -> Iterator[Finding]:
+    gap, kl, size = v.last("engine/gap_mean"), v.last("engine/kl"), v.last("engine/effective_sample_size")
+    is_wide = (gap is not None and gap > v.t.engine_gap_nats) or (kl is not None and kl > v.t.engine_kl_nats)
+    if is_wide or (size is not None and size < v.t.effective_sample_size):
+        parts = [
+            f"mean |log π_trainer − log π_engine| {gap:.4f} nats" if gap is not None else "",
+            f"KL {kl:.4f} nats" if kl is not None else "",
+            f"effective sample size {size:.0%}" if size is not None else "",
+        ]
+        numbers = ", ".join(part for part in parts if part)
+        where = ("engine/gap_mean", "engine/kl")
+        if has_stale_tokens(v):
+            yield Finding(
+                "engine-gap",
+                WARNING,
+                "Trained tokens are far from the policy",
+                f"{numbers}: among them are tokens of earlier weights (carried over, at most "
+                f"{v.run.key('sampling', 'max_staleness_updates', default='?')} updates old), so the policy's own "
+                "movement is part of it.",
+                "Lower train.lr or sampling.max_staleness_updates; without carry_over and partial_rollouts the gap is "
+                "the engine's alone.",
+                v.last_steps,
+                (*where, "sampling/staleness_max"),
+            )
+            return
+        yield Finding(
+            "engine-gap",
+            SEVERE,
+            "Trainer and engine disagree",
+            f"{numbers}: the responses come from another policy than is trained.",
+            ("" if corrects_gap(v.run) else "Set algorithm.importance_cap = 2.0; ")
+            + "compare model.dtype of both; update engine and trainer together.",
+            v.last_steps,
+            where,
+        )
+
+
+def has_stale_tokens(v: Visit) -> bool:
+    is_carrying = any(v.run.key("sampling", name, default=False) for name in ("carry_over", "partial_rollouts"))
+    return is_carrying or bool(v.last("sampling/staleness_max"))
+
+
+def corrects_gap(run: RunRecord) -> bool:
+    """An importance weight, or a ratio that starts at the engine's own log-probs."""
+    return is_number(run.key("algorithm", "importance_cap")) or run.key("algorithm", "old_logp") == "bypass"
+
+
+def dead_gradients(v: Visit) -> Iterator[Finding]:
+    recent = [m for m in v.run.metrics[-v.t.dead_steps :] if not m.get("policy/skipped_updates")]
+    tail = [one for one in v.run.series("policy/gradient_norm") if one[0] in {int(m["step"]) for m in recent}]
+    if len(tail) == v.t.dead_steps and all(norm < v.t.dead_gradient_norm for _, norm in tail):
+        lr = v.last("lr")
+        yield Finding(
+            "dead-gradients",
+            SEVERE,
+            "The gradients are dead",
+            f"The gradient norm was below {v.t.dead_gradient_norm:g} in each of the last {v.t.dead_steps} steps "
+            f"(last: {tail[-1][1]:.2g}, lr {lr if lr is not None else float('nan'):.2g}).",
+            "Look at sampling/acceptance: without informative groups there is nothing to learn from.",
+            (tail[0][0], tail[-1][0]),
+            ("policy/gradient_norm", "sampling/acceptance"),
+        )
+
+
+def skipped_updates(v: Visit) -> Iterator[Finding]:
+    bad = [(step, n) for step, n in v.run.series("policy/skipped_updates") if n > 0]
+    if bad:
+        yield Finding(
+            "non-finite-gradients",
+            SEVERE,
+            "Updates were skipped for non-finite gradients",
+            f"{sum(n for _, n in bad):.0f} updates in {len(bad)} steps, the last in step {bad[-1][0]}.",
+            'Lower train.lr; set model.dtype = "float32" to see whether it is the precision.',
+            (bad[0][0], bad[-1][0]),
+            ("policy/gradient_norm",),
+        )

@@ -1,0 +1,171 @@
+"""What the responses are like and how they are judged: length, informative groups, reward hacking, verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dapo.commands import dapo_command
+from dapo.report.doctor.findings import WARNING, Finding, Visit
+from dapo.report.load import RunRecord
+
+
+def length(v: Visit) -> Iterator[Finding]:
+    start, end = v.first("length/mean"), v.last("length/mean")
+    if start and end and end > v.t.length_runaway_ratio * start and not v.is_improving:
+        yield Finding(
+            "length-runaway",
+            WARNING,
+            "Responses grow without getting better",
+            f"Mean length {start:.0f} tokens at the start, {end:.0f} now ({end / start:.1f} times); {v.progress}.",
+            brevity(v.run),
+            v.whole,
+            ("length/mean", "length/p90"),
+        )
+    share = v.last("length/truncated")
+    if share is not None and share > v.t.truncated:
+        limit = v.run.key("limits", "max_response_tokens", default="?")
+        judged = "a truncated response never counts as right"
+        if v.run.key("rewards", "truncated_may_be_correct", default=False):
+            judged = "what stands in their text is judged all the same (rewards.truncated_may_be_correct)"
+        teach = "" if is_punished(v.run) else ", or teach brevity with shaping.overlong_penalty = 1.0"
+        yield Finding(
+            "truncation",
+            WARNING,
+            "Many responses are cut off",
+            f"{share:.1%} of the judged responses ran into limits.max_response_tokens = {limit}; {judged}.",
+            f"Raise limits.max_response_tokens{teach}.",
+            v.last_steps,
+            ("length/truncated", "length/max"),
+        )
+
+
+def is_punished(run: RunRecord) -> bool:
+    return bool(run.key("shaping", "overlong_penalty", default=0.0))
+
+
+def brevity(run: RunRecord) -> str:
+    """What speaks against length and is not on yet."""
+    advice = []
+    if not is_punished(run):
+        advice.append("switch the overlong punishment on (shaping.overlong_penalty = 1.0)")
+    if run.key("algorithm", "mean") != "token":
+        advice.append('use algorithm.mean = "token"')
+    if not advice:
+        advice.append("lower limits.max_response_tokens or widen shaping.overlong_buffer_tokens")
+    text = ", ".join([*advice, "and read the longest responses in the browser."])
+    return text[0].upper() + text[1:]
+
+
+def acceptance(v: Visit) -> Iterator[Finding]:
+    share = v.last("sampling/acceptance")
+    if share is None or share >= v.t.acceptance:
+        return
+    right, wrong = v.last("sampling/groups_all_right") or 0.0, v.last("sampling/groups_all_wrong") or 0.0
+    equal = v.last("sampling/groups_all_equal") or 0.0  # graded rewards
+    uniform = right + wrong + equal
+    has_critic = v.run.key("algorithm", "advantage") == "gae"
+    others = f"{right:.0f} a step were all right and {wrong:.0f} all wrong"
+    if equal:
+        others = f"{equal:.0f} a step had one value throughout" + (f", {others}" if right or wrong else "")
+    numbers = f"{share:.1%} of the groups are informative; of the others {others}."
+    if not v.run.key("sampling", "dynamic", default=True):
+        numbers += f" They are trained on{'' if has_critic else lone_advantage(v.run)}."
+    if uniform and right >= v.t.one_cause * uniform:
+        name, title = "too-easy", "The problems have become too easy"
+        remedy = "Add harder problems (dapo data probe --select 0.1 0.9), or stop: there is little left to learn here."
+    elif uniform and wrong >= v.t.one_cause * uniform:
+        name, title = "too-hard", "The problems are too hard"
+        remedy = (
+            "Start with easier problems (dapo data probe --select 0.1 0.9), or raise sampling.responses_per_prompt."
+        )
+    elif uniform and equal >= v.t.one_cause * uniform and not has_critic:
+        name, title = "all-equal", "The reward seldom tells the responses of a group apart"
+        remedy = "Use a reward that grades more finely, other problems, or raise sampling.responses_per_prompt."
+    elif has_critic:  # it gives every response an advantage of its own, mixed group or not
+        return
+    else:
+        name, title = "low-acceptance", "Few groups are informative"
+        remedy = (
+            "Select problems by pass rate (dapo data probe --select 0.1 0.9), or raise sampling.responses_per_prompt."
+        )
+    yield Finding(
+        name, WARNING, title, numbers, remedy, v.last_steps,
+        ("sampling/acceptance", "sampling/groups_all_right", "sampling/groups_all_wrong")
+        + (("sampling/groups_all_equal",) if equal else ()),
+    )  # fmt: skip
+
+
+def lone_advantage(run: RunRecord) -> str:
+    """What tells the responses of a group apart that are all right or all wrong."""
+    return (
+        "; only the overlong punishment tells their responses apart" if is_punished(run) else " with an advantage of 0"
+    )
+
+
+def reward_hacking(v: Visit) -> Iterator[Finding]:
+    rise = (v.last("accuracy") or 0.0) - (v.first("accuracy") or 0.0)
+    shares = [(step, s["answer_only"] / s["responses"]) for step, s in v.summaries if s.get("responses")]
+    numbers = ""
+    if len(shares) >= 2:
+        grown = shares[-1][1] - shares[0][1]
+        if grown > v.t.answer_only_rise:
+            (early, before), (late, now) = shares[0], shares[-1]
+            numbers = f"responses with nothing but the answer: {before:.0%} in step {early}, {now:.0%} in step {late}"
+    else:
+        start, end = v.first("length/mean"), v.last("length/mean")
+        if start and end and end < v.t.answer_only_length_ratio * start:
+            numbers = f"mean length {start:.0f} tokens at the start, {end:.0f} now"
+    if rise > v.t.hacking_accuracy_rise and numbers:
+        yield Finding(
+            "answer-only",
+            WARNING,
+            "Accuracy rises while the working disappears",
+            f"Accuracy {rise:+.3f}; {numbers}.",
+            f"Read the responses; audit the verdicts ({dapo_command('verify', '--audit', v.run.folder)}); can answers "
+            "be guessed from prompts?",
+            v.whole,
+            ("accuracy", "length/mean"),
+        )
+    if v.summaries:
+        step, summary = v.summaries[-1]
+        groups = summary.get("groups", 0)
+        if summary.get("top_answer") and groups >= v.t.dominating_groups:
+            answer, n, references = summary["top_answer"]
+            share, expected = n / summary["responses"], references / groups
+            if share >= v.t.dominating_answer and expected <= v.t.dominating_reference:
+                yield Finding(
+                    "dominating-answer",
+                    WARNING,
+                    "One answer dominates",
+                    f"{share:.0%} of the responses of step {step} answer {answer!r}; it is the reference of "
+                    f"{expected:.0%} of their problems.",
+                    f"Read those responses; audit the verdicts ({dapo_command('verify', '--audit', v.run.folder)}): is "
+                    "it accepted wrongly?",
+                    (step, step),
+                    ("accuracy",),
+                )
+
+
+def verdicts(v: Visit) -> Iterator[Finding]:
+    failed = (v.last("verdict/timeout") or 0.0) + (v.last("verdict/crash") or 0.0)
+    if failed > v.t.verifier_failures:
+        yield Finding(
+            "verifier-failures",
+            WARNING,
+            "The verifier fails",
+            f"{failed:.1%} of the trained responses got TIMEOUT or CRASH instead of a judgement.",
+            "Raise rewards.seconds or rewards.memory_mb; see the messages in events.jsonl.",
+            v.last_steps,
+            ("verdict/timeout", "verdict/crash"),
+        )
+    unread = v.last("verdict/unparseable")
+    if unread is not None and unread > v.t.unparseable:
+        yield Finding(
+            "unparseable",
+            WARNING,
+            "Many answers cannot be read",
+            f"{unread:.0%} of the trained responses have no readable answer.",
+            "Check that data.template asks for the form that rewards.verifier reads; look at truncation.",
+            v.last_steps,
+            ("verdict/unparseable",),
+        )

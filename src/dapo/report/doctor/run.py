@@ -1,0 +1,179 @@
+"""How the run goes as a whole: faults, evaluations, where the time goes, checkpoints, disk, an early end."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from dapo.commands import dapo_command
+from dapo.report.doctor.findings import NOTE, SEVERE, WARNING, Finding, Visit
+from dapo.report.learning import WORSE, Change, change_of
+from dapo.report.load import RunRecord, is_number
+
+
+def faults(v: Visit) -> Iterator[Finding]:
+    steps = [(step, n) for step, n in v.run.series("engine/faults") if n > 0]
+    exams = [(int(e["step"]), e["faults"]) for e in v.run.evaluations if is_number(e.get("faults")) and e["faults"] > 0]
+    if steps or exams:
+        sampled, evaluated = (sum(n for _, n in found) for found in (steps, exams))
+        where = [step for step, _ in (*steps, *exams)]
+        yield Finding(
+            "engine-faults",
+            WARNING,
+            "The engine gave responses up",
+            f"Their logits were not finite: {sampled:.0f} responses in {len(steps)} steps, {evaluated:.0f} in "
+            f"{len(exams)} evaluations; none of them counts as right.",
+            'Lower train.lr; set model.dtype = "float32" to see whether it is the precision; rollout.on_fault = "stop" '
+            "ends a run at the first.",
+            (min(where), max(where)),
+            ("engine/faults",),
+        )
+
+
+def evaluations(v: Visit) -> Iterator[Finding]:
+    names = list(dict.fromkeys(str(e["set"]) for e in v.run.evaluations))
+    for name in names:
+        last = next(e for e in reversed(v.run.evaluations) if str(e["set"]) == name)
+        alike = [e for e in v.run.evaluations if str(e["set"]) == name and e["k"] == last["k"]]
+        best = max(alike, key=lambda e: e["avg@k"])
+        change = change_of(v.run, name)
+        is_worse = change is not None and change.verdict == WORSE and change.steps[0] == 0
+        has_fallen = last["avg@k_interval"][1] < best["avg@k_interval"][0]
+        if change is not None and is_worse and (change.interval is not None or not has_fallen):
+            of_name = f" on {name}" if len(names) > 1 else ""
+            without_critic = "" if v.last("critic/loss") is None else "; or do without a critic: preset = dapo"
+            yield Finding(
+                "worse-than-before",
+                SEVERE,
+                f"The model is worse than before training{of_name}",
+                f"{change.score} on {name}: {change.before:.3f} before, {change.after:.3f} after step "
+                f"{change.steps[1]}; {loss_told(change)}.",
+                f"Look at what is rewarded (dapo report) and lower train.lr{without_critic}.",
+                change.steps,
+                ("accuracy", "policy/entropy", "length/mean"),
+            )
+            has_fallen = has_fallen and best["step"] != 0
+        if has_fallen:
+            yield Finding(
+                "forgetting",
+                SEVERE,
+                "The evaluation has fallen",
+                f"avg@{best['k']} on {name}: {best['avg@k']:.3f} after step {best['step']}, {last['avg@k']:.3f} after "
+                f"step {last['step']}; their 95 % intervals do not touch.",
+                "Use the better checkpoint if it is still there (checkpoint.keep); lower train.lr.",
+                (int(best["step"]), int(last["step"])),
+                ("accuracy", "policy/entropy"),
+            )
+
+
+def loss_told(change: Change) -> str:
+    if change.interval is None:
+        return change.why
+    low, high = change.interval
+    return f"on the same problems a loss of {-high:.3f} to {-low:.3f} (95 % interval)"
+
+
+def time_shares(run: RunRecord) -> list[tuple[str, float, float]]:
+    """(phase, seconds, share) over the whole run, the largest first: what report and doctor say of the time."""
+    spent = phases(run)
+    whole = sum(spent.values())
+    shares = [(name, seconds, seconds / whole) for name, seconds in spent.items()]
+    return sorted(shares, key=lambda share: -share[2])
+
+
+def phases(run: RunRecord) -> dict[str, float]:
+    """Seconds of the whole run by phase; what is in no phase of a step is `other`. Saving checkpoints is not timed."""
+    sums = {name: sum(v for _, v in run.series(f"timing.{name}_s")) for name in ("sampling", "old_logp", "update")}
+    whole = sum(value for _, value in run.series("timing.step_s"))
+    sums["other"] = max(0.0, whole - sum(sums.values()))
+    sums["evaluation"] = sum(float(e.get("timing.evaluation_s", 0.0)) for e in run.evaluations)
+    return {name: seconds for name, seconds in sums.items() if seconds > 0} if whole else {}
+
+
+PHASES = {
+    "sampling": "rollout and reward",
+    "old_logp": "the passes before the updates (π_old, critic, reference)",
+    "update": "the updates",
+    "other": "everything else",
+    "evaluation": "evaluation",
+}
+
+
+BOUND = {
+    "sampling": "More responses at once (rollout.max_concurrent_responses), fewer wasted groups, shorter limits.",
+    "update": "Raise train.tokens_per_microbatch; switch train.gradient_checkpointing off if memory allows.",
+    "old_logp": "Raise train.tokens_per_microbatch; lower train.updates_per_step (a step's first update scores its own "
+    "rows).",
+    "other": "Handing the weights to the engine, writing rollouts: raise rollouts.every_steps, use a faster disk.",
+    "evaluation": "Raise eval.every_steps, or lower eval.k.",
+}
+
+
+def step_time(v: Visit) -> Iterator[Finding]:
+    shares = time_shares(v.run)
+    for at, (name, seconds, share) in enumerate(shares):
+        limit = v.t.evaluation_time_share if name == "evaluation" else v.t.step_time_share
+        if share > limit:
+            step = statistics.median(value for _, value in v.run.series("timing.step_s"))
+            phase = PHASES[name]
+            others = "" if at == 0 else f", after {' and '.join(PHASES[other] for other, *_ in shares[:at])}"
+            yield Finding(
+                f"bound-by-{name.replace('_', '-')}",
+                NOTE,
+                f"Most time goes into {phase}" if at == 0 else f"Much time goes into {phase}",
+                f"{share:.0%} of the run's time ({seconds:.0f} of {seconds / share:.0f} s){others}; a step takes "
+                f"{step:.1f} s.",
+                BOUND[name],
+                v.whole,
+                ("timing.step_s",),
+            )
+
+
+def checkpoints(v: Visit) -> Iterator[Finding]:
+    every = v.run.key("checkpoint", "every_steps", default=None)
+    steps = [value for _, value in v.run.series("timing.step_s")]
+    if every is None or not steps:
+        return
+    minutes = statistics.median(steps) * (every or max(v.run.wanted_steps, len(steps))) / 60
+    hours = statistics.median(steps) * v.run.wanted_steps / 3600
+    is_rare = minutes > v.t.checkpoint_minutes or (hours > 1 and every > v.t.checkpoint_run_share * v.run.wanted_steps)
+    if is_rare:
+        kept = f"checkpoint.every_steps = {every}" + ("" if every else " (only at the end)")
+        advised = max(1, int(1800 / statistics.median(steps)))
+        yield Finding(
+            "rare-checkpoints",
+            WARNING,
+            "Checkpoints are rare",
+            f"{kept}: a crash costs up to {minutes:.0f} minutes of work.",
+            f"{dapo_command('resume', v.run.folder, '--set', f'checkpoint.every_steps={advised}')} writes one about "
+            "every half hour.",
+            v.whole,
+            ("timing.step_s",),
+        )
+
+
+def disk(v: Visit) -> Iterator[Finding]:
+    d = v.disk
+    if d is None or not d.total:
+        return
+    if d.free < v.t.disk_free_share * d.total or d.free < v.t.disk_checkpoints * d.checkpoint:
+        yield Finding(
+            "disk-full",
+            SEVERE,
+            "The disk is nearly full",
+            f"{d.free / 2**30:.1f} GiB free of {d.total / 2**30:.0f} ({d.free / d.total:.1%}); a checkpoint takes "
+            f"{d.checkpoint / 2**30:.2f} GiB.",
+            "Free some room, lower checkpoint.keep, or raise rollouts.every_steps.",
+        )
+
+
+def stopped(v: Visit) -> Iterator[Finding]:
+    if v.run.state == "stopped" and v.run.metrics:
+        yield Finding(
+            "stopped",
+            NOTE,
+            "The run has stopped before its end",
+            f"{v.run.steps} of {v.run.wanted_steps} steps; nothing was written for {v.run.silent_s / 60:.0f} minutes.",
+            dapo_command("resume", v.run.folder),
+            (v.run.steps, v.run.steps),
+        )

@@ -1,0 +1,158 @@
+"""What is known of each running response, row by row: all of it on the host, what a decode step needs on the device.
+
+A tick begins by sending the host's state to the device and ends by fetching what was written, so that the two agree
+whatever happened in between. Every transfer and every host operation is one call over all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dapo.rollout.engine import Request
+from dapo.rollout.local.pages import Pages, Prompt
+from dapo.rollout.partial import Written
+
+RUNNING, ENDED, FULL, BAD, EMPTY = 0, 1, 2, 3, 4  # what `stop` says of a row
+
+
+class DeviceRows:
+    """What a decode step reads and writes of each row: newest token, lengths, stop, noise key, page table, output."""
+
+    def __init__(
+        self, n_rows: int, n_pages: int, tokens_per_tick: int, logp_dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.state = torch.zeros(9, n_rows, dtype=torch.int32, device=device)
+        self.token, self.start, self.length, self.limit, self.stop = self.state[:5]
+        self.words = self.state[5:]
+        self.table = torch.zeros(n_rows, n_pages, dtype=torch.int32, device=device)
+        self.out_token = torch.zeros(tokens_per_tick, n_rows, dtype=torch.int32, device=device)
+        self.out_logp = torch.zeros(tokens_per_tick, n_rows, dtype=logp_dtype, device=device)
+        self.clock = torch.zeros((), dtype=torch.int32, device=device)  # steps done in this tick
+
+    def position(self, n: int) -> Tensor:
+        """Place of the newest token of rows 0..n−1; 0 for dead ones."""
+        return torch.where(self.is_alive(n), self.length[:n] - 1, 0).long()
+
+    def is_alive(self, n: int) -> Tensor:
+        is_alive: Tensor = self.stop[:n] == RUNNING
+        return is_alive
+
+
+class Seats:
+    """State of up to `n_rows` responses. Column t of a row belongs to token t of prompt and response together."""
+
+    def __init__(self, n_rows: int, max_tokens: int, n_pages: int, logp_dtype: Any) -> None:
+        self.tokens = np.zeros((n_rows, max_tokens), np.int32)
+        self.logp = np.zeros((n_rows, max_tokens), logp_dtype)
+        self.version = np.zeros((n_rows, max_tokens), np.int32)
+        self.start = np.zeros(n_rows, np.int32)  # tokens of the prompt
+        self.length = np.ones(n_rows, np.int32)  # tokens so far, the prompt included
+        self.limit = np.zeros(n_rows, np.int32)  # tokens at which the response is truncated
+        self.order = np.zeros(n_rows, np.int64)
+        self.words = np.zeros((n_rows, 4), np.int32)  # of the noise key; 32 bits, the sign is only a bit
+        self.table = np.zeros((n_rows, n_pages), np.int32)
+        self.n_pages = np.zeros(n_rows, np.int32)
+        self.is_taken = np.zeros(n_rows, bool)
+        # A number of its own for every response with the keys and values it has: new ones, new number.
+        self.serial = np.zeros(n_rows, np.int64)
+        self._n_serials = 0
+        self.requests: list[Request | None] = [None] * n_rows
+        self.prompts: list[Prompt | None] = [None] * n_rows
+
+    def put(self, row: int, item: Written, prompt: Prompt, pages: Pages) -> None:
+        """Seat a response on a row, with all its pages, the prompt's included."""
+        request = item.request
+        start, end = len(request.prompt), len(request.prompt) + len(item.tokens)
+        self.tokens[row, :start], self.tokens[row, start:end] = request.prompt, item.tokens
+        self.logp[row, start:end], self.version[row, start:end] = item.logp, item.version
+        self.start[row], self.length[row], self.limit[row] = start, end, start + request.max_new_tokens
+        self.order[row] = item.order
+        self.words[row] = np.array(request.key.words(), np.uint32).view(np.int32)
+        self.table[row, : len(pages)], self.table[row, len(pages) :] = pages, 0
+        self.n_pages[row] = len(pages)
+        self.is_taken[row] = True
+        self.requests[row], self.prompts[row] = request, prompt
+        self.renew([row])
+
+    def renew(self, rows: Sequence[int]) -> None:
+        """The keys and values of these rows are computed anew: who remembers others by the serial number is wrong."""
+        self.serial[list(rows)] = np.arange(self._n_serials + 1, self._n_serials + 1 + len(rows))
+        self._n_serials += len(rows)
+
+    def request(self, row: int) -> Request:
+        request = self.requests[row]
+        assert request is not None, f"row {row} holds no response"
+        return request
+
+    def prompt(self, row: int) -> Prompt:
+        prompt = self.prompts[row]
+        assert prompt is not None, f"row {row} holds no response"
+        return prompt
+
+    def own_pages(self, row: int) -> Pages:
+        """Pages that are this row's alone."""
+        return self.table[row, self.prompt(row).n_shared : self.n_pages[row]].copy()
+
+    def read(self, row: int) -> Written:
+        """What was written on this row."""
+        part = slice(int(self.start[row]), int(self.length[row]))
+        arrays = (array[row, part].copy() for array in (self.tokens, self.logp, self.version))
+        return Written(self.request(row), int(self.order[row]), *arrays)
+
+    def free(self, row: int) -> None:
+        self.is_taken[row], self.n_pages[row], self.length[row] = False, 0, 1
+        self.table[row] = 0
+        self.requests[row] = self.prompts[row] = None
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Reseat responses; the source rows are free afterwards."""
+        old, new = list(source), list(target)
+        width = int(self.length[old].max())
+        for history in (self.tokens, self.logp, self.version):
+            history[new, :width] = history[old, :width]
+        for array in (
+            self.start, self.length, self.limit, self.order, self.words, self.table, self.n_pages, self.is_taken,
+            self.serial,
+        ):  # fmt: skip
+            array[new] = array[old]
+        for i, j in zip(old, new, strict=True):
+            self.requests[j], self.prompts[j] = self.requests[i], self.prompts[i]
+            self.free(i)
+
+    def add_pages(self, rows: NDArray[np.int64], counts: NDArray[np.int64], pages: Pages) -> None:
+        """Append counts[i] further pages to rows[i]."""
+        row = np.repeat(rows, counts)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        column = self.n_pages[row] + (np.arange(len(row)) - first)
+        self.table[row, column] = pages
+        self.n_pages[rows] += counts.astype(np.int32)
+
+    def state(self, n: int) -> NDArray[np.int32]:
+        """[9, n] as `DeviceRows` has it."""
+        row = np.arange(n)
+        stop = np.where(self.is_taken[:n], RUNNING, EMPTY)
+        newest = self.tokens[row, self.length[:n] - 1]
+        parts = [newest, self.start[:n], self.length[:n], self.limit[:n], stop, *self.words[:n].T]
+        return np.stack(parts).astype(np.int32)
+
+    def append(
+        self,
+        n: int,
+        written: NDArray[np.int32],
+        token: NDArray[np.int32],
+        logp: NDArray[Any],
+        version: int,
+    ) -> None:
+        """Add the first written[i] of the tick's tokens [K, n] to row i."""
+        row, step = np.nonzero(np.arange(len(token))[None, :] < written[:, None])
+        column = self.length[row] + step
+        self.tokens[row, column] = token[step, row]
+        self.logp[row, column] = logp[step, row]
+        self.version[row, column] = version
+        self.length[:n] += written
