@@ -42,12 +42,12 @@ def test_the_setting_is_shared_by_all_replicas():
 
 
 @pytest.mark.parametrize(
-    ("seats", "limit", "expected"),
+    ("slots", "limit", "expected"),
     [(8, 32, "by rollout.max_concurrent_responses = 32"), (5, 32, "allows more"), (50, 32, "set it to 200,")],
 )
-def test_a_plan_for_a_cluster_says_whether_the_recipe_lets_it_be(seats: int, limit: int, expected: str):
-    said = at_once_in_a_cluster({"seats": seats, "replicas": 4, "max_concurrent_responses": limit})
-    assert f"{seats} per replica x 4 = {4 * seats}" in said
+def test_a_plan_for_a_cluster_says_whether_the_recipe_lets_it_be(slots: int, limit: int, expected: str):
+    said = at_once_in_a_cluster({"slots": slots, "replicas": 4, "max_concurrent_responses": limit})
+    assert f"{slots} per replica x 4 = {4 * slots}" in said
     assert expected in said
 
 

@@ -72,7 +72,7 @@ def test_twice_the_cards_train_in_half_the_time_until_gathering_weights_takes_lo
 def test_with_more_engines_a_step_fills_sooner_and_more_of_them_wait():
     config = load_recipe("dapo-math-7b-8x80gb", ["sampling.prompts_per_step=64"]).config
     filled = [
-        simulate_fill(config, replicas=n, seats=128, cost=TickCost(4e-3, 3e-5), mean_tokens=800, sigma=0.9, steps=2)
+        simulate_fill(config, replicas=n, slots=128, cost=TickCost(4e-3, 3e-5), mean_tokens=800, sigma=0.9, steps=2)
         for n in (1, 4, 16)
     ]
     seconds, idle = [f.seconds for f in filled], [f.idle_share for f in filled]

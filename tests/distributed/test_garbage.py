@@ -13,7 +13,7 @@ from dapo.distributed.message import Garbled, from_bytes, to_bytes
 from dapo.errors import EngineError
 from dapo.rollout.engine import NoiseKey, Request
 from dapo.rollout.messages import Expected, decode, decode_begun, encode
-from dapo.rollout.partial import Written, to_state
+from dapo.rollout.partial import PartialResponse, to_state
 from dapo.types import Completion, Judgement, StopReason, Verdict
 
 LIMIT, VOCABULARY, EOS = 4, 50, 2
@@ -26,7 +26,11 @@ def request(number: int) -> Request:
 def expected() -> Expected:
     """Rank 1 was given requests 7 and 8, the latter with a token written already; 9 is another rank's."""
     begun = (np.array([3], np.int32), np.array([-0.5], np.float32), np.array([0], np.int32))
-    running = {7: (1, Written(request(7), 0)), 8: (1, Written(request(8), 1, *begun)), 9: (0, Written(request(9), 2))}
+    running = {
+        7: (1, PartialResponse(request(7), 0)),
+        8: (1, PartialResponse(request(8), 1, *begun)),
+        9: (0, PartialResponse(request(9), 2)),
+    }
     return Expected(1, running, VOCABULARY, newest_version=3, logp_dtype=np.float32, eos_ids=(EOS,))
 
 
@@ -129,7 +133,7 @@ def test_a_changed_byte_is_refused_or_changes_nothing_that_cannot_be(at: int, by
         assert np.isfinite(made.logp).all()
 
 
-def snapshot(*items: Written) -> bytes:
+def snapshot(*items: PartialResponse) -> bytes:
     state = to_state(items, np.float32, {})
     return to_bytes(state.meta, state.arrays)
 
@@ -139,7 +143,7 @@ def test_a_snapshot_must_speak_of_what_was_handed_out():
     assert [item.request.id for item in decode_begun(snapshot(*given_out), expected())] == [7, 8]
     with pytest.raises(EngineError, match="speaks of 1 of the 2 responses"):
         decode_begun(snapshot(given_out[0]), expected())
-    other = Written(Request(7, (5, 7), given_out[0].request.key, LIMIT, group=7), 0)
+    other = PartialResponse(Request(7, (5, 7), given_out[0].request.key, LIMIT, group=7), 0)
     with pytest.raises(EngineError, match="request 7 is not the one that was handed out"):
         decode_begun(snapshot(other, given_out[1]), expected())
 

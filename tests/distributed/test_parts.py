@@ -1,4 +1,4 @@
-"""The parts of a distributed run that need no second process: messages, dealing, seats, and what is refused."""
+"""The parts of a distributed run that need no second process: messages, dealing, slots, and what is refused."""
 
 import threading
 from itertools import pairwise
@@ -110,10 +110,10 @@ def written_by(engine: Any, n: int = 21) -> list[tuple[int, int, list[int]]]:
 
 
 def make(world: World | None, policy: Any) -> Any:
-    seats = 8
+    slots = 8
     size = 1 if world is None else world.size
-    own = LocalEngine(policy, sampling=SamplingParams(), max_concurrent=-(-seats // size), max_tokens=32)
-    return own if world is None else SharedEngine(own, world, max_concurrent=seats)
+    own = LocalEngine(policy, sampling=SamplingParams(), max_concurrent=-(-slots // size), max_tokens=32)
+    return own if world is None else SharedEngine(own, world, max_concurrent=slots)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -134,7 +134,7 @@ def test_no_seat_stays_free_while_a_request_waits_whoever_ends_first():
         while engine.n_in_flight or engine.n_waiting:
             was_waiting = engine.n_waiting
             ended = engine.advance()
-            if was_waiting and engine.n_waiting:  # what began this tick filled every seat that was free
+            if was_waiting and engine.n_waiting:  # what began this tick filled every slot that was free
                 taken.append(engine.n_in_flight + len(ended))
         return taken
 
@@ -290,7 +290,7 @@ def test_border_every_tensor_is_in_one_bucket_within_its_size(sizes: list[int], 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 17])
 def test_border_two_ranks_write_every_request_once_whatever_their_seats(n: int):
-    """Eight seats in all, four on each rank."""
+    """Eight slots in all, four on each rank."""
     policies = [tiny_policy("llama") for _ in range(2)]
     for ended in on_ranks(2, lambda world: written_by(make(world, policies[world.rank]), n)):
         assert sorted(number for _, number, _ in ended) == list(range(n))

@@ -19,7 +19,7 @@ from dapo.release.export import export_run
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
-# Nothing divides: 5 groups of 3 responses in 2 updates, 7 seats and micro-batches of a few rows, on 2 or 4 ranks.
+# Nothing divides: 5 groups of 3 responses in 2 updates, 7 slots and micro-batches of a few rows, on 2 or 4 ranks.
 UNEVEN = [
     "train.steps=5", "sampling.prompts_per_step=5", "sampling.responses_per_prompt=3", "train.updates_per_step=2",
     "rollout.max_concurrent_responses=7", "train.tokens_per_microbatch=40",

@@ -34,7 +34,7 @@ def test_whoever_comes_goes_and_grows_everybody_keeps_what_was_theirs():
     blocks = Blocks(cache, max_tokens=pages * PAGE)
     rng = np.random.default_rng(1)
     length = rng.integers(2, 70, n)
-    alive = np.arange(8)  # seats hold responses alive[0], alive[1], …; serial = response + 100
+    alive = np.arange(8)  # running hold responses alive[0], alive[1], …; serial = response + 100
     for tick in range(60):
         if tick % 5 == 4 and len(alive) > 3:
             alive = np.delete(alive, rng.integers(len(alive)))
@@ -68,7 +68,7 @@ def test_a_cleared_response_leaves_zeros_behind():
 
 
 def test_an_engine_taken_back_to_another_state_remembers_nobody():
-    """Seats are numbered from 1 again: whoever sits there must not read the keys and values of an earlier one."""
+    """Responses are numbered from 1 again: a new one must not read the keys and values of an earlier one."""
     policy = tiny_policy()
 
     def request(i: int) -> Request:

@@ -20,7 +20,7 @@ from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.pages import PagePool, Prompt, pages_for
 from dapo.rollout.local.prefixes import Prefix, prefill, slots_of
 from dapo.rollout.local.weights import side_by_side
-from dapo.rollout.partial import Written, from_state, to_state
+from dapo.rollout.partial import PartialResponse, from_state, to_state
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.plain.kv_cache import KVCache
 from dapo.types import Completion
@@ -207,7 +207,7 @@ def test_an_engine_beside_another_reads_the_weights_as_they_are():
     engine = local(policy)
     with torch.no_grad():
         policy.head.weight.mul_(1.5)
-    beside = engine.beside(SamplingParams())
+    beside = engine.fork_for_eval(SamplingParams())
     beside.submit(requests())
     fresh = local(policy)
     fresh.submit(requests())
@@ -219,7 +219,7 @@ def test_an_engine_beside_another_shares_its_pages_and_leaves_its_responses_alon
     engine = local(policy)
     engine.submit(requests())
     early = [item for _ in range(9) for item in engine.advance()]
-    other = engine.beside(SamplingParams(temperature=0.0))
+    other = engine.fork_for_eval(SamplingParams(temperature=0.0))
     assert other._decoder is engine._decoder
     greedy = PlainEngine(policy, sampling=SamplingParams(temperature=0.0), max_concurrent=8, max_tokens=MAX_TOKENS)
     for each in (other, greedy):
@@ -254,7 +254,7 @@ def test_a_crowded_engine_goes_on(what: str):
     if what == "snapshot":
         engine.snapshot()
     elif what == "beside":
-        engine.beside(SamplingParams())
+        engine.fork_for_eval(SamplingParams())
     elif what == "load":
         engine.load_weights(tiny_policy(), 0)
     else:
@@ -438,7 +438,7 @@ def test_border_every_request_is_answered_once_by_five_rows_or_sixteen(
 @pytest.mark.parametrize("lengths", [[], [0], [3], [0, 1, 2], [2, 0, 0, 5, 1]])
 def test_border_what_is_in_flight_comes_back_from_a_snapshot(lengths: list[int]):
     items = [
-        Written(
+        PartialResponse(
             request(i, i, n_prompt=2),
             10 + i,
             np.arange(n, dtype=np.int32) + 100 * i,

@@ -141,7 +141,7 @@ def test_two_engines_on_one_vllm_take_turns(engine: Make):
     training = engine(policy, rows=4)
     training.submit([request(i) for i in range(6)])
     finished = [item for _ in range(3) for item in training.advance()]
-    examining = training.beside(SamplingParams(temperature=0.0))
+    examining = training.fork_for_eval(SamplingParams(temperature=0.0))
     examining.submit([request(i) for i in range(5)])
     greedy = drain(examining)
     assert training.tick == 3

@@ -43,11 +43,11 @@ class Layout:
     shard: str  # full or none
     tensor_parallel: int  # GPUs that write one response together
     parts_gib: dict[str, float]
-    seats: int  # responses that a replica writes at a time; 0: it does not fit
+    slots: int  # responses that a replica writes at a time; 0: it does not fit
 
     @property
     def fits(self) -> bool:
-        return self.seats > 0
+        return self.slots > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ def layouts_of(config: Config, shape: ModelShape, *, card: str, gpus: int, mean_
             free = 0.9 * CARDS_GIB[card] * GIB - memory.fixed
             # A response that is being written holds its prompt and, on the average, half of what it will be.
             held = config.limits.max_prompt_tokens / 4 + mean_tokens / 2
-            seats = int(free // (memory.kv_bytes_per_token * held)) if free > 0 else 0
+            slots = int(free // (memory.kv_bytes_per_token * held)) if free > 0 else 0
             if engine == "local":
-                seats = min(seats, -(-config.rollout.max_concurrent_responses // gpus))
+                slots = min(slots, -(-config.rollout.max_concurrent_responses // gpus))
             parts = {name: size / GIB for name, size in memory.parts.items()}
-            made.append(Layout(shard, tensor_parallel, parts, max(0, seats)))
+            made.append(Layout(shard, tensor_parallel, parts, max(0, slots)))
     return made
 
 

@@ -27,21 +27,21 @@ class Filled:
     seconds: float
     generated_tokens: float
     trained_tokens: float
-    idle_share: float  # of the time: lost against writing the same tokens with every seat taken
+    idle_share: float  # of the time: lost against writing the same tokens with every slot taken
     wasted_share: float  # of the generated tokens
 
 
 def simulate_fill(
-    config: Config, *, replicas: int, seats: int, cost: TickCost, mean_tokens: float, sigma: float, steps: int
+    config: Config, *, replicas: int, slots: int, cost: TickCost, mean_tokens: float, sigma: float, steps: int
 ) -> Filled:
-    """Steps of the config's own sampling on `replicas` engines of `seats` each; half of the problems are informative.
+    """Steps of the config's own sampling on `replicas` engines of `slots` each; half of the problems are informative.
 
-    Requests wait in one queue (`rollout.shared`), so all engines together are one with all seats, and a tick takes what
+    Requests wait in one queue (`rollout.shared`), so all engines together are one with all slots, and a tick takes what
     one with an equal share of the responses takes.
     """
     mu = math.log(mean_tokens) - sigma**2 / 2
     spread = TickCost(cost.base, cost.per_response / replicas)
-    engine = VirtualEngine(max_concurrent=replicas * seats, length_of=log_normal_lengths(mu, sigma), cost=spread)
+    engine = VirtualEngine(max_concurrent=replicas * slots, length_of=log_normal_lengths(mu, sigma), cost=spread)
     collector = Collector(
         engine,
         VirtualJudge(),
@@ -57,7 +57,7 @@ def simulate_fill(
         accounting = fill_once(config, collector, source, state, version).accounting
         generated += accounting.generated_tokens
         trained += accounting.trained_tokens
-    busy = generated / (replicas * seats) * cost.of(seats)
+    busy = generated / (replicas * slots) * cost.of(slots)
     return Filled(
         seconds=engine.seconds / steps,
         generated_tokens=generated / steps,
@@ -82,7 +82,7 @@ def step_time(
     filled = simulate_fill(
         config.model_copy(update={"sampling": smaller}),
         replicas=replicas // scale,
-        seats=layout.seats,
+        slots=layout.slots,
         cost=TickCost(rates.tick_base_s, rates.tick_per_response_s),
         mean_tokens=mean_tokens,
         sigma=LENGTH_SIGMA,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.rollout.engine import EngineState, Fault, Finished, Request
+from dapo.rollout.engine import EngineState, Fault, Finished, Request, SamplingParams
 from dapo.rollout.noise import uniform_of
 from dapo.types import Completion, Judgement, Problem, StopReason, Verdict
 
@@ -49,6 +49,12 @@ class VirtualEngine:
         self._ends: list[tuple[int, int, int]] = []  # heap of (tick it ends, order it began, id), aborted ones included
         self._n_begun = 0
         self._loaded: list[tuple[int, int]] = [(0, 0)]  # (tick, version) of every change of weights
+
+    def fork_for_eval(self, _sampling: SamplingParams) -> VirtualEngine:
+        return VirtualEngine(max_concurrent=self.max_concurrent, length_of=self.length_of, cost=self.cost)
+
+    def close(self) -> None:
+        """Holds nothing."""
 
     @property
     def n_in_flight(self) -> int:

@@ -103,6 +103,14 @@ class Engine(Protocol):
         """Take over a snapshot, in place of whatever is in flight. The weights must be loaded already."""
         ...
 
+    def fork_for_eval(self, sampling: SamplingParams) -> Engine:
+        """Another engine on the same weights and memory, with its own sampling parameters. The two take turns."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds beside the policy. Neither it nor a fork can be used afterwards."""
+        ...
+
 
 def concatenated(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any] | type) -> NDArray[Any]:
     """One array from many, also from none."""

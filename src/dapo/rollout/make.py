@@ -1,4 +1,4 @@
-"""The engine a config names: one per rank, all of them as one; a second one beside it for evaluation."""
+"""The engine that a config names: one per rank, all of them as one."""
 
 from __future__ import annotations
 
@@ -27,15 +27,8 @@ def refuse_layout(config: Config, world: World) -> None:
         )
 
 
-def make_engine(
-    config: Config, policy: Policy, sampling: SamplingParams, world: World = ALONE, *, beside: Engine | None = None
-) -> Engine:
-    """The engine the config names; with several ranks, all of them as one.
-
-    A second one shares the memory of the engine it is beside.
-    """
-    if isinstance(beside, (VllmEngine, LocalEngine, SharedEngine)):
-        return beside.beside(sampling)
+def make_engine(config: Config, policy: Policy, sampling: SamplingParams, world: World = ALONE) -> Engine:
+    """The engine the config names; with several ranks, all of them as one."""
     concurrent = config.rollout.max_concurrent_responses
     longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
     match config.rollout.engine:
@@ -55,6 +48,6 @@ def make_engine(
         case "plain":
             return PlainEngine(policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest)
         case "local":
-            gib, seats = config.rollout.kv_cache_gib, -(-concurrent // world.size)
-            own = LocalEngine(policy, sampling=sampling, max_concurrent=seats, max_tokens=longest, kv_gib=gib)
+            gib, slots = config.rollout.kv_cache_gib, -(-concurrent // world.size)
+            own = LocalEngine(policy, sampling=sampling, max_concurrent=slots, max_tokens=longest, kv_gib=gib)
             return own if world.size == 1 else SharedEngine(own, world, max_concurrent=concurrent)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dapo.distributed.message import Garbled, from_bytes, to_bytes
 from dapo.errors import EngineError
 from dapo.rollout.engine import EngineState, Finished, concatenated
-from dapo.rollout.partial import Written, from_state
+from dapo.rollout.partial import PartialResponse, from_state
 from dapo.types import Completion, StopReason
 
 ARRAYS = ("tokens", "logp", "version")
@@ -28,13 +28,13 @@ class Expected:
     """What a message of one rank can be about."""
 
     rank: int
-    running: Mapping[int, tuple[int, Written]]  # request id -> (rank, as it was handed out)
+    running: Mapping[int, tuple[int, PartialResponse]]  # request id -> (rank, as it was handed out)
     n_vocabulary: int
     newest_version: int
     logp_dtype: type
     eos_ids: tuple[int, ...]
 
-    def handed(self, number: Any) -> Written:
+    def handed(self, number: Any) -> PartialResponse:
         """What that rank was given under this id."""
         rank, item = self.running.get(number, (None, None)) if type(number) is int else (None, None)
         if item is None or rank != self.rank:
@@ -81,10 +81,10 @@ def decode(data: bytes, expected: Expected) -> list[tuple[int, Completion]]:
     return named(expected.rank, read)
 
 
-def decode_begun(data: bytes, expected: Expected) -> list[Written]:
+def decode_begun(data: bytes, expected: Expected) -> list[PartialResponse]:
     """What that rank has begun and not ended, from its engine's snapshot."""
 
-    def read() -> list[Written]:
+    def read() -> list[PartialResponse]:
         items = from_state(EngineState(*from_bytes(data)))
         for item in items:
             check(item.request.id, Completion(item.tokens, item.logp, item.version, StopReason.ABORTED, ""), expected)

@@ -16,7 +16,7 @@ from dapo.types import Completion, StopReason
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class PartialResponse:
     """A request and what was written for it so far."""
 
     request: Request
@@ -43,7 +43,7 @@ def check_request(request: Request, seen: set[int], max_tokens: int) -> None:
         )
 
 
-def completions(items: Sequence[Written], reasons: Sequence[StopReason], tokenizer: Any) -> list[Finished]:
+def completions(items: Sequence[PartialResponse], reasons: Sequence[StopReason], tokenizer: Any) -> list[Finished]:
     """Items as completions, their texts decoded in one call."""
     if tokenizer is None or not items:
         texts = [""] * len(items)
@@ -55,7 +55,7 @@ def completions(items: Sequence[Written], reasons: Sequence[StopReason], tokeniz
     ]
 
 
-def to_state(items: Sequence[Written], logp_dtype: type, meta: Mapping[str, Any]) -> EngineState:
+def to_state(items: Sequence[PartialResponse], logp_dtype: type, meta: Mapping[str, Any]) -> EngineState:
     """A snapshot: `meta` of the engine, and the items without their KV."""
     described = {
         **meta,
@@ -71,12 +71,14 @@ def to_state(items: Sequence[Written], logp_dtype: type, meta: Mapping[str, Any]
     return EngineState(described, arrays)
 
 
-def from_state(state: EngineState) -> list[Written]:
+def from_state(state: EngineState) -> list[PartialResponse]:
     """The items of a snapshot."""
     bounds = [0, *accumulate(state.meta["lengths"])]
     parts = [slice(start, end) for start, end in pairwise(bounds)]
     return [
-        Written(_request(raw), order, *(state.arrays[name][part] for name in ("tokens", "logp", "token_version")))
+        PartialResponse(
+            _request(raw), order, *(state.arrays[name][part] for name in ("tokens", "logp", "token_version"))
+        )
         for raw, order, part in zip(state.meta["requests"], state.meta["order"], parts, strict=True)
     ]
 

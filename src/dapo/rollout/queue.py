@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.errors import EngineError
 from dapo.rollout.engine import EngineState, Fault, Request
-from dapo.rollout.partial import Written, check_request, from_state, to_state
+from dapo.rollout.partial import PartialResponse, check_request, from_state, to_state
 
 
 class QueuedEngine(ABC):
@@ -19,7 +19,7 @@ class QueuedEngine(ABC):
         self.max_concurrent, self.max_tokens = max_concurrent, max_tokens
         self.tick = 0
         self.faults: list[Fault] = []
-        self._waiting: deque[Written] = deque()
+        self._waiting: deque[PartialResponse] = deque()
         self._ids: set[int] = set()  # waiting or in flight
         self._n_submitted = 0
         self._is_paused = False
@@ -36,14 +36,18 @@ class QueuedEngine(ABC):
         return max(0, self.max_concurrent - self.n_in_flight - self.n_waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        self.take_over([Written(request, order) for order, request in enumerate(requests, self._n_submitted)])
+        self.take_over([PartialResponse(request, order) for order, request in enumerate(requests, self._n_submitted)])
         self._n_submitted += len(requests)
 
-    def take_over(self, items: Sequence[Written]) -> None:
+    def take_over(self, items: Sequence[PartialResponse]) -> None:
         """Queue what another engine may have begun, with its own place in the order of submission."""
         self._ids = self._checked(items, self._ids)
         for item in items:
             self._enqueue(item)
+
+    def close(self) -> None:
+        """Nothing to give back: weights and cache go with the process."""
+        return
 
     def pause(self) -> None:
         self._is_paused = True
@@ -51,7 +55,7 @@ class QueuedEngine(ABC):
     def resume(self) -> None:
         self._is_paused = False
 
-    def _checked(self, items: Sequence[Written], ids: Collection[int] = ()) -> set[int]:
+    def _checked(self, items: Sequence[PartialResponse], ids: Collection[int] = ()) -> set[int]:
         """`ids` with those of the items; refuses by name what can never be written."""
         seen = set(ids)
         for item in items:
@@ -62,10 +66,10 @@ class QueuedEngine(ABC):
     def _check(self, request: Request, seen: set[int]) -> None:
         check_request(request, seen, self.max_tokens)
 
-    def _enqueue(self, item: Written) -> None:
+    def _enqueue(self, item: PartialResponse) -> None:
         self._waiting.append(item)
 
-    def _drop(self, ids: Collection[int]) -> list[Written]:
+    def _drop(self, ids: Collection[int]) -> list[PartialResponse]:
         """Take these out of the queue."""
         dropped = [item for item in self._waiting if item.request.id in ids]
         if dropped:
@@ -76,7 +80,7 @@ class QueuedEngine(ABC):
     # ------------------------------------------------------------------ in and out of a snapshot
 
     def _state(
-        self, items: Sequence[Written], logp_dtype: type, *, version: int, n_running: int, **more: Any
+        self, items: Sequence[PartialResponse], logp_dtype: type, *, version: int, n_running: int, **more: Any
     ) -> EngineState:
         """A snapshot with these items, running ones first."""
         meta = {
@@ -89,7 +93,7 @@ class QueuedEngine(ABC):
         }
         return to_state(items, logp_dtype, meta)
 
-    def _items_of(self, state: EngineState) -> list[Written]:
+    def _items_of(self, state: EngineState) -> list[PartialResponse]:
         """What a snapshot holds; refuses by name what cannot go on here."""
         n_running = state.meta["n_running"]
         if n_running > self.max_concurrent:
@@ -102,7 +106,7 @@ class QueuedEngine(ABC):
         self._checked(items)
         return items
 
-    def _go_on(self, items: Sequence[Written], state: EngineState) -> None:
+    def _go_on(self, items: Sequence[PartialResponse], state: EngineState) -> None:
         """Go on from a snapshot, with these of its items in the queue and the others in flight."""
         self._waiting, self._ids = deque(items), {raw["id"] for raw in state.meta["requests"]}
         self.tick, self._n_submitted = state.meta["tick"], state.meta["n_submitted"]

@@ -1,4 +1,4 @@
-"""The engines of all ranks as one: requests wait in one queue and go to whichever rank has a seat for them.
+"""The engines of all ranks as one: requests wait in one queue and go to whichever rank has a slot for them.
 
 Every rank makes the same calls in the same order and gets the same answers. Ticks are taken together. No rank owns a
 request before it can begin it, so none idles behind another's long tail; and as a response depends on its request
@@ -17,7 +17,7 @@ from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Finished, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.messages import Expected, decode, decode_begun, encode
-from dapo.rollout.partial import Written, completions, from_state, to_state
+from dapo.rollout.partial import PartialResponse, completions, from_state, to_state
 from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.vllm.engine import VllmEngine
 from dapo.types import Completion, StopReason
@@ -35,21 +35,20 @@ class SharedEngine(QueuedEngine):
     ) -> None:
         super().__init__(max_concurrent=max_concurrent, max_tokens=own.max_tokens)
         self.own, self.world, self.ranks_per_engine = own, world, ranks_per_engine
-        self._running: dict[int, tuple[int, Written]] = {}  # request id -> (rank, as it was handed out)
+        self._running: dict[int, tuple[int, PartialResponse]] = {}  # request id -> (rank, as it was handed out)
 
     @property
     def policy(self) -> Policy:
         return self.own.policy
 
-    def beside(self, sampling: SamplingParams) -> SharedEngine:
+    def fork_for_eval(self, sampling: SamplingParams) -> SharedEngine:
         """Another one on the same weights and memory; one of the two writes at a time."""
         sizes = {"max_concurrent": self.max_concurrent, "ranks_per_engine": self.ranks_per_engine}
-        return SharedEngine(self.own.beside(sampling), self.world, **sizes)
+        return SharedEngine(self.own.fork_for_eval(sampling), self.world, **sizes)
 
     def close(self) -> None:
         """Give back what the engine holds beside the policy."""
-        if isinstance(self.own, VllmEngine):
-            self.own.close()
+        self.own.close()
 
     @property
     def n_in_flight(self) -> int:
@@ -84,7 +83,7 @@ class SharedEngine(QueuedEngine):
         n_running = len(self._running)
         own = self.own.snapshot()
         self.own.restore(to_state([], self.own.logp_dtype, {**own.meta, "n_running": 0}))
-        started: list[Written] = []
+        started: list[PartialResponse] = []
         told = to_bytes(own.meta, own.arrays) if n_running and self._speaks else b""
         for rank, data in enumerate(self.world.exchange(told)):
             started += decode_begun(data, self._expected(rank)) if data else []
@@ -107,18 +106,18 @@ class SharedEngine(QueuedEngine):
         return self.world.rank % self.ranks_per_engine == 0
 
     def _hand_out(self) -> None:
-        """Seats to waiting requests, first come, first served: a group together where most seats are free."""
+        """Slots to waiting requests, first come, first served: a group together where most slots are free."""
         ranks = range(0, self.world.size, self.ranks_per_engine)  # that speak for an engine
         free = dict.fromkeys(ranks, self.own.max_concurrent)
         for rank, _ in self._running.values():
             free[rank] -= 1
-        mine: list[Written] = []
+        mine: list[PartialResponse] = []
         home, group = 0, None
         while self._waiting and len(self._running) < self.max_concurrent:
             item = self._waiting.popleft()
             if item.request.group != group or not free[home]:
                 home, group = max(ranks, key=lambda rank: (free[rank], -rank)), item.request.group
-            assert free[home], "the ranks together have at least max_concurrent seats"
+            assert free[home], "the ranks together have at least max_concurrent slots"
             free[home] -= 1
             self._running[item.request.id] = (home, item)
             if 0 <= self.world.rank - home < self.ranks_per_engine:

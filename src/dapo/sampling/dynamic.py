@@ -66,6 +66,7 @@ class Fill:
     accounting: Accounting
     events: list[str] = field(default_factory=list)
     resolved: list[Group] = field(default_factory=list)  # every complete group of the step, informative or not
+    seconds: float = 0.0
 
 
 Progress = Callable[[int, int], None]  # (informative groups known, groups wanted)

@@ -11,7 +11,6 @@ from dapo.evaluation.runner import Answered, Answers, evaluate, summarise
 from dapo.files import read_lines
 from dapo.report.chunks import QUESTION_CHARACTERS
 from dapo.rollout.engine import SamplingParams
-from dapo.rollout.make import make_engine
 from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.run import Run
@@ -28,7 +27,7 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
         start = time.perf_counter()
         settings = run.config.eval
         sampling = sampling_of(settings)
-        engine = make_engine(run.config, run.learner.whole, sampling, run.world, beside=run.engine)
+        engine = run.engine.fork_for_eval(sampling)
 
         def on_answer(_answer: Answered, done: int, total: int) -> None:
             check_stop(run)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from dapo.learner.batch import make_batch
 from dapo.learner.update import update_policy
 from dapo.sampling.fill import fill
@@ -12,7 +10,7 @@ from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import Interrupted, stop_on_signals
 from dapo.trainer.pretrain_value import pretrain_value
-from dapo.trainer.records import dropped_groups, new_record, write_rollouts
+from dapo.trainer.records import begin_record, write_record
 from dapo.trainer.run import Run
 from dapo.trainer.step_metrics import step_metrics
 
@@ -37,38 +35,23 @@ def train(run: Run) -> None:
 
 
 def train_step(run: Run, step: int) -> None:
-    config = run.config
-    start = time.perf_counter()
+    """One step; until `end_step` it can be taken back."""
     run.begin_step()
-    version = run.collector.journal.version = run.learner.updates
-    filled = fill(run.collector, run.source, config, run.fill, version=version, progress=run.on_fill)
-    sampled = time.perf_counter()
+    filled = fill(run.collector, run.source, run.config, run.fill, version=run.version, progress=run.on_fill)
     faults = report_faults(run, run.engine, f"step {step}")
-    batch = make_batch(filled.groups, config, run.policy.dtype)
-    is_recorded = run.is_recorded(step, filled.accounting.generated_tokens)
-    record = new_record(batch) if is_recorded and filled.groups else None
+    batch = make_batch(filled.groups, run.config, run.policy.dtype)
+    record = begin_record(run, step, filled, batch)
+    version = run.version
     learnt = update_policy(
-        run.learner, batch, config, step=step, record=record, progress=run.on_update, event=run.event
+        run.learner, batch, run.config, step=step, record=record, progress=run.on_update, event=run.event
     )
     run.publish()
-
-    run.end_step(step, filled.resolved)
-    for message in filled.events:
-        run.event("fill", message)
-    if is_recorded and run.world.is_first:
-        path = run.folder / "rollouts" / f"step-{step:06d}.parquet"
-        dropped = make_batch(dropped_groups(filled), config, run.policy.dtype)
-        if problem := write_rollouts(path, step, batch, record, dropped, run.token_pieces):
-            run.event("rollouts", problem)
-    learnt["engine/faults"] = faults
-    took = time.perf_counter() - start
-    timing = {
-        "timing.sampling_s": sampled - start,
-        "timing.step_s": took,
-        "timing.tokens_per_s": filled.accounting.generated_tokens / took,
-    }
-    run.track(step_metrics(step, filled, batch, version) | learnt | timing)
+    run.end_step(step, filled)
+    if run.is_recorded(step, filled.accounting.generated_tokens):
+        write_record(run, step, filled, batch, record)
+    sampled = step_metrics(step, filled, batch, version)
+    run.track(sampled | learnt | {"engine/faults": faults} | run.timing(filled))
     if run.evaluation_is_due():
         evaluate_run(run)
-    if run.is_due(config.checkpoint.every_steps, step):
+    if run.is_due(run.config.checkpoint.every_steps, step):
         save_run(run)

@@ -12,13 +12,14 @@ import torch
 
 from dapo.errors import cannot_write
 from dapo.files import sync
-from dapo.learner.batch import Batch
+from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
 from dapo.learner.update import StepRecord
 from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
 from dapo.report.pieces import TokenPieces
 from dapo.sampling.accounting import outcome_of
 from dapo.sampling.dynamic import Fill
+from dapo.trainer.run import Run
 from dapo.types import Group
 
 DROPPED_PER_OUTCOME = 4  # all right, all wrong, all equal: enough to see why, and next to nothing beside a batch
@@ -27,6 +28,22 @@ DROPPED_PER_OUTCOME = 4  # all right, all wrong, all equal: enough to see why, a
 def new_record(batch: Batch) -> StepRecord:
     """Empty records for a batch; NaN marks a token no update has seen."""
     return StepRecord(Ragged(batch.lengths, torch.float32, fill=float("nan")), Ragged(batch.lengths, torch.float32))
+
+
+def begin_record(run: Run, step: int, filled: Fill, batch: Batch) -> StepRecord | None:
+    """A record for the updates to fill, where the responses of this step are written down."""
+    is_recorded = run.is_recorded(step, filled.accounting.generated_tokens)
+    return new_record(batch) if is_recorded and filled.groups else None
+
+
+def write_record(run: Run, step: int, filled: Fill, batch: Batch, record: StepRecord | None) -> None:
+    """The step's responses, and some of those that were dropped, into the run's folder. The first rank writes."""
+    if not run.world.is_first:
+        return
+    path = run.folder / "rollouts" / f"step-{step:06d}.parquet"
+    dropped = make_batch(dropped_groups(filled), run.config, run.policy.dtype)
+    if problem := write_rollouts(path, step, batch, record, dropped, run.token_pieces):
+        run.event("rollouts", problem)
 
 
 def dropped_groups(filled: Fill) -> list[Group]:

@@ -23,11 +23,9 @@ from dapo.models.policy import Policy
 from dapo.report.pieces import TokenPieces
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine
-from dapo.rollout.shared import SharedEngine
-from dapo.rollout.vllm.engine import VllmEngine
 from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import AcceptanceRate, Source
+from dapo.sampling.dynamic import AcceptanceRate, Fill, Source
 from dapo.sampling.predictive import Posteriors
 from dapo.sampling.state import collector_from_state, collector_to_state, groups_from_state, groups_to_state
 from dapo.tracking.metrics import check_declared, finite
@@ -36,7 +34,7 @@ from dapo.trainer.claim import release
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.observer import Observer
 from dapo.trainer.source import OrderedSource
-from dapo.types import Group, Judge
+from dapo.types import Judge
 
 
 @dataclass(slots=True)
@@ -66,6 +64,7 @@ class Run:
     saved: str = ""  # name of the newest checkpoint
     started: float = field(default_factory=time.monotonic)
     token_pieces: TokenPieces | None = None
+    _step_began: float = 0.0
     _boundary: tuple[dict[str, Any], dict[str, torch.Tensor]] | None = None
     background: Background | None = None  # writes checkpoints of a sharded run
 
@@ -119,9 +118,16 @@ class Run:
 
     # -------------------------------------------------------------- a step, and what sampling changes in it
 
+    @property
+    def version(self) -> int:
+        """Of the weights: how many updates they have had."""
+        return self.learner.updates
+
     def begin_step(self) -> None:
         """Remember what sampling changes, so that a step cut short can be taken back."""
+        self._step_began = time.perf_counter()
         self._boundary = self.sampling_state()
+        self.collector.journal.version = self.version
 
     def take_back_step(self) -> None:
         """After an interrupted fill: the state at the last step boundary, weights untouched."""
@@ -131,15 +137,23 @@ class Run:
 
     def publish(self) -> None:
         """The engine writes with the newest weights from now on."""
-        self.engine.load_weights(self.learner.publish(), version=self.learner.updates)
+        self.engine.load_weights(self.learner.publish(), version=self.version)
 
-    def end_step(self, step: int, resolved: Sequence[Group]) -> None:
+    def end_step(self, step: int, filled: Fill) -> None:
         """The updates are done: the step cannot be taken back any more. Complete groups teach predictive selection."""
         self.step = step
         self._boundary = None
         if self.config.sampling.predictive:
-            for group in resolved:
+            for group in filled.resolved:
                 self.posteriors.observe(group)
+        for message in filled.events:
+            self.event("fill", message)
+
+    def timing(self, filled: Fill) -> dict[str, float]:
+        """Of the step until now."""
+        took = time.perf_counter() - self._step_began
+        tokens = filled.accounting.generated_tokens
+        return {"timing.sampling_s": filled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
 
     def end_value_step(self, value_steps: int, foretold: Foretold) -> None:
         """A step of value pretraining is done and cannot be taken back any more."""
@@ -211,5 +225,4 @@ class Run:
         self.pool.close()
         if self.background is not None:
             self.background.leave()
-        if isinstance(self.engine, (VllmEngine, SharedEngine)):  # vLLM has process groups of its own
-            self.engine.close()
+        self.engine.close()

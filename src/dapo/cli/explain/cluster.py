@@ -77,7 +77,7 @@ def scaling_table(config: Config, card: str, mean: float) -> list[dict[str, Any]
                 "gpus": gpus,
                 "shard": chosen.shard,
                 "tensor_parallel": chosen.tensor_parallel,
-                "seats": chosen.seats,
+                "slots": chosen.slots,
                 "rollout_s": round(time.rollout_s, 1),
                 "idle_share_of_rollout": round(time.idle_share, 3),
                 "training_s": round(time.training_s, 1),
@@ -93,7 +93,7 @@ def layout_in_words(layout: Layout) -> dict[str, Any]:
         "tensor_parallel": layout.tensor_parallel,
         "fixed_gib": round(sum(layout.parts_gib.values()), 1),
         "parts_gib": {name: round(size, 2) for name, size in layout.parts_gib.items()},
-        "seats": layout.seats,
+        "slots": layout.slots,
     }
 
 
@@ -109,8 +109,8 @@ def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
         box=None, title=title, title_justify="left", padding=(0, 2, 0, 0),
     )  # fmt: skip
     for layout in plan["layouts"]:
-        seats = f"{layout['seats']:,}" if layout["seats"] else "does not fit"
-        layouts.add_row(layout["shard"], str(layout["tensor_parallel"]), f"{layout['fixed_gib']:,}", seats)
+        slots = f"{layout['slots']:,}" if layout["slots"] else "does not fit"
+        layouts.add_row(layout["shard"], str(layout["tensor_parallel"]), f"{layout['fixed_gib']:,}", slots)
     console.print(layouts)
     console.print()
     chosen = plan["chosen"]
@@ -141,16 +141,16 @@ def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
 
 def at_once_in_words(chosen: dict[str, Any]) -> str:
     """What the step was reckoned with, and whether the recipe's own limit lets the run do the same."""
-    seats, replicas, limit = chosen["seats"], chosen["replicas"], chosen["max_concurrent_responses"]
-    total, allowed = seats * replicas, -(-limit // replicas)
+    slots, replicas, limit = chosen["slots"], chosen["replicas"], chosen["max_concurrent_responses"]
+    total, allowed = slots * replicas, -(-limit // replicas)
     counted, setting = (
-        f"{seats:,} per replica x {replicas:,} = {total:,}",
+        f"{slots:,} per replica x {replicas:,} = {total:,}",
         f"rollout.max_concurrent_responses = {limit:,}",
     )
-    if seats == allowed:
+    if slots == allowed:
         return f"{counted}, by {setting}; memory would hold as many or more"
     counted += ", as many as memory holds at the mean length"
-    if seats < allowed:
+    if slots < allowed:
         return f"{counted}; {setting} allows more"
     return f"{counted}. {setting} allows {allowed:,} per replica: set it to {total:,}, or a step takes longer than this"
 

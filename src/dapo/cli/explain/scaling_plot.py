@@ -37,7 +37,7 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str) -> str:
         f'<rect width="{WIDTH}" height="{bottom + 46}" fill="white"/>',
         label(LEFT, 20, title, size=14),
         label(LEFT, TOP - 8, "seconds a step"),
-        label(LEFT, TOP + TALL + GAP - 8, "idle: share of the rollouts' time lost against every seat taken"),
+        label(LEFT, TOP + TALL + GAP - 8, "idle: share of the rollouts' time lost against every slot taken"),
     ]
     for power in range(low, high + 1):
         parts += [rule(y_seconds(10.0**power)), label(LEFT - 8, y_seconds(10.0**power) + 4, f"{10.0**power:,g}", "end")]

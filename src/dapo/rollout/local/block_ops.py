@@ -15,7 +15,7 @@ from dapo.rollout.families import SAME_SUMS, rotate, rounded_up
 from dapo.rollout.local.blocks import Blocks, Span
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.ops import STOP, PlainOps
-from dapo.rollout.local.slots import BAD, RUNNING, DeviceRows
+from dapo.rollout.local.running import BAD, RUNNING, DeviceRows
 from dapo.rollout.noise import uniform_on_host
 from dapo.rollout.sampler import SamplingParams, sample
 from dapo.types import StopReason

@@ -86,7 +86,7 @@ class Blocks:
         self._capacity = NOBODY  # of the block that each seat's response is in
 
     def arrange(self, serial: Ints, length: Ints, table: NDArray[np.int32], n_tokens: int) -> Ints:
-        """Make room for the next `n_tokens` of the responses on seats 0..n−1; the seat of each row of a step.
+        """Make room for the next `n_tokens` of the responses on running 0..n−1; the seat of each row of a step.
 
         Serial numbers not seen before are fetched from their pages, those no longer there are forgotten.
         """
@@ -161,9 +161,9 @@ class Blocks:
         known = [block.serial for block in self.blocks.values()]
         is_new = ~np.isin(serial, np.concatenate(known)) if known else np.ones(len(serial), bool)
         for capacity in np.unique(wanted[is_new]).tolist():
-            seats = np.flatnonzero(is_new & (wanted == capacity))
-            n_pages = -(-(int(length[seats].max()) - 1) // self.cache.page_tokens)
-            self._block(capacity).add(serial[seats], self.cache.dense(table[seats, :n_pages])[..., :capacity, :])
+            running = np.flatnonzero(is_new & (wanted == capacity))
+            n_pages = -(-(int(length[running].max()) - 1) // self.cache.page_tokens)
+            self._block(capacity).add(serial[running], self.cache.dense(table[running, :n_pages])[..., :capacity, :])
 
 
 def capacity_for(length: Ints) -> Ints:

@@ -22,7 +22,7 @@ from dapo.rollout.local.block_ops import BlockOps
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
-from dapo.rollout.local.slots import BAD, DeviceRows
+from dapo.rollout.local.running import BAD, DeviceRows
 from dapo.rollout.local.weights import TURNED_COLUMNS, Turned, is_turned, layer_weights
 from dapo.rollout.sampler import SamplingParams
 

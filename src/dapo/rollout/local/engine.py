@@ -26,8 +26,8 @@ from dapo.rollout.local.decoder import OpsKind, PagedDecoder
 from dapo.rollout.local.pages import PagePool, Pages, pages_for
 from dapo.rollout.local.prefixes import Prefix, prefill, prefix_of_prompt, prefixes_of, tail_of
 from dapo.rollout.local.prompts import Prompts
-from dapo.rollout.local.slots import BAD, ENDED, RUNNING, Seats
-from dapo.rollout.partial import Written, completions
+from dapo.rollout.local.running import BAD, ENDED, RUNNING, RunningBatch
+from dapo.rollout.partial import PartialResponse, completions
 from dapo.rollout.queue import QueuedEngine
 from dapo.types import StopReason
 
@@ -97,14 +97,14 @@ class LocalEngine(QueuedEngine):
         decoder = self._decoder
         decoder.forget()
         self._pool = PagePool(decoder.cache.n_pages)
-        self._seats = Seats(decoder.n_rows, self.max_tokens, decoder.rows.table.shape[1], self.logp_dtype)
+        self._running = RunningBatch(decoder.n_rows, self.max_tokens, decoder.rows.table.shape[1], self.logp_dtype)
         self._waiting, self._ids = deque(), set()
         self._prompts = Prompts(self._pool, decoder.cache)
         self._put_aside: dict[int, Tensor] = {}  # request id -> keys and values of its own pages, on the host
         self._n_rows = 0  # rows in use, gaps included
         self._gaps: list[int] = []  # rows below _n_rows whose response has ended
 
-    def beside(self, sampling: SamplingParams) -> LocalEngine:
+    def fork_for_eval(self, sampling: SamplingParams) -> LocalEngine:
         """Another engine on the same cache and graphs, with its own sampling parameters: an evaluation amid training.
 
         What is in flight here stands up and goes on, on fresh keys and values, when the other one is done.
@@ -134,17 +134,22 @@ class LocalEngine(QueuedEngine):
             raise
 
     def _advance(self) -> list[Finished]:
-        self._seat()
-        n, seats = self._n_rows, self._seats
+        self._admit()
+        n, running = self._n_rows, self._running
         if n == 0:
             return []
-        longest = int(seats.length[:n].max())
-        pages = seats.table[:n, : int(seats.n_pages[:n].max()) + STEP]  # zeros behind: no page of an earlier tenant
+        longest = int(running.length[:n].max())
+        pages = running.table[:n, : int(running.n_pages[:n].max()) + STEP]  # zeros behind: no page of an earlier tenant
         length, stop, token, logp = self._decoder.tick(
-            seats.state(n), pages, self.sampling, n_steps=self.tokens_per_tick, longest=longest, serial=seats.serial[:n]
+            running.state(n),
+            pages,
+            self.sampling,
+            n_steps=self.tokens_per_tick,
+            longest=longest,
+            serial=running.serial[:n],
         )
-        seats.append(n, np.where(seats.is_taken[:n], length - seats.length[:n], 0), token, logp, self.version)
-        ended = np.flatnonzero(seats.is_taken[:n] & (stop != RUNNING)).tolist()
+        running.append(n, np.where(running.is_taken[:n], length - running.length[:n], 0), token, logp, self.version)
+        ended = np.flatnonzero(running.is_taken[:n] & (stop != RUNNING)).tolist()
         self._report([row for row in ended if stop[row] == BAD])
         reasons = {ENDED: StopReason.EOS, BAD: StopReason.ABORTED}
         return self._finish({row: reasons.get(int(stop[row]), StopReason.LENGTH) for row in ended})
@@ -157,7 +162,9 @@ class LocalEngine(QueuedEngine):
             self._put_aside.pop(item.request.id, None)
             self._prompts.leave(self._prompts.of(item.request.prompt))
         rows = [
-            row for row, request in enumerate(self._seats.requests[: self._n_rows]) if request and request.id in wanted
+            row
+            for row, request in enumerate(self._running.requests[: self._n_rows])
+            if request and request.id in wanted
         ]
         running = self._finish(dict.fromkeys(rows, StopReason.ABORTED))
         return running + completions(dropped, [StopReason.ABORTED] * len(dropped), self.policy.tokenizer)
@@ -175,8 +182,8 @@ class LocalEngine(QueuedEngine):
     @torch.inference_mode()
     def snapshot(self) -> EngineState:
         """Everybody stands up and queues again without KV, here too, so that going on and being restored are one."""
-        rows = np.flatnonzero(self._seats.is_taken[: self._n_rows])
-        standing = [self._stand_up(int(row)) for row in sorted(rows, key=lambda row: self._seats.order[row])]
+        rows = np.flatnonzero(self._running.is_taken[: self._n_rows])
+        standing = [self._stand_up(int(row)) for row in sorted(rows, key=lambda row: self._running.order[row])]
         self._waiting.extendleft(reversed(standing))
         self._n_rows, self._gaps = 0, []
         self._put_aside.clear()
@@ -205,11 +212,11 @@ class LocalEngine(QueuedEngine):
                 remedy="Raise rollout.kv_cache_gib, or lower limits.max_response_tokens.",
             )
 
-    def _enqueue(self, item: Written) -> None:
+    def _enqueue(self, item: PartialResponse) -> None:
         self._prompts.join(item.request.prompt)
         super()._enqueue(item)
 
-    def _seat(self) -> None:
+    def _admit(self) -> None:
         """Pages for the tokens of this tick; free rows to waiting requests; KV for what has none."""
         prefixes: list[Prefix] = []
         copies: list[tuple[Pages, Pages]] = []
@@ -219,11 +226,11 @@ class LocalEngine(QueuedEngine):
             self._put_aside.clear()
         self._grow()
         if self._is_stale:
-            running = np.flatnonzero(self._seats.is_taken[: self._n_rows]).tolist()
-            self._seats.renew(running)
+            running = np.flatnonzero(self._running.is_taken[: self._n_rows]).tolist()
+            self._running.renew(running)
             for row in running:
-                prefixes += prefixes_of(self._seats, row)
-                copies += tail_of(self._seats, row)
+                prefixes += prefixes_of(self._running, row)
+                copies += tail_of(self._running, row)
         self._is_stale = False
         returns: list[tuple[Pages, Tensor]] = []
         while self._waiting and not (self._is_crowded and self.n_in_flight):
@@ -232,13 +239,13 @@ class LocalEngine(QueuedEngine):
                 break
             row, item = seat, self._waiting.popleft()
             aside = self._put_aside.pop(item.request.id, None)
-            prompt = self._seats.prompt(row)
+            prompt = self._running.prompt(row)
             if aside is not None:
-                returns.append((self._seats.own_pages(row)[: aside.shape[2]], aside))
+                returns.append((self._running.own_pages(row)[: aside.shape[2]], aside))
                 prefixes += prefix_of_prompt(prompt)
             else:
-                prefixes += prefixes_of(self._seats, row)
-                copies += tail_of(self._seats, row)
+                prefixes += prefixes_of(self._running, row)
+                copies += tail_of(self._running, row)
         self._close_gaps()
         prefill(self._decoder, prefixes)
         if prefixes:  # padding may have left numbers on page 0 that are not finite, and 0 times those is not 0
@@ -251,23 +258,25 @@ class LocalEngine(QueuedEngine):
 
     def _grow(self) -> None:
         """Pages for the next tokens of all running responses; the youngest make room where there are none."""
-        seats = self._seats
+        running = self._running
         while True:
-            rows = np.flatnonzero(seats.is_taken[: self._n_rows])
-            counts = np.maximum(self._pages_wanted(seats.length[rows], seats.limit[rows]) - seats.n_pages[rows], 0)
+            rows = np.flatnonzero(running.is_taken[: self._n_rows])
+            counts = np.maximum(
+                self._pages_wanted(running.length[rows], running.limit[rows]) - running.n_pages[rows], 0
+            )
             missing = int(counts.sum()) - self._pool.n_free
             if missing <= 0:
                 break
             if not self._prompts.evict_idle():
-                self._make_way(int(rows[np.argmax(seats.order[rows])]))
+                self._make_way(int(rows[np.argmax(running.order[rows])]))
         if counts.any():
-            seats.add_pages(rows, counts.astype(np.int64), self._pool.take(int(counts.sum())))
+            running.add_pages(rows, counts.astype(np.int64), self._pool.take(int(counts.sum())))
 
     def _pages_wanted(self, length: NDArray[np.int32], limit: NDArray[np.int32]) -> NDArray[np.int32]:
         """Pages that hold the keys of all tokens which a tick reads. The last token before the limit is never read."""
         return -(-np.minimum(length + self.tokens_per_tick - 1, limit - 1) // self.page_tokens)
 
-    def _begin(self, item: Written) -> int | None:
+    def _begin(self, item: PartialResponse) -> int | None:
         """Seat a waiting request if there is a row and pages for it; its row."""
         if not self._gaps and self._n_rows == self.max_concurrent:
             return None
@@ -292,29 +301,31 @@ class LocalEngine(QueuedEngine):
         else:
             row, self._n_rows = self._n_rows, self._n_rows + 1
         prompt.n_seated += 1
-        self._seats.put(row, item, prompt, np.concatenate([prompt.shared, self._pool.take(own)]))
+        self._running.put(row, item, prompt, np.concatenate([prompt.shared, self._pool.take(own)]))
         return row
 
     def _make_way(self, row: int) -> None:
         """Put a running response aside, its keys and values with it, to the front of the queue."""
-        request = self._seats.request(row)
+        request = self._running.request(row)
         assert self.n_in_flight > 1, "a response alone always fits: `submit` refuses others"
         if not self._is_stale:
             # Only what is filled: the newest token's page may be there already, empty.
-            n_tokens, n_shared = int(self._seats.length[row]) - 1, self._seats.prompt(row).n_shared
-            pages = self._seats.own_pages(row)[: pages_for(n_tokens, self.page_tokens) - n_shared]
-            self._decoder.write_back(int(self._seats.serial[row]), pages, slice(n_shared * self.page_tokens, n_tokens))
+            n_tokens, n_shared = int(self._running.length[row]) - 1, self._running.prompt(row).n_shared
+            pages = self._running.own_pages(row)[: pages_for(n_tokens, self.page_tokens) - n_shared]
+            self._decoder.write_back(
+                int(self._running.serial[row]), pages, slice(n_shared * self.page_tokens, n_tokens)
+            )
             self._put_aside[request.id] = self._decoder.cache.read(pages)
         self._waiting.appendleft(self._stand_up(row))
         self._gaps = sorted([*self._gaps, row])
         self._is_crowded = True
 
-    def _stand_up(self, row: int) -> Written:
+    def _stand_up(self, row: int) -> PartialResponse:
         """Free a row and its pages; what was written there."""
-        item, prompt = self._seats.read(row), self._seats.prompt(row)
-        self._pool.give(self._seats.own_pages(row))
+        item, prompt = self._running.read(row), self._running.prompt(row)
+        self._pool.give(self._running.own_pages(row))
         prompt.n_seated -= 1
-        self._seats.free(row)
+        self._running.free(row)
         return item
 
     def _close_gaps(self) -> None:
@@ -322,8 +333,8 @@ class LocalEngine(QueuedEngine):
         n = self.n_in_flight
         target = sorted(gap for gap in self._gaps if gap < n)
         if target:
-            source = (n + np.flatnonzero(self._seats.is_taken[n : self._n_rows])).tolist()
-            self._seats.move(source, target)
+            source = (n + np.flatnonzero(self._running.is_taken[n : self._n_rows])).tolist()
+            self._running.move(source, target)
         self._n_rows, self._gaps = n, []
 
     # ------------------------------------------------------------------ ends
@@ -331,19 +342,19 @@ class LocalEngine(QueuedEngine):
     def _report(self, bad: Sequence[int]) -> None:
         """Note responses whose logits were not finite, and clean their pages for the next tenant."""
         for row in bad:
-            position = int(self._seats.length[row] - self._seats.start[row])
-            self.faults.append(Fault(self.tick, self._seats.request(row), position, "logits are not finite"))
-            self._decoder.cache.clear(np.append(self._seats.own_pages(row), 0).astype(np.int32))
-            self._seats.prompt(row).is_suspect = True
+            position = int(self._running.length[row] - self._running.start[row])
+            self.faults.append(Fault(self.tick, self._running.request(row), position, "logits are not finite"))
+            self._decoder.cache.clear(np.append(self._running.own_pages(row), 0).astype(np.int32))
+            self._running.prompt(row).is_suspect = True
 
     def _finish(self, reasons: dict[int, StopReason]) -> list[Finished]:
         """Free these rows and return their completions in order of submission."""
         if not reasons:
             return []
-        rows = sorted(reasons, key=lambda row: self._seats.order[row])
+        rows = sorted(reasons, key=lambda row: self._running.order[row])
         items = []
         for row in rows:
-            prompt = self._seats.prompt(row)
+            prompt = self._running.prompt(row)
             items.append(self._stand_up(row))
             self._prompts.leave(prompt)
         self._gaps = sorted([*self._gaps, *rows])

@@ -11,7 +11,7 @@ from dapo.models.kernels.compiled import at, by_rows, host
 from dapo.rollout.local.block_ops import BlockOps
 from dapo.rollout.local.blocks import Span
 from dapo.rollout.local.cache import PagedCache
-from dapo.rollout.local.slots import DeviceRows
+from dapo.rollout.local.running import DeviceRows
 from dapo.rollout.sampler import SamplingParams
 
 

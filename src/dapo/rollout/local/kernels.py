@@ -254,7 +254,7 @@ def draw_kernel(
     """Draw one token a row, and note it: the token where the cumulated weight passes the noise, in vocabulary order.
 
     First the block in which it passes, from the blocks' sums; then the token within, from that block alone. `state`
-    [9, rows] is as in `seats.py`: token, start, length, limit, stop, and the four words of the noise key.
+    [9, rows] is as in `running.py`: token, start, length, limit, stop, and the four words of the noise key.
     """
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CHUNKS_UP)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dapo.rollout.families import SAME_SUMS, rounded_up
 from dapo.rollout.local.decoder import PagedDecoder
 from dapo.rollout.local.pages import Pages, Prompt
-from dapo.rollout.local.slots import Seats
+from dapo.rollout.local.running import RunningBatch
 
 # Padded tokens of one prefill pass: bounds its memory.
 PREFILL_TOKENS = 16384
@@ -25,15 +25,15 @@ class Prefix:
     slots: NDArray[np.int64]
 
 
-def prefixes_of(seats: Seats, row: int) -> list[Prefix]:
+def prefixes_of(running: RunningBatch, row: int) -> list[Prefix]:
     """What has to be computed for a row without KV: its prompt, unless somebody had it computed; its response."""
-    prompt = seats.prompt(row)
+    prompt = running.prompt(row)
     wanted = prefix_of_prompt(prompt)
-    length = int(seats.length[row]) - 1
+    length = int(running.length[row]) - 1
     if length > len(prompt.tokens):
-        slots = slots_of(seats.table[row], length, prompt.page_tokens)
+        slots = slots_of(running.table[row], length, prompt.page_tokens)
         slots[: prompt.n_shared * prompt.page_tokens] = 0  # there already; page 0 takes it
-        wanted.append(Prefix(seats.tokens[row, :length].copy(), slots))
+        wanted.append(Prefix(running.tokens[row, :length].copy(), slots))
     return wanted
 
 
@@ -45,12 +45,12 @@ def prefix_of_prompt(prompt: Prompt) -> list[Prefix]:
     return [Prefix(np.array(prompt.tokens, np.int32), slots_of(prompt.pages, len(prompt.tokens), prompt.page_tokens))]
 
 
-def tail_of(seats: Seats, row: int) -> list[tuple[Pages, Pages]]:
+def tail_of(running: RunningBatch, row: int) -> list[tuple[Pages, Pages]]:
     """The prompt's last page, to be copied to a row's own first one, where nothing is written yet."""
-    prompt = seats.prompt(row)
-    if seats.length[row] > seats.start[row] or not len(prompt.tail):
+    prompt = running.prompt(row)
+    if running.length[row] > running.start[row] or not len(prompt.tail):
         return []
-    return [(prompt.tail, seats.own_pages(row)[:1])]
+    return [(prompt.tail, running.own_pages(row)[:1])]
 
 
 def slots_of(pages: Pages, n_tokens: int, page_tokens: int) -> NDArray[np.int64]:

@@ -53,6 +53,10 @@ class PlainEngine(QueuedEngine):
         self._is_end = torch.zeros(policy.head.weight.shape[0], dtype=torch.bool, device=policy.device)
         self._is_end[list(policy.eos_ids)] = True
 
+    def fork_for_eval(self, sampling: SamplingParams) -> PlainEngine:
+        sizes = {"max_concurrent": self.max_concurrent, "max_tokens": self.max_tokens}
+        return PlainEngine(self.policy, sampling=sampling, version=self.version, **sizes)
+
     @property
     def n_in_flight(self) -> int:
         return self._n_rows - len(self._gaps)
@@ -62,7 +66,7 @@ class PlainEngine(QueuedEngine):
         if self._is_paused:
             return []
         self.tick += 1
-        self._seat()
+        self._admit()
         n = self._n_rows
         if n == 0:
             return []
@@ -126,19 +130,19 @@ class PlainEngine(QueuedEngine):
     def _logp_dtype(self) -> type:
         return np.float64 if self._rows.logp.dtype == torch.float64 else np.float32
 
-    def _seat(self) -> None:
+    def _admit(self) -> None:
         """Give free rows to waiting requests, close the gaps that remain, and prefill what has no KV."""
-        seats = self._gaps[: len(self._waiting)]  # the lowest: whatever gap is closed lies behind them
-        self._gaps = self._gaps[len(seats) :]
+        running = self._gaps[: len(self._waiting)]  # the lowest: whatever gap is closed lies behind them
+        self._gaps = self._gaps[len(running) :]
         self._close_gaps()
-        n_new = min(len(self._waiting) - len(seats), self.max_concurrent - self._n_rows)
-        seats += range(self._n_rows, self._n_rows + n_new)
+        n_new = min(len(self._waiting) - len(running), self.max_concurrent - self._n_rows)
+        running += range(self._n_rows, self._n_rows + n_new)
         self._n_rows += n_new
-        self._rows.put(seats, [self._waiting.popleft() for _ in seats])
+        self._rows.put(running, [self._waiting.popleft() for _ in running])
         if self._needs_prefill:
-            seats = list(range(self._n_rows))
+            running = list(range(self._n_rows))
             self._needs_prefill = False
-        self._prefill(seats)
+        self._prefill(running)
 
     def _close_gaps(self) -> None:
         """Move the last responses into rows that ended, so that rows in use have no gap."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dapo.rollout.engine import Request
-from dapo.rollout.partial import Written
+from dapo.rollout.partial import PartialResponse
 
 
 class Rows:
@@ -28,7 +28,7 @@ class Rows:
         self.order = np.zeros(n_rows, np.int64)
         self.requests: list[Request | None] = [None] * n_rows
 
-    def put(self, rows: Sequence[int], items: Sequence[Written]) -> None:
+    def put(self, rows: Sequence[int], items: Sequence[PartialResponse]) -> None:
         """Seat responses on rows."""
         if not rows:
             return
@@ -49,7 +49,7 @@ class Rows:
         self.version[index, :width] = torch.from_numpy(version).to(self.device)
         self.words[index] = torch.tensor([item.request.key.words() for item in items], device=self.device)
 
-    def read(self, rows: Sequence[int]) -> list[Written]:
+    def read(self, rows: Sequence[int]) -> list[PartialResponse]:
         """What was written on these rows."""
         if not rows:
             return []
@@ -62,7 +62,7 @@ class Rows:
             assert request is not None, f"row {row} holds no response"
             part = slice(int(self.start[row]), int(self.length[row]))
             items.append(
-                Written(
+                PartialResponse(
                     request,
                     int(self.order[row]),
                     tokens[i, part].astype(np.int32),

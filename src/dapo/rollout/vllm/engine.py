@@ -62,7 +62,7 @@ class VllmEngine(QueuedEngine):
         self.version = version
         self._running: dict[int, Response] = {}  # by request id, in order of submission
 
-    def beside(self, sampling: SamplingParams) -> VllmEngine:
+    def fork_for_eval(self, sampling: SamplingParams) -> VllmEngine:
         """Another engine on the same vLLM, with sampling parameters of its own: an evaluation amid training.
 
         The two take turns. Whoever ticks has the machine; what the other has in flight waits, and is gone on with.

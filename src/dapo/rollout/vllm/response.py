@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dapo.rollout.engine import Request
-from dapo.rollout.partial import Written
+from dapo.rollout.partial import PartialResponse
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 SEED_BITS = 63
@@ -25,12 +25,12 @@ class Response:
     tag: str | None = None
 
     @classmethod
-    def of(cls, item: Written) -> Response:
+    def of(cls, item: PartialResponse) -> Response:
         return cls(item.request, item.order, item.tokens.tolist(), item.logp.tolist(), item.version.tolist())
 
-    def written(self) -> Written:
+    def written(self) -> PartialResponse:
         tokens, version = np.array(self.tokens, np.int32), np.array(self.version, np.int32)
-        return Written(self.request, self.order, tokens, np.array(self.logp, np.float32), version)
+        return PartialResponse(self.request, self.order, tokens, np.array(self.logp, np.float32), version)
 
     @property
     def seed(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dapo.rollout.engine import Request
 from dapo.rollout.local.pages import Pages, Prompt
-from dapo.rollout.partial import Written
+from dapo.rollout.partial import PartialResponse
 
 RUNNING, ENDED, FULL, BAD, EMPTY = 0, 1, 2, 3, 4  # what `stop` says of a row
 
@@ -44,7 +44,7 @@ class DeviceRows:
         return is_alive
 
 
-class Seats:
+class RunningBatch:
     """State of up to `n_rows` responses. Column t of a row belongs to token t of prompt and response together."""
 
     def __init__(self, n_rows: int, max_tokens: int, n_pages: int, logp_dtype: Any) -> None:
@@ -65,7 +65,7 @@ class Seats:
         self.requests: list[Request | None] = [None] * n_rows
         self.prompts: list[Prompt | None] = [None] * n_rows
 
-    def put(self, row: int, item: Written, prompt: Prompt, pages: Pages) -> None:
+    def put(self, row: int, item: PartialResponse, prompt: Prompt, pages: Pages) -> None:
         """Seat a response on a row, with all its pages, the prompt's included."""
         request = item.request
         start, end = len(request.prompt), len(request.prompt) + len(item.tokens)
@@ -99,11 +99,11 @@ class Seats:
         """Pages that are this row's alone."""
         return self.table[row, self.prompt(row).n_shared : self.n_pages[row]].copy()
 
-    def read(self, row: int) -> Written:
+    def read(self, row: int) -> PartialResponse:
         """What was written on this row."""
         part = slice(int(self.start[row]), int(self.length[row]))
         arrays = (array[row, part].copy() for array in (self.tokens, self.logp, self.version))
-        return Written(self.request(row), int(self.order[row]), *arrays)
+        return PartialResponse(self.request(row), int(self.order[row]), *arrays)
 
     def free(self, row: int) -> None:
         self.is_taken[row], self.n_pages[row], self.length[row] = False, 0, 1
