@@ -39,7 +39,7 @@ class PrintReward(dapo.Observer):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on your own problems with your own reward.")
-    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--model", default="bundled")
     parser.add_argument("--out", default="runs/custom-reward")
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()

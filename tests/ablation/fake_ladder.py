@@ -23,7 +23,7 @@ def write_done(planned: Job, correct: dict[int, Sequence[int]], *, k: int = 4, e
         {
             "step": step, "updates_total": 16 * step, "tokens/generated": 1000, "tokens/trained": 750,
             "policy/entropy": entropy, "length/mean": 20.0, "length/wrong": 22.0, "length/truncated": 0.1,
-            "clip/low": 0.01, "clip/high": 0.002, "sampling/acceptance": 1 - step / steps, "timing.step_s": 2.0,
+            "clip/low": 0.01, "clip/high": 0.002, "sampling/groups_kept": 1 - step / steps, "timing.step_s": 2.0,
         }
         for step in range(1, steps + 1)
     ]  # fmt: skip

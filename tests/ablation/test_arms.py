@@ -38,7 +38,7 @@ def test_each_rung_changes_one_switch_in_the_papers_order():
         {"shaping.overlong_filter"},
         {"algorithm.clip.high"},
         {"shaping.overlong_penalty"},
-        {"algorithm.mean"},
+        {"algorithm.loss_aggregation"},
         {"sampling.dynamic"},
     ]
 
@@ -68,7 +68,7 @@ def test_what_vapo_loses_is_one_piece_each():
         "vapo-no-decoupled": {"algorithm.gae.lam_critic"},
         "vapo-no-adaptive": {"algorithm.gae.length_adaptive_alpha"},
         "vapo-no-clip-higher": {"algorithm.clip.high"},
-        "vapo-no-token-loss": {"algorithm.mean"},
+        "vapo-no-token-loss": {"algorithm.loss_aggregation"},
         "vapo-no-positive": {"algorithm.positive_nll"},
     }
     alone = arm_config("ladder", ARMS["vapo-no-groups"])[0]

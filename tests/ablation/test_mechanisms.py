@@ -28,7 +28,7 @@ PAIRS = {
         ("sampling.dynamic=true", "sampling.max_prompts_tried_per_step=4096"),
     ),
     # A limit that leaves room: 64 tokens, where right responses have at most 24.
-    "token-loss": (("train.steps=16", "limits.max_response_tokens=64"), ("algorithm.mean=token",)),
+    "token-loss": (("train.steps=16", "limits.max_response_tokens=64"), ("algorithm.loss_aggregation=token",)),
     # With the filter on, as in the ladder: without it a truncated response is punished as a wrong one already.
     "soft-penalty": (("train.steps=16", "shaping.overlong_filter=true"), ("shaping.overlong_penalty=1.0",)),
 }
@@ -74,14 +74,14 @@ LAST_QUARTER = slice(12, 16)
 
 def informative_per_update(lines: Lines) -> list[float]:
     """Groups of an update that can teach anything; acceptance is their share where every group is trained on."""
-    return [line["sampling/acceptance"] * line["sampling/groups_trained"] / line["updates"] for line in lines]
+    return [line["sampling/groups_kept"] * line["sampling/groups_trained"] / line["updates"] for line in lines]
 
 
 def test_dynamic_sampling_keeps_the_informative_groups_of_an_update_constant_while_they_fall_without(runs):
     for without, with_it in runs["dynamic"]:
         # 32 groups in 16 updates, every one of them informative, at every step
         assert {(line["sampling/groups_trained"], line["updates"]) for line in with_it} == {(32, 16)}
-        assert min(line["sampling/acceptance"] for line in with_it) < 0.6  # and it had to look for them
+        assert min(line["sampling/groups_kept"] for line in with_it) < 0.6  # and it had to look for them
         plain = informative_per_update(without)
         assert np.mean(plain[12:]) < 0.6 * np.mean(plain[:4])
 

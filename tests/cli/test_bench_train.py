@@ -16,11 +16,11 @@ from dapo.config.model_shapes import BENCH_SHAPES, ModelShape
 from dapo.errors import ConfigError
 from dapo.models.random_model import random_model, training_flops
 
-EMBEDDED = str(Path(dapo.__file__).parent / "quickstart" / "model")
+BUNDLED = str(Path(dapo.__file__).parent / "quickstart" / "model")
 
 
 def run(*arguments: str) -> dict:
-    result = CliRunner().invoke(command, ["train", "--model", EMBEDDED, "--repeats", "1", "--json", *arguments])
+    result = CliRunner().invoke(command, ["train", "--model", BUNDLED, "--repeats", "1", "--json", *arguments])
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
 

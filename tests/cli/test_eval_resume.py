@@ -68,7 +68,7 @@ def test_a_run_is_asked_as_it_was_trained(tmp_path: Path):
     problems = "dapo.quickstart.task:eval_problems"
     way = way_of(str(run), None, None, None, None, None)
     assert (way["template"], way["chat"], way["verifier"]) == ("raw", False, "math")
-    assert way == way_of("embedded", None, None, None, None, None)
+    assert way == way_of("bundled", None, None, None, None, None)
     assert way_of(str(run), 7, None, "boxed", True, None) == way | {
         "max_response_tokens": 7, "template": "boxed", "chat": True,
     }  # fmt: skip
@@ -96,6 +96,6 @@ def test_limits_that_nobody_typed_fit_the_model(tmp_path: Path, config: str, lim
 @pytest.mark.parametrize("temperature", ["inf", "nan", "-1"])
 def test_a_temperature_that_is_none_is_refused(temperature: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
-        main(["eval", "--model", "embedded", "--data", "no.jsonl", f"--temperature={temperature}"])
+        main(["eval", "--model", "bundled", "--data", "no.jsonl", f"--temperature={temperature}"])
     assert ended.value.code == 2
     assert "--temperature" in capsys.readouterr().err

@@ -20,33 +20,33 @@ def words(*overrides: str, gpus: int | None = None) -> tuple[dict[str, int], dic
 
 
 def test_the_setting_bounds_where_memory_holds_more():
-    memory, said = words("rollout.max_concurrent_responses=100")
+    memory, said = words("rollout.max_concurrent_sequences=100")
     full = memory["full_length_responses_at_once"]
     assert full > 100
-    assert said["responses at once"].startswith("100: rollout.max_concurrent_responses = 100,")
+    assert said["responses at once"].startswith("100: rollout.max_concurrent_sequences = 100,")
     assert f"{full:,} of full length (1,536 tokens)" in said["responses at once"]
     assert said["responses of a step"] == "512, in 6 rounds or more"  # 512 / 100
 
 
 def test_memory_bounds_where_the_setting_allows_more():
-    memory, said = words("rollout.max_concurrent_responses=5000")
+    memory, said = words("rollout.max_concurrent_sequences=5000")
     full = memory["full_length_responses_at_once"]
     assert said["responses at once"].startswith(f"{full:,} to 5,000: memory holds {full:,} of full length")
     assert said["responses of a step"] == "512"
 
 
 def test_the_setting_is_shared_by_all_replicas():
-    memory, said = words("rollout.max_concurrent_responses=100", gpus=4)
+    memory, said = words("rollout.max_concurrent_sequences=100", gpus=4)
     assert (memory["replicas"], memory["allowed_responses_at_once"]) == (4, 25)
     assert "100 / 4 replicas = 25 each" in said["responses at once"]
 
 
 @pytest.mark.parametrize(
     ("slots", "limit", "expected"),
-    [(8, 32, "by rollout.max_concurrent_responses = 32"), (5, 32, "allows more"), (50, 32, "set it to 200,")],
+    [(8, 32, "by rollout.max_concurrent_sequences = 32"), (5, 32, "allows more"), (50, 32, "set it to 200,")],
 )
 def test_a_plan_for_a_cluster_says_whether_the_recipe_lets_it_be(slots: int, limit: int, expected: str):
-    said = at_once_in_a_cluster({"slots": slots, "replicas": 4, "max_concurrent_responses": limit})
+    said = at_once_in_a_cluster({"slots": slots, "replicas": 4, "max_concurrent_sequences": limit})
     assert f"{slots} per replica x 4 = {4 * slots}" in said
     assert expected in said
 

@@ -16,7 +16,7 @@ from dapo.files import append_line
 from dapo.rewards import VerifierPool
 
 SMALL = {
-    "model_name_or_path": "embedded", "num_generations": 2, "per_device_train_batch_size": 8,
+    "model_name_or_path": "bundled", "num_generations": 2, "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1, "max_completion_length": 16, "max_steps": 4, "bf16": False,
 }  # fmt: skip
 OURS = (

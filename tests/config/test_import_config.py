@@ -177,7 +177,7 @@ def test_a_grpo_config_in_python(tmp_path: Path):
     assert keys["train.epochs_per_step"] == iterations
     assert keys["train.steps"] == 320 // (passes // accumulated * iterations)
     assert keys["train.warmup_steps"] == 16 // (passes // accumulated * iterations)
-    assert keys["algorithm.mean"] == "sequence"
+    assert keys["algorithm.loss_aggregation"] == "sequence"
     assert (keys["algorithm.clip.low"], keys["algorithm.clip.high"], keys["algorithm.clip.dual"]) == (0.2, 0.28, None)
     assert (keys["algorithm.kl.coefficient"], keys["algorithm.kl.kind"]) == (0.04, "k3")
     assert keys["algorithm.group.eps"] == 1e-4
@@ -313,7 +313,7 @@ def test_trl_yaml_json_and_command_line_say_the_same(tmp_path: Path):
     files = [("a.yaml", yaml), ("a.json", json_text), ("a.sh", flags)]
     found = [loaded(translate(write(tmp_path, name, text)), tmp_path) for name, text in files]
     assert found[0] == found[1] == found[2]
-    assert (found[0]["preset"], found[0]["algorithm.mean"], found[0]["algorithm.group.std"]) == (
+    assert (found[0]["preset"], found[0]["algorithm.loss_aggregation"], found[0]["algorithm.group.std"]) == (
         "dr-grpo",
         "constant",
         "none",

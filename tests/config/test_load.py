@@ -72,7 +72,7 @@ def test_keys_that_other_tools_read_keep_their_names():
         train.tokens_per_microbatch limits.max_prompt_tokens limits.max_response_tokens
         shaping.overlong_buffer_tokens train.steps train.lr train.seed
         model.path model.dtype data.train data.eval rewards.verifier checkpoint.every_steps eval.every_steps
-        rollouts.every_steps sampling.fill_policy sampling.max_prompts_tried_per_step algorithm.clip.low
+        records.every_steps sampling.fill_policy sampling.max_prompts_tried_per_step algorithm.clip.low
         algorithm.clip.high cluster.backend rollout.engine"""
     assert set(fixed.split()) <= known_keys().keys()
 
@@ -80,14 +80,22 @@ def test_keys_that_other_tools_read_keep_their_names():
 def test_dapo_is_the_paper_and_grpo_naive_has_none_of_its_techniques():
     paper = load_recipe("quickstart").config
     assert (paper.algorithm.clip.low, paper.algorithm.clip.high, paper.algorithm.clip.dual) == (0.2, 0.28, None)
-    assert (paper.algorithm.mean, paper.sampling.dynamic, paper.shaping.overlong_filter) == ("token", True, True)
+    assert (paper.algorithm.loss_aggregation, paper.sampling.dynamic, paper.shaping.overlong_filter) == (
+        "token",
+        True,
+        True,
+    )
     assert paper.shaping.overlong_penalty == 1.0
     assert not paper.has_reference
     assert not paper.has_critic
     assert read_preset("dapo")["train"]["warmup_steps"] == 20
     naive = load_recipe("quickstart", ["preset=grpo-naive"]).config
     assert naive.algorithm.clip.low == naive.algorithm.clip.high == 0.2
-    assert (naive.algorithm.mean, naive.sampling.dynamic, naive.shaping.overlong_filter) == ("sequence", False, False)
+    assert (naive.algorithm.loss_aggregation, naive.sampling.dynamic, naive.shaping.overlong_filter) == (
+        "sequence",
+        False,
+        False,
+    )
     assert naive.shaping.overlong_penalty == 0
 
 
@@ -98,7 +106,7 @@ def test_the_32b_recipe_is_the_released_script():
     assert (c.limits.max_prompt_tokens, c.limits.max_response_tokens) == (2048, 20480)
     assert (c.shaping.overlong_filter, c.shaping.overlong_buffer_tokens) == (False, 4096)
     assert (c.algorithm.clip.low, c.algorithm.clip.high, c.algorithm.clip.dual) == (0.2, 0.28, 10.0)
-    assert (c.train.lr, c.train.warmup_steps, c.train.weight_decay, c.train.grad_clip) == (1e-6, 10, 0.1, 1.0)
+    assert (c.train.lr, c.train.warmup_steps, c.train.weight_decay, c.train.max_grad_norm) == (1e-6, 10, 0.1, 1.0)
     assert c.sampling.generation_multiple == 3
     assert c.max_prompts_tried_per_step == 10 * 3 * 512
     assert (c.eval.top_p, c.eval.temperature, c.eval.k) == (0.7, 1.0, 32)
@@ -177,7 +185,10 @@ def test_a_config_cannot_be_changed_after_loading():
         ("train.lr=-1", ["train.lr = -1: must be at least 0"]),
         ("train.lr=nan", ["train.lr = nan"]),
         ("sampling.dynamic=1", ["sampling.dynamic = 1: must be true or false"]),
-        ("algorithm.mean=tokens", ['algorithm.mean = "tokens": must be one of', "'token'", "'prompt'"]),
+        (
+            "algorithm.loss_aggregation=tokens",
+            ['algorithm.loss_aggregation = "tokens": must be one of', "'token'", "'prompt'"],
+        ),
         ("algorithm.clip.dual=0.5", ["algorithm.clip.dual = 0.5: must be greater than 1"]),
         (
             "sampling.responses_per_prompt=1",
@@ -199,19 +210,22 @@ def test_a_config_cannot_be_changed_after_loading():
         ("preset=3", ["preset = 3"]),
         ("train.lr", ["--set train.lr: no key and value", "--set section.key=value"]),
         ("=3", ["--set =3: no key and value"]),
-        ("sampling.carry_over=true", ["algorithm.importance_cap: missing", "importance_cap = 2.0"]),
+        ("sampling.carry_over=true", ["algorithm.correction.cap: missing", "correction.cap = 2.0"]),
         ("train.betas=[2.0, 0.9]", ["train.betas = [2.0, 0.9]", "below 1"]),
         ("sampling.max_staleness_updates=4", ["sampling.max_staleness_updates: has no effect here", "carry_over"]),
         ("algorithm.gae.gamma=0.9", ["algorithm.gae.gamma: has no effect here", 'algorithm.advantage = "gae"']),
         ("algorithm.kl.kind=k1", ["algorithm.kl.kind: has no effect here", "algorithm.kl.coefficient"]),
         ("model.lora.alpha=8", ["model.lora.alpha: has no effect here", "model.lora.rank"]),
-        ("algorithm.mean_constant_tokens=8", ["algorithm.mean_constant_tokens: has no effect"]),
+        ("algorithm.loss_constant_tokens=8", ["algorithm.loss_constant_tokens: has no effect"]),
         ("cluster.gpus=8", ["cluster.gpus: has no effect here", "cluster.backend"]),
         ("rollout.tensor_parallel=2", ["rollout.tensor_parallel: has no effect here", "rollout.engine"]),
-        ("rollout.vllm.gpu_memory_share=0.5", ["rollout.vllm.gpu_memory_share: has no effect here", "rollout.engine"]),
+        (
+            "rollout.vllm.gpu_memory_utilization=0.5",
+            ["rollout.vllm.gpu_memory_utilization: has no effect here", "rollout.engine"],
+        ),
         ("data.eval=[1, 2]", ["data.eval"]),
         ("algorithm.advantage=none", ["algorithm.advantage", "nothing is learnt", "positive_nll = 1.0"]),
-        ("algorithm.critic.pretrain_steps=50", ["no such key any more", "pretrain_responses"]),
+        ("algorithm.critic.pretrain_steps=50", ["has another name now", "pretrain_responses"]),
     ],
 )
 def test_bad_overrides_name_key_value_reason_and_remedy(override: str, parts: list[str]):
@@ -221,12 +235,12 @@ def test_bad_overrides_name_key_value_reason_and_remedy(override: str, parts: li
 
 
 def test_importance_correction_on_top_of_bypass_would_count_twice():
-    message = refused("quickstart", "algorithm.old_logp=bypass", "algorithm.importance_cap=2.0")
+    message = refused("quickstart", "algorithm.old_logp=bypass", "algorithm.correction.cap=2.0")
     assert "count twice" in message
 
 
 def test_stale_tokens_need_a_bound_and_dynamic_sampling():
-    carry = ["sampling.carry_over=true", "algorithm.importance_cap=2.0"]
+    carry = ["sampling.carry_over=true", "algorithm.correction.cap=2.0"]
     assert "sampling.max_staleness_updates: missing" in refused("quickstart", *carry)
     assert "sampling.partial_rollouts = true" in refused("quickstart", "preset=ppo", "sampling.partial_rollouts=true")
     assert "sampling.carry_over = true" in refused("quickstart", "preset=dapo-fast", "sampling.dynamic=false")

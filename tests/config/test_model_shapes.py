@@ -16,8 +16,8 @@ def test_a_config_that_cannot_be_read_is_none(tmp_path: Path, text: str | None):
 
 
 def test_the_embedded_model_has_a_shape_and_positions():
-    assert positions_of(config_of("embedded") or {}) == 256
-    assert shape_of("embedded") is not None
+    assert positions_of(config_of("bundled") or {}) == 256
+    assert shape_of("bundled") is not None
 
 
 @pytest.mark.parametrize(

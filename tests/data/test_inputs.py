@@ -84,7 +84,7 @@ def test_a_resumed_run_is_looked_at_with_its_changes(folder: Path):
 def test_a_model_that_is_no_folder_and_no_name_of_the_hub_is_refused(folder: Path):
     with pytest.raises(ConfigError, match=r"model\.path = \./no/such/model: no such folder"):
         run_to_end(load_recipe("quickstart", ["model.path=./no/such/model"]), folder / "out")
-    for path in ("embedded", "owner/name", str(folder)):
+    for path in ("bundled", "owner/name", str(folder)):
         check_model(load_recipe("quickstart", [f"model.path={path}"]).config)
 
 
@@ -110,8 +110,8 @@ def test_the_first_problem_is_the_first_that_can_be_used(folder: Path):
     "arguments",
     [
         ["train", "quickstart", "--set", "data.train=nope.jsonl"],
-        ["eval", "--model", "embedded", "--data", "nope.jsonl"],
-        ["data", "probe", "nope.jsonl", "--model", "embedded"],
+        ["eval", "--model", "bundled", "--data", "nope.jsonl"],
+        ["data", "probe", "nope.jsonl", "--model", "bundled"],
         ["resume", "run"],
     ],
 )

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 # Nothing divides: 5 groups of 3 responses in 2 updates, 7 slots and micro-batches of a few rows, on 2 or 4 ranks.
 UNEVEN = [
     "train.steps=5", "sampling.prompts_per_step=5", "sampling.responses_per_prompt=3", "train.updates_per_step=2",
-    "rollout.max_concurrent_responses=7", "train.tokens_per_microbatch=40",
+    "rollout.max_concurrent_sequences=7", "train.tokens_per_microbatch=40",
 ]  # fmt: skip
 EVALUATED = ["data.eval=['toy:problems']", "eval.every_steps=5", "eval.k=2"]
 PLANS: dict[str, dict[str, Any]] = {
@@ -179,7 +179,7 @@ def test_in_float32_every_updates_gradient_is_within_1e_5_of_its_norm(runs: Path
 @pytest.mark.parametrize("layout", LAYOUTS["bfloat16"])
 def test_in_bfloat16_loss_and_gradient_are_as_near_as_its_digits_allow(runs: Path, layout: str):
     line, expected = lines(runs / f"bfloat16-{layout}")[0], lines(runs / "bfloat16")[0]
-    for name in ("policy/loss", "policy/gradient_norm"):
+    for name in ("policy/loss", "policy/grad_norm"):
         assert line[name] == pytest.approx(expected[name], rel=2**-8)
     assert written(runs / f"bfloat16-{layout}") == written(runs / "bfloat16")
     tensors = saved(runs / f"bfloat16-{layout}")

@@ -15,7 +15,8 @@ import yaml
 from blocks import FENCE, PAGES, ROOT
 
 from dapo.cli.main import VERBS
-from dapo.config.load import RENAMED, known_keys, preset_names, recipe_names
+from dapo.config import renamed
+from dapo.config.load import known_keys, preset_names, recipe_names
 from dapo.rewards import verify
 from dapo.tracking.metrics import METRICS
 
@@ -68,7 +69,10 @@ def test_keys_verbs_and_presets_in_the_text_exist(page: Path):
         if key is None or key[1].partition(".")[0] not in SECTIONS or page.name in PEERS_KEYS or "/" in span:
             continue
         is_known = key[1] in known_keys() or any(known.startswith(f"{key[1]}.") for known in known_keys())
-        is_known |= key[1] in RENAMED and page.name in ("log.md", "results.md")  # what a run of then was given
+        is_known |= key[1] in renamed.KEYS | renamed.REPLACED and page.name in (
+            "log.md",
+            "results.md",
+        )  # what a run of then was given
         is_file = re.search(r"\.(py|jsonl?|toml|md|html|txt|parquet)$", key[1])
         is_code = key[1].rpartition(".")[2] in functions()
         assert is_known or is_file or is_code or key[1] in METRICS, f"{page.name}: `{span}`: no such key"

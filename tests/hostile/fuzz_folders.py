@@ -93,7 +93,7 @@ def whole_run() -> Folder:
     """The files of a run with nothing wrong, as small as it may be."""
     with tempfile.TemporaryDirectory() as home:
         run = write_run(Path(home), metrics(3), evaluations=[evaluation(0, 0.3), evaluation(3, 0.5)])
-        config = load_recipe("quickstart", ["train.steps=3", "rollouts.every_steps=1"]).config
+        config = load_recipe("quickstart", ["train.steps=3", "records.every_steps=1"]).config
         (run / "config.toml").write_text(to_toml(config))
         (run / "events.jsonl").write_text('{"step": 2, "kind": "note", "message": "said"}\n')
         problems = {"set": "held-out", "k": 8, "ids": ["a", "b"], "questions": ["q", "r"], "values": [0.5, 0.1]}

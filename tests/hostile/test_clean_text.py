@@ -28,7 +28,7 @@ STATE = {"updates": 1, "sampling": {"order": {"n_problems": 1}}, "data": "0"}
 def test_no_escape_reaches_the_terminal(words, tmp_path):
     plain = to_toml(load_recipe("quickstart", []).config)
     escaped = "".join(f"\\u{ord(character):04x}" for character in ESCAPE)
-    (tmp_path / "config.toml").write_text(plain.replace('path = "embedded"', f'path = "./{escaped}"'))
+    (tmp_path / "config.toml").write_text(plain.replace('path = "bundled"', f'path = "./{escaped}"'))
     places = {"RECIPE": tmp_path / "config.toml", "FOLDER": tmp_path}
     for name, place in places.items():
         words = [word.replace(name, str(place)) for word in words]
@@ -69,10 +69,10 @@ def test_front_matter_takes_one_line_of_a_foreign_name():
 @pytest.mark.parametrize(
     "override",
     [
-        "rewards.workers=1e20", f"rewards.workers={10**20}", "rewards.seconds=1e10", f"rewards.memory_mb={10**15}",
+        "rewards.workers=1e20", f"rewards.workers={10**20}", "rewards.cpu_seconds=1e10", f"rewards.memory_mb={10**15}",
         "train.lr=1e308", f"train.steps={10**18}", "sampling.temperature=1e300", f"sampling.prompts_per_step={10**12}",
         f"eval.k={10**12}", f"cluster.gpus={10**9}", f"cluster.timeout_s={10**12}",
-        f"limits.max_response_tokens={10**15}", f"rollout.max_concurrent_responses={10**15}",
+        f"limits.max_response_tokens={10**15}", f"rollout.max_concurrent_sequences={10**15}",
     ],
 )  # fmt: skip
 def test_absurd_numbers_are_refused(override):

@@ -68,7 +68,7 @@ TEXTS = {
     "value.jsonl": [lines({"step": {"a": 1}}, {"step": 1, "value/loss": {"a": 1}}, DEEP)],
     "config.toml": [
         'preset = "dapo"\ntrain = 3\neval = 1\ndata = "x"\nrollouts = []\n',
-        'preset = ["dapo"]\n[train]\nsteps = "many"\n[rollouts]\nevery_steps = "x"\n',
+        'preset = ["dapo"]\n[train]\nsteps = "many"\n[records]\nevery_steps = "x"\n',
         "[train]\nsteps = inf\n[eval]\nevery_steps = nan\n",
         "a = " + "[" * 5_000 + "]" * 5_000 + "\n",
         "[train]\nsteps = 1e400\nlr = 1e308\n",

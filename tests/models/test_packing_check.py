@@ -88,7 +88,7 @@ def test_what_is_packed_wrongly_is_refused(
 
 @pytest.mark.slow
 def test_the_bundled_model_in_bfloat16(monkeypatch: pytest.MonkeyPatch):
-    policy = load_policy(model_location("embedded"), dtype=torch.bfloat16, device="cpu")  # checks it
+    policy = load_policy(model_location("bundled"), dtype=torch.bfloat16, device="cpu")  # checks it
     for broken in (no_positions, other_prefix, no_edges):
         break_packing(monkeypatch, broken)
         with pytest.raises(EngineError, match="rounding in bfloat16"):

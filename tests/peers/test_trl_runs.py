@@ -15,7 +15,7 @@ from dapo.quickstart.task import eval_problems
 pytestmark = pytest.mark.peers
 
 SMALL = {
-    "model_name_or_path": "embedded", "num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 2,
+    "model_name_or_path": "bundled", "num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 2,
     "gradient_accumulation_steps": 2, "max_completion_length": 24, "learning_rate": 5e-4,
     "bf16": False,
 }  # fmt: skip

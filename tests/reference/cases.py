@@ -12,28 +12,28 @@ from typing import Any
 PRESETS: dict[str, dict[str, Any]] = {
     "grpo-naive": {
         "algorithm.advantage": "group",
-        "algorithm.mean": "sequence",
+        "algorithm.loss_aggregation": "sequence",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.2,
         "train.warmup_steps": 20,
     },
     "grpo": {
         "algorithm.advantage": "group",
-        "algorithm.mean": "sequence",
+        "algorithm.loss_aggregation": "sequence",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.2,
         "algorithm.kl.coefficient": 0.04,
     },
     "dr-grpo": {
         "algorithm.advantage": "group",
-        "algorithm.mean": "constant",
+        "algorithm.loss_aggregation": "constant",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.2,
         "algorithm.group.std": "none",
     },
     "dapo": {
         "algorithm.advantage": "group",
-        "algorithm.mean": "token",
+        "algorithm.loss_aggregation": "token",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.28,
         "shaping.overlong_filter": True,
@@ -43,10 +43,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "dapo-fast": {
         "algorithm.advantage": "group",
-        "algorithm.mean": "token",
+        "algorithm.loss_aggregation": "token",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.28,
-        "algorithm.importance_cap": 2.0,
+        "algorithm.correction.cap": 2.0,
         "shaping.overlong_filter": True,
         "shaping.overlong_penalty": 1.0,
         "sampling.dynamic": True,
@@ -58,24 +58,25 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "rft": {
         "algorithm.advantage": "none",
-        "algorithm.mean": "token",
+        "algorithm.loss_aggregation": "token",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.2,
         "algorithm.positive_nll": 1.0,
     },
     "ppo": {
         "algorithm.advantage": "gae",
-        "algorithm.mean": "token",
+        "algorithm.loss_aggregation": "token",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.2,
         "algorithm.gae.lam": 1.0,
         "algorithm.gae.whiten": True,
         "algorithm.critic.value_clip": 0.5,
         "algorithm.critic.pretrain_responses": 4096,
+        "algorithm.critic.pretrain_epochs": 1,
     },
     "vanilla-ppo": {
         "algorithm.advantage": "gae",
-        "algorithm.mean": "sequence",
+        "algorithm.loss_aggregation": "sequence",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.2,
         "algorithm.gae.lam": 0.95,
@@ -86,7 +87,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "vapo": {
         "algorithm.advantage": "gae",
-        "algorithm.mean": "token",
+        "algorithm.loss_aggregation": "token",
         "algorithm.clip.low": 0.2,
         "algorithm.clip.high": 0.28,
         "algorithm.positive_nll": 0.1,
@@ -104,7 +105,7 @@ PPO = {"preset": "ppo", "algorithm.critic.lr": 1e-2}
 VAPO = {"preset": "vapo", "algorithm.critic.lr": 1e-2}
 KL_IN_REWARD = PPO | {"algorithm.kl.coefficient": 0.2, "algorithm.kl.place": "reward"}
 KL_IN_LOSS = PPO | {"algorithm.kl.coefficient": 0.2}
-ALL_TERMS = VAPO | {"algorithm.kl.coefficient": 0.2, "algorithm.importance_cap": 1.5, "algorithm.gae.whiten": True}
+ALL_TERMS = VAPO | {"algorithm.kl.coefficient": 0.2, "algorithm.correction.cap": 1.5, "algorithm.gae.whiten": True}
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,12 @@ CASES = (
     Case("sampling.temperature", (1.0, 0.7, 1.6), GRPO),
     Case("sampling.temperature", (0.7, 1.6), KL_IN_REWARD),
     Case("algorithm.advantage", ("group", "gae", "none"), {"preset": "ppo", "algorithm.positive_nll": 0.3}),
-    Case("algorithm.mean", ("token", "sequence", "prompt", "constant"), DAPO),
-    Case("algorithm.mean", ("token", "sequence", "prompt", "constant"), ALL_TERMS),
-    Case("algorithm.mean_constant_tokens", (None, 5, 40), {"preset": "dr-grpo"}),
+    Case("algorithm.loss_aggregation", ("token", "sequence", "prompt", "constant"), DAPO),
+    Case("algorithm.loss_aggregation", ("token", "sequence", "prompt", "constant"), ALL_TERMS),
+    Case("algorithm.loss_constant_tokens", (None, 5, 40), {"preset": "dr-grpo"}),
     Case("algorithm.old_logp", ("recompute", "bypass"), DAPO),
     Case("algorithm.old_logp", ("recompute", "bypass"), KL_IN_REWARD),
-    Case("algorithm.importance_cap", (None, 0.8, 1.5), DAPO),
+    Case("algorithm.correction.cap", (None, 0.8, 1.5), DAPO),
     Case("algorithm.positive_nll", (0.0, 0.1, 1.0), VAPO),
     Case("algorithm.clip.low", (0.05, 0.2, 0.6), DAPO),
     Case("algorithm.clip.high", (0.05, 0.28, 0.9), DAPO),
@@ -171,7 +172,7 @@ CASES = (
     Case("train.tokens_per_microbatch", (1, 40, 16384), ALL_TERMS, is_seen=False),
     Case("train.weight_decay", (0.0, 0.1), PPO),
     Case("train.betas", ((0.9, 0.999), (0.5, 0.9)), PPO),
-    Case("train.grad_clip", (0.05, 0.5, 100.0), PPO),
+    Case("train.max_grad_norm", (0.05, 0.5, 100.0), PPO),
     Case("train.gradient_checkpointing", (False, True, "auto"), PPO, is_seen=False),
     Case("train.moments", ("float32", "host"), PPO, is_seen=False),
     Case("train.seed", (0, 7), DAPO | {"rewards.control": "shuffled"}),
@@ -204,7 +205,7 @@ ELSEWHERE = {
         "tests/data/test_prompt_format.py::test_prompts_over_the_limit_are_dropped_and_counted_never_cut"
     ),
     "rewards.verifier": "tests/rewards/test_pool.py::test_user_functions_give_values_and_their_errors_are_crashes",
-    "rewards.seconds": "tests/rewards/test_pool.py::test_a_stuck_worker_is_killed_and_its_neighbours_lose_nothing",
+    "rewards.cpu_seconds": "tests/rewards/test_pool.py::test_a_stuck_worker_is_killed_and_its_neighbours_lose_nothing",
     "rewards.memory_mb": "tests/rewards/test_pool.py::test_memory_is_bounded",
     "rewards.workers": "tests/rewards/test_pool.py::test_border_two_workers_judge_every_task_once_in_order",
     "rewards.truncated_may_be_correct": (
@@ -230,7 +231,7 @@ ELSEWHERE = {
     "train.max_minutes": RUN + "test_a_budget_of_minutes_counts_steps_also_those_before_a_resume",
     "train.max_bad_updates": "tests/trainer/test_update.py::test_a_non_finite_loss_is_skipped_counted_and_bounded",
     "rollout.engine": "tests/rollout/test_local_engine.py::test_writes_what_the_plain_engine_writes",
-    "rollout.max_concurrent_responses": (
+    "rollout.max_concurrent_sequences": (
         "tests/rollout/test_local_engine.py::test_border_every_request_is_answered_once_by_five_rows_or_sixteen"
     ),
     "rollout.kv_cache_gib": "tests/rollout/test_local_engine.py::test_out_of_pages_the_same_tokens_a_little_later",
@@ -249,7 +250,7 @@ NOT_IN_A_STEP = {
     "data.train": "names the problems; groups are given here",
     "data.eval": "evaluation",
     "rollout.tensor_parallel": "how an engine is laid out",
-    "rollout.vllm.gpu_memory_share": "how an engine is laid out",
+    "rollout.vllm.gpu_memory_utilization": "how an engine is laid out",
     "eval.every_steps": "evaluation",
     "eval.k": "evaluation",
     "eval.temperature": "evaluation",
@@ -259,7 +260,7 @@ NOT_IN_A_STEP = {
     "checkpoint.keep": "files",
     "checkpoint.resumable": "files",
     "checkpoint.format": "files",
-    "rollouts.every_steps": "files",
+    "records.every_steps": "files",
     "tracking.to": "files",
     "tracking.project": "files",
     "cluster.gpus": "how many processes share the work",

@@ -164,7 +164,7 @@ class ReferenceTrainer:
             said["positive_nll"] = nll.item()
             loss = loss + keys["algorithm.positive_nll"] * nll
         gradients, norm = descend(self.policy, self.policy_adam, loss, lr, keys)
-        return said | {"gradient_norm": norm}, gradients
+        return said | {"grad_norm": norm}, gradients
 
     def update_critic(self, rows: list[Row], lr: float) -> tuple[dict[str, float], Gradients]:
         assert self.critic is not None
@@ -177,7 +177,7 @@ class ReferenceTrainer:
             losses.append(error / 2)
         loss = mean(losses, rows, self.keys)
         gradients, norm = descend(self.critic, self.critic_adam, loss, lr, self.keys)
-        return {"loss": loss.item(), "gradient_norm": norm}, gradients
+        return {"loss": loss.item(), "grad_norm": norm}, gradients
 
 
 # Rewards
@@ -299,8 +299,8 @@ def policy_loss(row: Row, logp: Tensor, keys: Keys) -> Tensor:
     gain = torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
     if dual is not None:
         gain = torch.where(A < 0, torch.maximum(gain, dual * A), gain)
-    if keys["algorithm.importance_cap"] is not None:
-        gain = gain * ratio_of(row.logp_old, row.logp_engine).clamp(max=keys["algorithm.importance_cap"])
+    if keys["algorithm.correction.cap"] is not None:
+        gain = gain * ratio_of(row.logp_old, row.logp_engine).clamp(max=keys["algorithm.correction.cap"])
     return -gain
 
 
@@ -321,7 +321,7 @@ def kl(logp: Tensor, logp_ref: Tensor, kind: str) -> Tensor:
 
 def mean(losses: list[Tensor], rows: list[Row], keys: Keys) -> Tensor:
     """Of the losses of an update's responses, one tensor each."""
-    match keys["algorithm.mean"]:
+    match keys["algorithm.loss_aggregation"]:
         case "token":  # eq. 12
             return torch.cat(losses).mean()
         case "sequence":  # eq. 5
@@ -331,9 +331,9 @@ def mean(losses: list[Tensor], rows: list[Row], keys: Keys) -> Tensor:
             of = {g: torch.cat([x for x, row in zip(losses, rows, strict=True) if row.group == g]) for g in groups}
             return torch.stack([of[g].mean() for g in groups]).mean()
         case "constant":  # Dr. GRPO, arXiv:2503.20783
-            length = keys["algorithm.mean_constant_tokens"] or keys["limits.max_response_tokens"]
+            length = keys["algorithm.loss_constant_tokens"] or keys["limits.max_response_tokens"]
             return torch.cat(losses).sum() / (len(rows) * length)
-    raise ValueError(keys["algorithm.mean"])
+    raise ValueError(keys["algorithm.loss_aggregation"])
 
 
 # Models
@@ -375,7 +375,7 @@ def descend(module: nn.Module, optimizer: Any, loss: Tensor, lr: float, keys: Ke
     optimizer.zero_grad()
     loss.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
-    norm = nn.utils.clip_grad_norm_(module.parameters(), keys["train.grad_clip"])
+    norm = nn.utils.clip_grad_norm_(module.parameters(), keys["train.max_grad_norm"])
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()

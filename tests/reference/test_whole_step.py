@@ -152,7 +152,7 @@ def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     note("policy", loop_module, "fill")
 
     def trained(*overrides: str) -> tuple[Run, dict[str, list[list[Group]]]]:
-        keys = ("model.kernels=plain", "checkpoint.every_steps=0", "rollouts.every_steps=0", *overrides)
+        keys = ("model.kernels=plain", "checkpoint.every_steps=0", "records.every_steps=0", *overrides)
         run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
         try:
             train(run)

@@ -23,7 +23,7 @@ max_response_tokens = 1000
 steps = {steps}
 [checkpoint]
 every_steps = 10
-[rollouts]
+[records]
 every_steps = {every}
 """
 
@@ -32,15 +32,15 @@ HEALTHY: dict[str, float | Callable[[float], float]] = {
     "accuracy": lambda t: 0.3 + 0.4 * t,
     "policy/entropy": 0.4,
     "policy/probability": 0.8,
-    "policy/gradient_norm": 0.5,
+    "policy/grad_norm": 0.5,
     "policy/skipped_updates": 0,
     "lr": 1e-6,
     "clip/low": 0.004,
     "clip/high": 0.002,
     "length/mean": 300,
     "length/truncated": 0.02,
-    "sampling/acceptance": 0.5,
-    "sampling/groups_all_right": 10,
+    "sampling/groups_kept": 0.5,
+    "sampling/groups_all_correct": 10,
     "sampling/groups_all_wrong": 10,
     "sampling/groups_trained": 32,
     "engine/gap_mean": 0.005,
@@ -52,7 +52,7 @@ HEALTHY: dict[str, float | Callable[[float], float]] = {
     "tokens/trained": 600,
     "tokens/wasted_all_wrong": 300,
     "tokens/wasted_surplus": 100,
-    "timing.sampling_s": 4.0,
+    "timing.rollout_s": 4.0,
     "timing.old_logp_s": 1.5,
     "timing.update_s": 4.0,
     "timing.step_s": 10.0,

@@ -174,7 +174,7 @@ def test_page_and_doctor_name_the_same_phase_as_the_largest(
     tmp_path: Path, seconds: float, largest: str, titles: list[str]
 ):
     exam = evaluation(30, 0.5, **{"timing.evaluation_s": seconds})
-    lines = metrics(30, timing__sampling_s=6.0, timing__update_s=2.0)
+    lines = metrics(30, timing__rollout_s=6.0, timing__update_s=2.0)
     run = load_run(write_run(tmp_path, lines, evaluations=[exam]))
     assert slow(run).answer.rsplit(",", 1)[0].lower() == largest
     assert [finding.title for finding in examine(run) if finding.name.startswith("bound-by-")] == titles

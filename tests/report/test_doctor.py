@@ -54,20 +54,36 @@ BY_METRICS = {
     ),
     "truncation": (metrics(length__truncated=T.truncated + 0.01), metrics(length__truncated=T.truncated - 0.01)),
     "too-easy": (
-        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=80, sampling__groups_all_wrong=20),
-        metrics(sampling__acceptance=T.acceptance + 0.01, sampling__groups_all_right=80, sampling__groups_all_wrong=20),
+        metrics(
+            sampling__groups_kept=T.acceptance - 0.01, sampling__groups_all_correct=80, sampling__groups_all_wrong=20
+        ),
+        metrics(
+            sampling__groups_kept=T.acceptance + 0.01, sampling__groups_all_correct=80, sampling__groups_all_wrong=20
+        ),
     ),
     "too-hard": (
-        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=20, sampling__groups_all_wrong=80),
-        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=80, sampling__groups_all_wrong=20),
+        metrics(
+            sampling__groups_kept=T.acceptance - 0.01, sampling__groups_all_correct=20, sampling__groups_all_wrong=80
+        ),
+        metrics(
+            sampling__groups_kept=T.acceptance - 0.01, sampling__groups_all_correct=80, sampling__groups_all_wrong=20
+        ),
     ),
     "low-acceptance": (
-        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=50, sampling__groups_all_wrong=50),
-        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_right=20, sampling__groups_all_wrong=80),
+        metrics(
+            sampling__groups_kept=T.acceptance - 0.01, sampling__groups_all_correct=50, sampling__groups_all_wrong=50
+        ),
+        metrics(
+            sampling__groups_kept=T.acceptance - 0.01, sampling__groups_all_correct=20, sampling__groups_all_wrong=80
+        ),
     ),
     "all-equal": (
-        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_equal=90, sampling__groups_all_wrong=10),
-        metrics(sampling__acceptance=T.acceptance - 0.01, sampling__groups_all_equal=50, sampling__groups_all_wrong=50),
+        metrics(
+            sampling__groups_kept=T.acceptance - 0.01, sampling__groups_all_equal=90, sampling__groups_all_wrong=10
+        ),
+        metrics(
+            sampling__groups_kept=T.acceptance - 0.01, sampling__groups_all_equal=50, sampling__groups_all_wrong=50
+        ),
     ),
     "answer-only": (
         metrics(
@@ -80,8 +96,8 @@ BY_METRICS = {
         metrics(engine__gap_mean=T.engine_gap_nats * 0.9),
     ),
     "dead-gradients": (
-        metrics(policy__gradient_norm=lambda t: 0.5 if t < 0.8 else 0.0),
-        metrics(policy__gradient_norm=lambda t: 0.0 if t < 0.8 else 0.5),
+        metrics(policy__grad_norm=lambda t: 0.5 if t < 0.8 else 0.0),
+        metrics(policy__grad_norm=lambda t: 0.0 if t < 0.8 else 0.5),
     ),
     "non-finite-gradients": (
         metrics(policy__skipped_updates=lambda t: float(t == 1.0)),
@@ -96,10 +112,10 @@ BY_METRICS = {
         metrics(verdict__unparseable=T.unparseable - 0.01),
     ),
     # 6 of 10 s is more than half; 4 of 10 is not.
-    "bound-by-sampling": (metrics(timing__sampling_s=6.0, timing__update_s=2.0), metrics()),
-    "bound-by-update": (metrics(timing__sampling_s=2.0, timing__update_s=6.0), metrics()),
-    "bound-by-old-logp": (metrics(timing__old_logp_s=6.0, timing__sampling_s=2.0, timing__update_s=1.0), metrics()),
-    "bound-by-other": (metrics(timing__sampling_s=2.0, timing__update_s=1.0, timing__old_logp_s=1.0), metrics()),
+    "bound-by-rollout": (metrics(timing__rollout_s=6.0, timing__update_s=2.0), metrics()),
+    "bound-by-update": (metrics(timing__rollout_s=2.0, timing__update_s=6.0), metrics()),
+    "bound-by-old-logp": (metrics(timing__old_logp_s=6.0, timing__rollout_s=2.0, timing__update_s=1.0), metrics()),
+    "bound-by-other": (metrics(timing__rollout_s=2.0, timing__update_s=1.0, timing__old_logp_s=1.0), metrics()),
     # checkpoint.every_steps = 10 of 30 steps: 10 x 6.5 minutes is more than an hour, 10 x 5.5 is not.
     "rare-checkpoints": (metrics(timing__step_s=6.5 * 60), metrics(timing__step_s=5.5 * 60)),
 }
@@ -107,9 +123,9 @@ BY_METRICS = {
 
 def test_skipped_updates_are_not_dead_gradients(tmp_path: Path):
     """Nothing was learnt for want of a finite gradient, not of one above 0. Older runs wrote 0 for their norm."""
-    skipped = metrics(policy__gradient_norm=0.0, policy__skipped_updates=4)
-    without = [{name: value for name, value in line.items() if name != "policy/gradient_norm"} for line in skipped]
-    dead_before = metrics(policy__gradient_norm=0.0)[:10] + without[10:]
+    skipped = metrics(policy__grad_norm=0.0, policy__skipped_updates=4)
+    without = [{name: value for name, value in line.items() if name != "policy/grad_norm"} for line in skipped]
+    dead_before = metrics(policy__grad_norm=0.0)[:10] + without[10:]
     for at, lines in enumerate((skipped, without, dead_before)):
         found = names(look(tmp_path / str(at), lines))
         assert "non-finite-gradients" in found
@@ -214,7 +230,8 @@ def the(findings: list[Finding], name: str) -> Finding:
 
 
 def config_of(section: str, **keys: object) -> str:
-    return f"[{section}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in keys.items())
+    lines = (f"{name} = {json.dumps(value)}" for name, value in keys.items())
+    return f"[{section}]\n" + "".join(line.replace(": ", " = ") + "\n" for line in lines)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.0, 0.0), (0.0, 2 * T.entropy_explosion_rise)])
@@ -239,52 +256,52 @@ def test_what_is_on_already_is_no_remedy(tmp_path: Path):
         length__mean=lambda t: 300 if t < 0.5 else 300 * T.length_runaway_ratio * 1.1,
     )
     off = look(tmp_path / "off", growing)
-    config = config_of("shaping", overlong_penalty=1.0) + config_of("algorithm", mean="token")
+    config = config_of("shaping", overlong_penalty=1.0) + config_of("algorithm", loss_aggregation="token")
     on = look(tmp_path / "on", growing, config=config)
     for name in ("length-runaway", "truncation"):
         assert "overlong_penalty" in the(off, name).remedy
         assert "overlong_penalty" not in the(on, name).remedy
-        assert "algorithm.mean" not in the(on, name).remedy
+        assert "algorithm.loss_aggregation" not in the(on, name).remedy
     gap = metrics(engine__gap_mean=T.engine_gap_nats * 1.1)
-    assert "importance_cap" in the(look(tmp_path / "free", gap), "engine-gap").remedy
-    for name, keys in (("capped", {"importance_cap": 2.0}), ("bypass", {"old_logp": "bypass"})):
+    assert "correction.cap" in the(look(tmp_path / "free", gap), "engine-gap").remedy
+    for name, keys in (("capped", {"correction": {"cap": 2.0}}), ("bypass", {"old_logp": "bypass"})):
         finding = the(look(tmp_path / name, gap, config=config_of("algorithm", **keys)), "engine-gap")
-        assert (finding.level, "importance_cap" in finding.remedy) == ("severe", False)
+        assert (finding.level, "correction.cap" in finding.remedy) == ("severe", False)
 
 
 def test_the_gap_of_carried_tokens_is_not_laid_at_the_engines_door(tmp_path: Path):
     gap = metrics(engine__gap_mean=T.engine_gap_nats * 1.1)
     config = config_of("sampling", partial_rollouts=True, max_staleness_updates=16)
-    config += config_of("algorithm", importance_cap=2.0)
+    config += config_of("algorithm", correction={"cap": 2.0})
     by_config = the(look(tmp_path / "config", gap, config=config), "engine-gap")
     assert "at most 16 updates old" in by_config.detail
     by_age = the(look(tmp_path / "age", metrics(engine__gap_mean=1.0, sampling__staleness_max=3)), "engine-gap")
     for finding in (by_config, by_age):
         assert finding.level == "warning"
         assert "engine disagree" not in finding.title
-        assert "importance_cap" not in finding.remedy
+        assert "correction.cap" not in finding.remedy
 
 
 def test_groups_of_equal_graded_values_are_counted(tmp_path: Path):
     few = {
-        "sampling__acceptance": T.acceptance - 0.01,
-        "sampling__groups_all_right": 0,
+        "sampling__groups_kept": T.acceptance - 0.01,
+        "sampling__groups_all_correct": 0,
         "sampling__groups_all_wrong": 0,
     }
     graded = the(look(tmp_path / "graded", metrics(**few, sampling__groups_all_equal=9)), "all-equal")
     assert "of the others 9 a step had one value throughout." in graded.detail
     assert "sampling/groups_all_equal" in graded.metrics
     # 6 of 10 all right: no cause makes up one_cause of all three kinds.
-    mixed = metrics(**few | {"sampling__groups_all_right": 6}, sampling__groups_all_equal=4)
+    mixed = metrics(**few | {"sampling__groups_all_correct": 6}, sampling__groups_all_equal=4)
     assert T.one_cause > 0.6
     finding = the(look(tmp_path / "mixed", mixed), "low-acceptance")
     assert "4 a step had one value throughout, 6 a step were all right and 0 all wrong." in finding.detail
 
 
 def test_nothing_is_dropped_without_dynamic_sampling(tmp_path: Path):
-    few = {"sampling__acceptance": T.acceptance - 0.01}
-    easy = metrics(**few, sampling__groups_all_right=9, sampling__groups_all_wrong=0)
-    both = metrics(**few, sampling__groups_all_right=5, sampling__groups_all_wrong=5)
+    few = {"sampling__groups_kept": T.acceptance - 0.01}
+    easy = metrics(**few, sampling__groups_all_correct=9, sampling__groups_all_wrong=0)
+    both = metrics(**few, sampling__groups_all_correct=5, sampling__groups_all_wrong=5)
     group = config_of("sampling", dynamic=False)
     critic = group + config_of("algorithm", advantage="gae")
     assert "trained on" not in the(look(tmp_path / "dynamic", easy), "too-easy").detail
@@ -437,9 +454,9 @@ def test_the_recorded_ppo_run_on_gsm8k_is_seen_through(tmp_path: Path):
 
 
 def test_bypass_is_not_said_to_save_time_nor_checkpoints_to_be_in_a_step(tmp_path: Path):
-    before = metrics(timing__old_logp_s=6.0, timing__sampling_s=2.0, timing__update_s=1.0)
+    before = metrics(timing__old_logp_s=6.0, timing__rollout_s=2.0, timing__update_s=1.0)
     assert "bypass" not in the(look(tmp_path / "old", before), "bound-by-old-logp").remedy
-    other = metrics(timing__sampling_s=2.0, timing__update_s=1.0, timing__old_logp_s=1.0)
+    other = metrics(timing__rollout_s=2.0, timing__update_s=1.0, timing__old_logp_s=1.0)
     assert "checkpoint" not in the(look(tmp_path / "other", other), "bound-by-other").remedy
 
 
@@ -457,9 +474,9 @@ def test_responses_that_the_engine_gave_up_are_named_wherever_it_was(tmp_path: P
 def test_skipped_updates_are_not_called_dead_gradients(tmp_path: Path, norm: float | None):
     lines = metrics(policy__skipped_updates=lambda t: float(t > 0.8))
     for line in lines[-5:]:
-        del line["policy/gradient_norm"]
+        del line["policy/grad_norm"]
         if norm is not None:
-            line["policy/gradient_norm"] = line["policy/loss"] = norm
+            line["policy/grad_norm"] = line["policy/loss"] = norm
     found = names(look(tmp_path, lines))
     assert "non-finite-gradients" in found
     assert "dead-gradients" not in found

@@ -311,7 +311,7 @@ def test_long_responses_do_not_depend_on_their_neighbours_to_the_last_bit():
 
 @pytest.mark.parametrize("engine", [LocalEngine, PlainEngine])
 def test_a_cache_that_no_machine_has_is_refused_by_name(engine: type[LocalEngine] | type[PlainEngine]):
-    with pytest.raises(EngineError, match=r"max_concurrent_responses[\s\S]*") as caught:
+    with pytest.raises(EngineError, match=r"max_concurrent_sequences[\s\S]*") as caught:
         engine(tiny_policy("llama"), sampling=SamplingParams(), max_concurrent=10**12, max_tokens=MAX_TOKENS)
     assert "not free on the device" in caught.value.message
 

@@ -36,13 +36,13 @@ def test_graded_values_that_are_all_equal_are_neither_right_nor_wrong(value: flo
     accounting = Accounting()
     accounting.resolved(group)
     accounting.wasted(group)
-    counts = (accounting.groups_all_right, accounting.groups_all_wrong, accounting.groups_all_equal)
+    counts = (accounting.groups_all_correct, accounting.groups_all_wrong, accounting.groups_all_equal)
     assert counts == (0, 0, 1)
     assert accounting.acceptance == 0
     assert {cause: n for cause, n in accounting.wasted_tokens.items() if n} == {"all_equal": 24}
 
 
-@pytest.mark.parametrize(("judgement", "cause"), [(RIGHT, "all_right"), (WRONG, "all_wrong"), (CRASH, "all_wrong")])
+@pytest.mark.parametrize(("judgement", "cause"), [(RIGHT, "all_correct"), (WRONG, "all_wrong"), (CRASH, "all_wrong")])
 def test_verdicts_that_are_all_the_same_are_all_right_or_all_wrong(judgement: Judgement, cause: str):
     group = group_of([response(3)] * 8, [judgement] * 8)
     accounting = Accounting()

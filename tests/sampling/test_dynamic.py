@@ -414,7 +414,7 @@ def test_without_carry_over_what_is_ready_and_not_used_is_surplus():
     resolved = sum(n_tokens(group) for group in done.resolved)
     wasted = done.accounting.wasted_tokens
     assert (
-        wasted["surplus"] == resolved - done.accounting.trained_tokens - wasted["all_right"] - wasted["all_wrong"] > 0
+        wasted["surplus"] == resolved - done.accounting.trained_tokens - wasted["all_correct"] - wasted["all_wrong"] > 0
     )
     before = collector.engine.tick
     assert done.accounting.ticks == before

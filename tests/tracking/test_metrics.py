@@ -9,6 +9,7 @@ from dapo.types import Verdict
 
 
 def test_no_metric_is_declared_that_the_trainer_does_not_write():
-    trainer = "".join(path.read_text() for path in (Path(dapo.__file__).parent / "trainer").glob("*.py"))
+    rooms = [Path(dapo.__file__).parent / room for room in ("trainer", "learner")]
+    trainer = "".join(path.read_text() for room in rooms for path in room.glob("*.py"))
     composed = {f"verdict/{verdict.value.lower()}" for verdict in Verdict} | {f"tokens/wasted_{c}" for c in CAUSES}
     assert [name for name in METRICS if f'"{name}"' not in trainer and name not in composed] == []

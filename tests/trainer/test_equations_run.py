@@ -37,7 +37,7 @@ FORMULAS = {
 }
 # Beside the presets as shipped: what none of them switches on.
 MORE = {
-    "dapo": ("algorithm.mean=prompt", "algorithm.clip.dual=10.0", "algorithm.importance_cap=2.0"),
+    "dapo": ("algorithm.loss_aggregation=prompt", "algorithm.clip.dual=10.0", "algorithm.correction.cap=2.0"),
     "ppo": ("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward"),
 }
 

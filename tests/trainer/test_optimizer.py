@@ -19,9 +19,9 @@ from dapo.learner.moments import (
 from dapo.learner.optimizer import Optimizer, lr_share
 
 
-def optimizer_of(module: torch.nn.Module, grad_clip: float = 1e9, moments: Kind = "float32") -> Optimizer:
+def optimizer_of(module: torch.nn.Module, max_grad_norm: float = 1e9, moments: Kind = "float32") -> Optimizer:
     return Optimizer(
-        module.named_parameters(), betas=(0.9, 0.999), weight_decay=0.01, grad_clip=grad_clip, moments=moments
+        module.named_parameters(), betas=(0.9, 0.999), weight_decay=0.01, max_grad_norm=max_grad_norm, moments=moments
     )
 
 
@@ -112,7 +112,7 @@ def test_a_non_finite_gradient_changes_nothing(bad: float):
 
 def test_the_norm_is_reported_before_clipping():
     module = Linear(1, 1, bias=False)
-    optimizer = optimizer_of(module, grad_clip=1.0)
+    optimizer = optimizer_of(module, max_grad_norm=1.0)
     (module.weight * 5).sum().backward()
     assert optimizer.step(0.0).gradient_norm == pytest.approx(5.0)
 
@@ -128,7 +128,7 @@ def test_16_bit_gradients_never_exist_together():
 def test_a_norm_above_the_limit_is_clipped_to_it_and_one_below_is_left():
     for size, expected in ((5.0, 1.0), (0.5, 0.5)):
         module = Linear(2, 2, bias=False)
-        optimizer = optimizer_of(module, grad_clip=1.0)
+        optimizer = optimizer_of(module, max_grad_norm=1.0)
         (module.weight * size / 2).sum().backward()  # four entries of size/2: the norm is size
         seen = []
         optimizer.moments.update = lambda masters, _lr, seen=seen: seen.append(masters["weight"].grad.norm().item())

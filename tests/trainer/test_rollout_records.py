@@ -123,7 +123,7 @@ def recorded(folder: Path) -> list[int]:
 
 
 def test_the_first_and_the_last_step_are_recorded_whatever_lies_between(tmp_path: Path):
-    assert recorded(trained(tmp_path, "train.steps=5", "rollouts.every_steps=3")) == [1, 3, 5]
+    assert recorded(trained(tmp_path, "train.steps=5", "records.every_steps=3")) == [1, 3, 5]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_first_and_the_last_step_are_recorded_whatever_lies_between(tmp_path
 def test_a_step_that_spends_the_budget_of_tokens_is_a_last_one(every: int, budget: int | None, expected: list[int]):
     """Ten tokens a step: the fourth spends 35. (A run ends there; those after it would spend it too.)"""
     limits = SimpleNamespace(steps=8, max_generated_tokens=budget, max_minutes=None)
-    config = SimpleNamespace(rollouts=SimpleNamespace(every_steps=every), train=limits)
+    config = SimpleNamespace(records=SimpleNamespace(every_steps=every), train=limits)
     run = SimpleNamespace(config=config, budget=Budget(limits), is_due=partial(Run.is_due, None))
     found = []
     for step in range(1, 9):
@@ -173,7 +173,7 @@ def test_of_dropped_groups_the_first_few_of_each_outcome_are_chosen():
     filled = Fill(mixed[:2], Accounting(), resolved=[*wrong, *mixed, *right, *equal])  # the third one was surplus
     expected = [*wrong[:DROPPED_PER_OUTCOME], *right, *equal]
     assert dropped_groups(filled) == expected
-    assert [outcome_of(group) for group in expected[-3:]] == ["all_right", "all_equal", "all_equal"]
+    assert [outcome_of(group) for group in expected[-3:]] == ["all_correct", "all_equal", "all_equal"]
     without_dynamic_sampling = Fill([*mixed, *wrong], Accounting(), resolved=[*mixed, *wrong])
     assert dropped_groups(without_dynamic_sampling) == []
 
@@ -185,7 +185,7 @@ def test_a_steps_own_file_holds_trained_groups_alone(folder: Path):
         )
         assert not set(own["problem_id"].to_pylist()) & set(dropped["problem_id"].to_pylist())
         assert "dropped" not in own.column_names
-        assert set(dropped["dropped"].to_pylist()) <= {"all_wrong", "all_right"}
+        assert set(dropped["dropped"].to_pylist()) <= {"all_wrong", "all_correct"}
 
 
 def test_without_dynamic_sampling_nothing_is_dropped(tmp_path: Path):
@@ -201,7 +201,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("preset", ["dapo", "dapo-fast"])
 def test_a_run_that_was_killed_and_resumed_records_the_same_bytes(tmp_path: Path, preset: str):
-    keys = [f"preset={preset}", "train.steps=4", "rollouts.every_steps=2", "checkpoint.every_steps=2"]
+    keys = [f"preset={preset}", "train.steps=4", "records.every_steps=2", "checkpoint.every_steps=2"]
     whole = trained(tmp_path, *keys, name="whole")
     parts = shutil.copytree(whole, tmp_path / "parts")
     for path in (parts / "checkpoints").glob("step-000004/MANIFEST.json"):

@@ -105,7 +105,9 @@ def test_the_weights_move_and_a_learning_rate_of_zero_moves_nothing(tmp_path: Pa
 @pytest.mark.parametrize("mean", ["token", "sequence", "prompt", "constant"])
 def test_micro_batches_change_nothing(tmp_path: Path, mean: str):
     runs = [
-        run_toy(tmp_path, f"run-{budget}", f"train.tokens_per_microbatch={budget}", f"algorithm.mean={mean}")
+        run_toy(
+            tmp_path, f"run-{budget}", f"train.tokens_per_microbatch={budget}", f"algorithm.loss_aggregation={mean}"
+        )
         for budget in (1, 40, 10_000)
     ]
     whole = weights(runs[-1].folder)
@@ -300,7 +302,7 @@ def test_every_line_is_json_and_says_nothing_of_updates_that_were_skipped(tmp_pa
     for name in ("metrics.jsonl", "value.jsonl") if preset == "vapo" else ("metrics.jsonl",):
         for text in (run.folder / name).read_text().splitlines():
             line = json.loads(text, parse_constant=refuse)
-            assert not {"policy/loss", "policy/gradient_norm", "critic/loss", "critic/gradient_norm"} & line.keys()
+            assert not {"policy/loss", "policy/grad_norm", "critic/loss", "critic/grad_norm"} & line.keys()
     assert all(line["policy/skipped_updates"] > 0 for line in metrics(run.folder))
     found = {finding.name for finding in examine(load_run(run.folder))}
     assert "non-finite-gradients" in found
@@ -504,7 +506,7 @@ def test_verdicts_that_depend_on_the_clock_are_replayed_on_resume(tmp_path: Path
     slow = tmp_path / "slow"
     slow.write_text("")
     monkeypatch.setenv("TOY_SLOW_WHILE", str(slow))
-    keys = ("rewards.verifier=toy:slow_while_marked", "rewards.seconds=0.2")
+    keys = ("rewards.verifier=toy:slow_while_marked", "rewards.cpu_seconds=0.2")
     run_toy(tmp_path, "run", "train.steps=1", *keys)
     journal = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
     assert {line["judgement"]["verdict"] for line in journal} == {"TIMEOUT"}

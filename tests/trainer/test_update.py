@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy import recipe
 
-from dapo.config.schema import Config
+from dapo.config.schema import Config, CorrectionConfig
 from dapo.learner import update
 from dapo.learner.batch import Batch, deal_microbatches, deal_minibatches, make_batch
 from dapo.learner.critic import ValueLearner, estimate_advantages
@@ -55,7 +55,7 @@ def groups(n: int, G: int = 4) -> list[Group]:
 
 def learner_of(dtype: torch.dtype) -> Learner:
     policy = tiny_policy("llama", dtype=dtype)
-    optimizer = Optimizer(policy.named_parameters(), betas=(0.9, 0.999), weight_decay=0.0, grad_clip=1.0)
+    optimizer = Optimizer(policy.named_parameters(), betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0)
     return Learner(policy, optimizer)
 
 
@@ -72,7 +72,7 @@ def gradient(learner: Learner, batch: Batch, config: Config, budget: int) -> tor
     ("dtype", "tolerance"), [pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow), (torch.float64, 1e-12)]
 )
 def test_the_gradient_does_not_depend_on_the_budget(config: Config, mean: str, dtype: torch.dtype, tolerance: float):
-    config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"mean": mean})})
+    config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"loss_aggregation": mean})})
     learner = learner_of(dtype)
     batch = make_batch(groups(12), config, dtype)
     score_old(learner, batch, config)
@@ -119,7 +119,7 @@ def test_a_non_finite_loss_is_skipped_counted_and_bounded(config: Config):
     batch.advantage.flat.fill_(float("nan"))
     metrics = update_policy(learner, batch, config, step=1)
     assert (metrics["updates"], metrics["policy/skipped_updates"]) == (0, 2)
-    assert not {"policy/loss", "policy/gradient_norm", "policy/kl_old", "clip/high"} & metrics.keys()
+    assert not {"policy/loss", "policy/grad_norm", "policy/kl_old", "clip/high"} & metrics.keys()
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     with pytest.raises(EngineError, match="4 updates in a row"):
         update_policy(learner, batch, config, step=2)
@@ -167,14 +167,14 @@ def test_a_skipped_update_has_no_say_in_the_means_of_those_that_ran(config: Conf
         assert (metrics["updates"], metrics["policy/skipped_updates"]) == (1, n_broken)
         seen.append({k: v for k, v in metrics.items() if k.startswith(("policy/", "clip/")) and "skipped" not in k})
     assert seen[0] == seen[1]
-    assert seen[0]["policy/gradient_norm"] > 0
+    assert seen[0]["policy/grad_norm"] > 0
 
 
 def learner_with_critic() -> Learner:
     learner = learner_of(torch.float64)
     critic = Critic(tiny_policy("llama", dtype=torch.float64).backbone)
     learner.value = ValueLearner(
-        critic, Optimizer(critic.named_parameters(), betas=(0.9, 0.999), weight_decay=0.0, grad_clip=1.0)
+        critic, Optimizer(critic.named_parameters(), betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0)
     )
     return learner
 
@@ -210,13 +210,13 @@ def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Conf
         "constant": padded.sum() / (12 * config.limits.max_response_tokens),
     }
     for kind, value in expected.items():
-        wanted = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"mean": kind})})
+        wanted = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"loss_aggregation": kind})})
         assert float(mean(loss, batch, rows, totals, wanted)) == pytest.approx(float(value), rel=1e-12)
 
 
 @pytest.mark.parametrize("budget", [1, 64, 16_384])
 def test_metrics_are_the_formulas_over_all_tokens_however_they_are_dealt(config: Config, budget: int):
-    algorithm = config.algorithm.model_copy(update={"importance_cap": 2.0})
+    algorithm = config.algorithm.model_copy(update={"correction": CorrectionConfig(cap=2.0)})
     config = config.model_copy(update={"algorithm": algorithm})
     learner, batch = learner_of(torch.float64), make_batch(groups(6), config, torch.float64)
     generator = torch.Generator().manual_seed(1)

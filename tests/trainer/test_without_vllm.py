@@ -21,7 +21,7 @@ def test_without_vllm_the_message_names_the_extra(tmp_path: Path, monkeypatch: p
 
 def examination(engine: str) -> Examination:
     return Examination(
-        model="embedded", data="dapo.quickstart.task:eval_problems", use="eval", k=1, temperature=1.0, top_p=1.0,
+        model="bundled", data="dapo.quickstart.task:eval_problems", use="eval", k=1, temperature=1.0, top_p=1.0,
         max_response_tokens=8, max_prompt_tokens=64, template="raw", chat=False, verifier="math", seed=0,
         concurrent=4, device="cpu", engine=engine,
     )  # fmt: skip

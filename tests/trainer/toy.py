@@ -67,7 +67,7 @@ def recipe_file(folder: Path, *, dtype: str = "float64", family: str = "llama") 
         "limits.max_prompt_tokens=16", "limits.max_response_tokens=12",
         "sampling.prompts_per_step=4", "sampling.responses_per_prompt=4", "train.steps=3", "train.updates_per_step=2",
         "train.lr=1e-2", "train.warmup_steps=2", "eval.every_steps=0", "checkpoint.every_steps=1",
-        "rollouts.every_steps=1", "rollout.max_concurrent_responses=32",
+        "records.every_steps=1", "rollout.max_concurrent_sequences=32",
     ]  # fmt: skip
     text = folder / "toy.toml"
     if not text.exists():  # ranks that share a folder must not find it half-written

@@ -213,7 +213,7 @@ def test_a_snapshot_with_more_in_flight_than_there_is_room_for_is_refused(engine
     ours = engine(policy, rows=5)
     ours.submit([request(i) for i in range(5)])
     ours.advance()
-    with pytest.raises(EngineError, match=r"max_concurrent_responses = 2: (?s:.*)at least as many"):
+    with pytest.raises(EngineError, match=r"max_concurrent_sequences = 2: (?s:.*)at least as many"):
         engine(policy, rows=2).restore(ours.snapshot())
 
 

@@ -39,7 +39,7 @@ def test_steps_of_dapo_on_ray(node: subprocess.Popen[bytes], tmp_path: Path, ran
     """vLLM's attention on a CPU knows heads of 32 and more; a seat more than two engines share evenly."""
     save_policy(tiny_policy(family, seed=1, hidden_size=128, initializer_range=0.1), tmp_path / "model")
     path, keys = recipe_file(tmp_path, dtype="float32")
-    keys += ["rollout.engine=vllm", "rollout.vllm.gpu_memory_share=0.05", "rollout.max_concurrent_responses=7"]
+    keys += ["rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.05", "rollout.max_concurrent_sequences=7"]
     keys += [
         "cluster.backend=ray",
         f"cluster.gpus={ranks}",

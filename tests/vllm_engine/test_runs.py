@@ -21,7 +21,7 @@ SMALL = [
     "eval.every_steps=2",
     "eval.k=1",
     "checkpoint.every_steps=1",
-    "rollouts.every_steps=1",
+    "records.every_steps=1",
 ]
 
 
@@ -68,7 +68,7 @@ def test_a_run_trains_and_resumes_to_the_same_end(tmp_path: Path, preset: str):
 
 
 def test_eval_scores_as_the_local_engine_does(tmp_path: Path):
-    common = ["--model", "embedded", "--data", "dapo.quickstart.task:eval_problems", "--template", "raw", "--no-chat",
+    common = ["--model", "bundled", "--data", "dapo.quickstart.task:eval_problems", "--template", "raw", "--no-chat",
               "--k", "1", "--temperature", "0", "--max-prompt-tokens", "64", "--max-response-tokens", "64",
               "--json"]  # fmt: skip
     scores = {}

@@ -33,14 +33,14 @@ NAIVE = {
     "shaping.overlong_filter": "false",
     "algorithm.clip.high": "0.2",
     "shaping.overlong_penalty": "0.0",
-    "algorithm.mean": "sequence",
+    "algorithm.loss_aggregation": "sequence",
     "sampling.dynamic": "false",
 }
 STEPS_OF_THE_LADDER = (
     ("overlong-filter", "+ overlong filtering", "shaping.overlong_filter", "true"),
     ("clip-higher", "+ clip-higher", "algorithm.clip.high", "0.28"),
     ("soft-penalty", "+ soft overlong punishment", "shaping.overlong_penalty", "1.0"),
-    ("token-loss", "+ token-level loss", "algorithm.mean", "token"),
+    ("token-loss", "+ token-level loss", "algorithm.loss_aggregation", "token"),
     ("dapo", "+ dynamic sampling (DAPO)", "sampling.dynamic", "true"),
 )
 
@@ -73,7 +73,7 @@ VAPO_PIECES: tuple[tuple[str, str, Overrides], ...] = (
     ("vapo-no-decoupled", "VAPO − decoupled GAE", ("algorithm.gae.lam_critic=none",)),
     ("vapo-no-adaptive", "VAPO − length-adaptive GAE", ("algorithm.gae.length_adaptive_alpha=none",)),
     ("vapo-no-clip-higher", "VAPO − clip-higher", ("algorithm.clip.high=0.2",)),
-    ("vapo-no-token-loss", "VAPO − token-level loss", ("algorithm.mean=sequence",)),
+    ("vapo-no-token-loss", "VAPO − token-level loss", ("algorithm.loss_aggregation=sequence",)),
     ("vapo-no-positive", "VAPO − positive-example LM loss", ("algorithm.positive_nll=0.0",)),
 )
 OTHERS = (

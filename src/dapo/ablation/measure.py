@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.ablation.plan import Job
+from dapo.config.renamed import in_todays_metrics
 from dapo.files import read_lines
 
 END_STEPS = 10  # the end of a run is the mean over so many of its last steps
@@ -72,7 +73,7 @@ class Measured:
 
 def measure(job: Job) -> Measured:
     """Read a finished run. Where there are several evaluation sets, the first counts."""
-    metrics = list(read_lines(job.folder / "metrics.jsonl"))
+    metrics = [in_todays_metrics(line) for line in read_lines(job.folder / "metrics.jsonl")]
     pretraining = sum(int(line.get("tokens/generated", 0)) for line in read_lines(job.folder / "value.jsonl"))
     evaluations, problems, k = evaluations_of(job, metrics, pretraining)
     end = metrics[-END_STEPS:]
@@ -128,7 +129,7 @@ def informative(job: Job, lines: list[dict[str, Any]]) -> float | None:
         return None
     if job.config.sampling.dynamic:
         return 1.0
-    return mean(lines, "sampling/acceptance")
+    return mean(lines, "sampling/groups_kept")
 
 
 def mean(lines: list[dict[str, Any]], name: str) -> float:

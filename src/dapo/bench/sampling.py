@@ -107,7 +107,7 @@ def show(figures: dict[str, Any]) -> None:
             cells += [f"{row['cpu_seconds']:.2f}"]
             cells += [f"{row['cpu_ratio_to_rounds_x1']:.2f}", f"{row['cpu_ratio_to_rounds_x3']:.2f}"]
         cells.append(f"{row['generated_tokens']:,.0f}")
-        cells += [f"{wasted[cause]:,.0f}" for cause in ("all_right", "all_wrong", "surplus", "aborted", "stale")]
+        cells += [f"{wasted[cause]:,.0f}" for cause in ("all_correct", "all_wrong", "surplus", "aborted", "stale")]
         table.add_row(*cells, f"{row['prompts_tried']:.0f}")
     console.print(table)
     for n, seconds in figures["tick_cpu_s"].items():

@@ -72,7 +72,7 @@ def our_steps(plan: Plan, folder: Path) -> tuple[list[tuple[float, float]], dict
         mark()
     run.close()
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    names = ("timing.sampling_s", "timing.old_logp_s", "timing.update_s")
+    names = ("timing.rollout_s", "timing.old_logp_s", "timing.update_s")
     parts = {name: statistics.median(line[name] for line in lines[1:]) for name in names}
     del run
     free_memory()
@@ -92,10 +92,10 @@ def make_run(plan: Plan, folder: Path) -> Run:
         "shaping.overlong_filter": False, "shaping.overlong_penalty": 0.0,
         "sampling.dynamic": False, "sampling.prompts_per_step": plan.prompts,
         "sampling.responses_per_prompt": plan.responses,
-        "rollout.max_concurrent_responses": plan.prompts * plan.responses,
+        "rollout.max_concurrent_sequences": plan.prompts * plan.responses,
         "train.steps": plan.steps, "train.lr": plan.lr, "train.warmup_steps": 0, "train.updates_per_step": 1,
         "train.tokens_per_microbatch": 65536 if plan.device == "cuda" else 8192, "train.seed": plan.seed,
-        "eval.every_steps": 0, "checkpoint.every_steps": 0, "rollouts.every_steps": 0,
+        "eval.every_steps": 0, "checkpoint.every_steps": 0, "records.every_steps": 0,
     }  # fmt: skip
     run = begin_run(
         with_overrides("quickstart", [f"{key}={json.dumps(value)}" for key, value in changes.items()]), folder / "run"

@@ -47,7 +47,7 @@ def dapo_run(setting: TrainSetting, load: Load, policy: Policy, world: World, ho
         policy.named_parameters(),
         betas=(0.9, 0.999),
         weight_decay=0.0,
-        grad_clip=1.0,
+        max_grad_norm=1.0,
         moments=setting.moments,  # type: ignore[arg-type]
         world=world,
     )

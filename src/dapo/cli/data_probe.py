@@ -52,7 +52,7 @@ def probe_command(
     """Pass rate, length and truncated share per problem under a model, sampled as in training.
 
     \b
-    dapo data probe dapo.quickstart.task:eval_problems --model embedded
+    dapo data probe dapo.quickstart.task:eval_problems --model bundled
     dapo data probe train.jsonl --model M --out probe.jsonl --select 0.1 0.9 --write medium.jsonl
     The file of --out also seeds predictive selection: --set sampling.posteriors=probe.jsonl
     """

@@ -36,7 +36,7 @@ def command(
     """Score a model on a problem set: avg@k, pass@k, maj@k with 95 % bootstrap intervals over problems.
 
     \b
-    dapo eval --model embedded --data dapo.quickstart.task:eval_problems --k 8
+    dapo eval --model bundled --data dapo.quickstart.task:eval_problems --k 8
     dapo eval --model runs/first --data aime24 --k 32 --out aime.jsonl
     """
     check_set(data, verifier, use="eval")

@@ -82,7 +82,7 @@ def way_of(
             remedy="Name a verifier: --verifier math. Or, if you trust who made this run, add --trust.",
         )
         config = read_run_config(folder, ())
-    elif model == "embedded":
+    elif model == "bundled":
         from dapo.config import load_recipe
 
         config = load_recipe("quickstart", []).config

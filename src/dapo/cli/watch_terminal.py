@@ -41,7 +41,7 @@ def step_line(metrics: Mapping[str, float]) -> str:
         f"cut {100 * metrics.get('length/truncated', 0.0):.1f}%",
         f"entropy {metrics.get('policy/entropy', 0.0):.3f}",
         f"clip {metrics.get('clip/low', 0.0):.4f}/{metrics.get('clip/high', 0.0):.4f}",
-        f"accepted {100 * metrics['sampling/acceptance']:.0f}%",
+        f"accepted {100 * metrics['sampling/groups_kept']:.0f}%",
         f"{metrics['timing.step_s']:.1f} s",
     ]
     return "  ".join(cells)
@@ -185,6 +185,6 @@ class LiveView(Observer):
             f"length {self.latest.get('length/mean', 0.0):.0f}",
             f"truncated {100 * self.latest.get('length/truncated', 0.0):.1f}%",
             f"entropy {self.latest.get('policy/entropy', 0.0):.3f}",
-            f"accepted {100 * self.latest['sampling/acceptance']:.0f}%",
+            f"accepted {100 * self.latest['sampling/groups_kept']:.0f}%",
         ]
         return Group(self.progress, Text(fit(cells, self.console.width)))

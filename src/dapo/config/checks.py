@@ -114,13 +114,13 @@ def check_dynamic(config: Config) -> None:
 def check_importance(config: Config) -> None:
     """Importance weights count once."""
     algorithm = config.algorithm
-    if algorithm.old_logp == "bypass" and algorithm.importance_cap is not None:
+    if algorithm.old_logp == "bypass" and algorithm.correction.cap is not None:
         raise _error(
-            "algorithm.importance_cap",
-            algorithm.importance_cap,
+            "algorithm.correction.cap",
+            algorithm.correction.cap,
             'with algorithm.old_logp = "bypass" the ratio already starts at the engine\'s log-probs; '
             "a weight on top would count twice.",
-            'Set algorithm.importance_cap = "none", or algorithm.old_logp = "recompute".',
+            'Set algorithm.correction.cap = "none", or algorithm.old_logp = "recompute".',
         )
 
 
@@ -148,10 +148,10 @@ def check_carrying(config: Config) -> None:
                 f"Set sampling.dynamic = true, or sampling.{switch} = false.",
             )
     is_stale = sampling.carry_over or sampling.partial_rollouts
-    if is_stale and algorithm.importance_cap is None and algorithm.old_logp != "bypass":
+    if is_stale and algorithm.correction.cap is None and algorithm.old_logp != "bypass":
         raise ConfigError(
-            "algorithm.importance_cap: missing; carry_over and partial_rollouts train on tokens of older weights.",
-            remedy="Set algorithm.importance_cap = 2.0 (truncated importance sampling), as preset dapo-fast does.",
+            "algorithm.correction.cap: missing; carry_over and partial_rollouts train on tokens of older weights.",
+            remedy="Set algorithm.correction.cap = 2.0 (truncated importance sampling), as preset dapo-fast does.",
         )
     if (sampling.carry_over or sampling.partial_rollouts) and sampling.max_staleness_updates is None:
         raise ConfigError(
@@ -266,7 +266,11 @@ NEEDS = (
         "sampling.predictive = true",
         "sampling.predictive",
     ),
-    Needs(("algorithm.mean_constant_tokens",), lambda c: c.algorithm.mean == "constant", 'algorithm.mean = "constant"'),
+    Needs(
+        ("algorithm.loss_constant_tokens",),
+        lambda c: c.algorithm.loss_aggregation == "constant",
+        'algorithm.loss_aggregation = "constant"',
+    ),
     Needs(
         ("algorithm.gae.lam",),
         lambda c: c.algorithm.gae.length_adaptive_alpha is None or c.algorithm.gae.lam_critic is None,

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from dapo.commands import dapo_command
+from dapo.config import renamed
 from dapo.config.checks import check_combinations, unused_keys
 from dapo.config.machine import gpu_memory_gib
 from dapo.config.schema import PRESET_KEYS, Config
@@ -248,23 +249,6 @@ def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldI
             yield f"{prefix}{name}", field
 
 
-# Keys of earlier versions -> what to use instead.
-RENAMED = {
-    "algorithm.critic.pretrain_steps": "algorithm.critic.pretrain_responses, which counts responses: steps x "
-    "sampling.prompts_per_step x sampling.responses_per_prompt",
-}
-
-
-def in_todays_keys(keys: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier version wrote into a run: a key that has another name now is carried over, or did nothing."""
-    now = dict(keys)
-    steps = now.pop("algorithm.critic.pretrain_steps", 0)
-    if steps:
-        per_step = now["sampling.prompts_per_step"] * now["sampling.responses_per_prompt"]
-        now.setdefault("algorithm.critic.pretrain_responses", steps * per_step)
-    return now
-
-
 def refuse_unknown(keys: Iterable[str], where: str) -> None:
     sections = {key.rsplit(".", depth)[0] for key in known_keys() for depth in (1, 2) if "." in key}
     for key in keys:
@@ -273,8 +257,8 @@ def refuse_unknown(keys: Iterable[str], where: str) -> None:
         if key in sections:
             raise ConfigError(f"{key}: is a section, not a value.", remedy=f"Set one of its keys: {_keys_of(key)}.")
         place = "" if where == "--set" else f" (in {where})"
-        if key in RENAMED:
-            raise ConfigError(f"{key}: no such key any more{place}.", remedy=f"Use {RENAMED[key]}.")
+        if instead := renamed.KEYS.get(key) or renamed.REPLACED.get(key):
+            raise ConfigError(f"{key}: has another name now{place}.", remedy=f"Use {instead}.")
         raise ConfigError(f"{key}: no such key{place}. {did_you_mean(key)}".rstrip(), remedy=_keys_hint(key))
 
 

@@ -89,12 +89,12 @@ BENCH_SHAPES = {
 }
 
 
-EMBEDDED = "embedded"  # as config model.path
+BUNDLED = "bundled"  # as config model.path
 
 
 def model_location(path: str) -> str:
-    """Where a model is: "embedded" is the folder that ships with the package; everything else is as it was typed."""
-    return str(Path(__file__).parents[1] / "quickstart" / "model") if path == EMBEDDED else path
+    """Where a model is: "bundled" is the folder that ships with the package; everything else is as it was typed."""
+    return str(Path(__file__).parents[1] / "quickstart" / "model") if path == BUNDLED else path
 
 
 def config_of(path: str) -> dict[str, Any] | None:

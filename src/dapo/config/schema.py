@@ -33,7 +33,7 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     """The policy that is trained."""
 
-    path: str = Field(description='Hugging Face folder or hub name; "embedded" is the model that ships with dapo.')
+    path: str = Field(description='Hugging Face folder or hub name; "bundled" is the model that ships with dapo.')
     revision: OptionalStr = Field(None, description="Commit of the hub model; none takes the newest.")
     dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
         "auto", description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU."
@@ -72,7 +72,7 @@ class RewardsConfig(Section):
     verifier: str = Field(
         "math", description="math, dapo-published, exact, choice, code, command:…, or pkg.mod:function."
     )
-    seconds: OptionalFloat = Field(
+    cpu_seconds: OptionalFloat = Field(
         None,
         gt=0,
         le=86_400,
@@ -211,6 +211,14 @@ class CriticConfig(Section):
     )
 
 
+class CorrectionConfig(Section):
+    """For tokens that other weights, or another engine's kernels, have drawn."""
+
+    cap: OptionalFloat = Field(
+        None, gt=0, description="C of truncated importance sampling, w = min(π_old/π_engine, C); none switches it off."
+    )
+
+
 class KlConfig(Section):
     """A penalty for leaving the reference policy. DAPO has none."""
 
@@ -220,23 +228,22 @@ class KlConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """Which advantage, which clip, which mean, which extra losses. A preset is a choice of these."""
+    """Which advantage, clip, loss aggregation and extra losses. A preset is a choice of these."""
 
     advantage: Literal["group", "gae", "none"] = Field(
         description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: no policy gradient, imitation of "
         "correct responses alone (positive_nll)."
     )
-    mean: Literal["token", "sequence", "prompt", "constant"] = Field(
+    loss_aggregation: Literal["token", "sequence", "prompt", "constant"] = Field(
         description="token: eq. 12. sequence: GRPO. prompt: eq. 8 to the letter. constant: Dr. GRPO."
     )
-    mean_constant_tokens: OptionalInt = Field(
-        None, ge=1, description="With mean = constant: tokens per response to divide by; none is max_response_tokens."
+    loss_constant_tokens: OptionalInt = Field(
+        None,
+        ge=1,
+        description="With loss_aggregation = constant: tokens per response to divide by; none is max_response_tokens.",
     )
     old_logp: Literal["recompute", "bypass"] = Field(
         "recompute", description="π_old: recomputed by the trainer, or the engine's own log-probs (bypass)."
-    )
-    importance_cap: OptionalFloat = Field(
-        None, gt=0, description="C of truncated importance sampling, w = min(π_old/π_engine, C); none switches it off."
     )
     positive_nll: float = Field(0.0, ge=0, description="μ, weight of VAPO's imitation of correct responses (0.1).")
     clip: ClipConfig
@@ -244,6 +251,7 @@ class AlgorithmConfig(Section):
     gae: GaeConfig = GaeConfig()
     critic: CriticConfig = CriticConfig()
     kl: KlConfig = KlConfig()
+    correction: CorrectionConfig = CorrectionConfig()
 
 
 class TrainConfig(Section):
@@ -269,7 +277,7 @@ class TrainConfig(Section):
     tokens_per_microbatch: int = Field(16384, ge=1, le=10**9, description="Token budget of one forward-backward pass.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decays.")
-    grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient of an update.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient of an update.")
     gradient_checkpointing: bool | Literal["auto"] = Field(
         False,
         description="Recompute activations in the backward pass: less memory; auto: in as few layers as needed.",
@@ -287,7 +295,7 @@ class TrainConfig(Section):
 class VllmConfig(Section):
     """What only the vLLM engine knows."""
 
-    gpu_memory_share: float = Field(
+    gpu_memory_utilization: float = Field(
         0.4,
         gt=0,
         le=1,
@@ -301,7 +309,7 @@ class RolloutConfig(Section):
     engine: Literal["local", "plain", "vllm"] = Field(
         "local", description="local runs on the trainer's own weights; plain is its slow reference; or vllm."
     )
-    max_concurrent_responses: int = Field(
+    max_concurrent_sequences: int = Field(
         256, ge=1, le=10**7, description="Responses written at the same time, by all ranks together."
     )
     kv_cache_gib: OptionalFloat = Field(
@@ -309,8 +317,8 @@ class RolloutConfig(Section):
         gt=0,
         description="With local: memory of a rank's KV cache; none is enough for all, at most 0.4 of what is free.",
     )
-    on_fault: Literal["go_on", "stop"] = Field(
-        "go_on", description="After a response whose logits are not finite: leave it out and go on, or stop the run."
+    on_fault: Literal["continue", "stop"] = Field(
+        "continue", description="After a response whose logits are not finite: leave it out and go on, or stop the run."
     )
     tensor_parallel: int = Field(1, ge=1, description="With vllm: GPUs that hold one copy of the model together.")
     vllm: VllmConfig = VllmConfig()
@@ -348,7 +356,7 @@ class CheckpointConfig(Section):
     )
 
 
-class RolloutsConfig(Section):
+class RecordsConfig(Section):
     """Records of what the model wrote, for the report's rollout browser."""
 
     every_steps: int = Field(
@@ -399,7 +407,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    rollouts: RolloutsConfig = RolloutsConfig()
+    records: RecordsConfig = RecordsConfig()
     tracking: TrackingConfig = TrackingConfig()
     cluster: ClusterConfig = ClusterConfig()
 

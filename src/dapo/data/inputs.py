@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from dapo.config.hub import is_hub_name
-from dapo.config.model_shapes import EMBEDDED
+from dapo.config.model_shapes import BUNDLED
 from dapo.config.schema import Config
 from dapo.data.inventory import HEAD_ROWS, Counting, judge, merge
 from dapo.data.names import Use
@@ -32,16 +32,18 @@ def check_inputs(config: Config) -> None:
         return
     problem = first_problem(train, config.data.fields or None, rewards.verifier)
     if problem is not None:
-        with VerifierPool(rewards.verifier, workers=1, seconds=rewards.seconds, memory_mb=rewards.memory_mb) as pool:
+        with VerifierPool(
+            rewards.verifier, workers=1, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb
+        ) as pool:
             check_call(pool, problem.answer, problem.for_verifier())
 
 
 def check_model(config: Config) -> None:
     """ConfigError for a model that is neither a folder nor can be a name of the hub. A run that goes on needs none."""
     path = config.model.path
-    if path != EMBEDDED and not is_hub_name(path) and not os.path.isdir(path):
+    if path != BUNDLED and not is_hub_name(path) and not os.path.isdir(path):
         raise ConfigError(
-            f"model.path = {path}: no such folder.", remedy='Name a model folder, owner/name of the hub, or "embedded".'
+            f"model.path = {path}: no such folder.", remedy='Name a model folder, owner/name of the hub, or "bundled".'
         )
 
 

@@ -38,7 +38,7 @@ ENGINES: dict[str, type[LocalEngine] | type[PlainEngine] | type[VllmEngine]] = {
 class Examination:
     """Who answers what, how often and how."""
 
-    model: str  # Hugging Face folder, hub name, run folder, or "embedded"
+    model: str  # Hugging Face folder, hub name, run folder, or "bundled"
     data: str
     use: Literal["train", "eval"]
     k: int

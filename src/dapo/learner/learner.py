@@ -74,7 +74,7 @@ def make_optimizer(module: torch.nn.Module, train: TrainConfig, **more: Any) -> 
         module.named_parameters(),
         betas=train.betas,
         weight_decay=train.weight_decay,
-        grad_clip=train.grad_clip,
+        max_grad_norm=train.max_grad_norm,
         moments=train.moments,
         **more,
     )

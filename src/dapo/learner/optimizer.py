@@ -58,7 +58,7 @@ class Optimizer:
         *,
         betas: tuple[float, float],
         weight_decay: float,
-        grad_clip: float,
+        max_grad_norm: float,
         moments: Kind = "float32",
         world: World = ALONE,
         is_mixed: bool = False,
@@ -68,7 +68,7 @@ class Optimizer:
         self.masters = {
             name: p if p.dtype.itemsize >= 4 else Parameter(p.detach().float()) for name, p in self.parameters.items()
         }
-        self.grad_clip = grad_clip
+        self.max_grad_norm = max_grad_norm
         is_cuda = any(p.is_cuda for p in self.parameters.values())
         self.moments = make_moments(moments, betas=betas, weight_decay=weight_decay, is_cuda=is_cuda)
         self.rounded = [name for name, p in self.parameters.items() if self.masters[name] is not p]
@@ -101,7 +101,7 @@ class Optimizer:
         if not math.isfinite(norm):
             self.zero_grad()
             return UpdateOutcome(norm, is_skipped=True)
-        coefficient = self.grad_clip / (total + 1e-6)
+        coefficient = self.max_grad_norm / (total + 1e-6)
         if float(coefficient) < 1:
             torch._foreach_mul_(grads, coefficient)
         self.moments.update(masters, lr)

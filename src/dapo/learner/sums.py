@@ -117,7 +117,7 @@ def summarise(batch: Batch, sums: Sums, lr: float, learner: Learner, start: int)
         "updates": learner.updates - start,
         "updates_total": learner.updates,
         "policy/loss": sums.ratio("policy_loss", "updates"),
-        "policy/gradient_norm": sums.ratio("gradient_norm", "updates"),
+        "policy/grad_norm": sums.ratio("gradient_norm", "updates"),
         "policy/skipped_updates": sums.total("skipped"),
         "policy/kl_old": sums.ratio("kl_old", "tokens"),
         "clip/low": sums.ratio("low", "tokens"),
@@ -139,7 +139,7 @@ def summarise(batch: Batch, sums: Sums, lr: float, learner: Learner, start: int)
         )
     if sums.total("critic_updates"):
         metrics["critic/loss"] = sums.ratio("critic_loss", "critic_updates")
-        metrics["critic/gradient_norm"] = sums.ratio("critic_gradient_norm", "critic_updates")
+        metrics["critic/grad_norm"] = sums.ratio("critic_gradient_norm", "critic_updates")
     return metrics | score_metrics(batch)
 
 

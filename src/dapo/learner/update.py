@@ -208,9 +208,9 @@ def microbatch_loss(
     token_loss = clipped_surrogate(
         logp, logp_old, advantage, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual
     )
-    if algorithm.importance_cap is not None:
+    if algorithm.correction.cap is not None:
         engine = batch.logp_engine.joined(rows, device)
-        weight = importance_weight(logp_old, engine, cap=algorithm.importance_cap)
+        weight = importance_weight(logp_old, engine, cap=algorithm.correction.cap)
         token_loss = token_loss * weight
         sums.add(weight=weight.sum(), weight_squared=(weight**2).sum(), weights=weight.numel())
     loss = mean(token_loss, batch, rows, totals, config)
@@ -242,7 +242,7 @@ def per_token(values: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
 def mean(token_loss: Tensor, batch: Batch, rows: Sequence[int], totals: Totals, config: Config) -> Tensor:
     """The configured mean of losses [N], over the whole update's counts."""
     device = token_loss.device
-    match config.algorithm.mean:
+    match config.algorithm.loss_aggregation:
         case "token":
             return token_mean(token_loss, total_tokens=totals.tokens)
         case "sequence":
@@ -253,7 +253,7 @@ def mean(token_loss: Tensor, batch: Batch, rows: Sequence[int], totals: Totals, 
             group, group_tokens = per_token(batch.group, batch, rows).to(device), totals.group_tokens.to(device)
             return prompt_mean(token_loss, group, group_tokens=group_tokens, total_prompts=totals.prompts)
         case "constant":
-            length = config.algorithm.mean_constant_tokens or config.limits.max_response_tokens
+            length = config.algorithm.loss_constant_tokens or config.limits.max_response_tokens
             return constant_norm(token_loss, constant=totals.sequences * length)
 
 

@@ -53,7 +53,7 @@ REASONS = {
     "entropy_loss_coef": "there is no entropy bonus; clip-higher keeps entropy up.",
     "actor.policy_loss_type": "the clipped surrogate.",
     "policy_loss_type": "the clipped surrogate.",
-    "use_icepop": "importance weights are truncated per token: algorithm.importance_cap.",
+    "use_icepop": "importance weights are truncated per token: algorithm.correction.cap.",
     "stop_properly_penalty_coef": "a truncated response is never correct; shaping.overlong_filter leaves it out.",
     "gamma": "a group advantage has no discount.",
     "lambd": "a group advantage has no λ.",
@@ -155,7 +155,7 @@ def advantage(s: Settings, out: Translation) -> bool:
 def algorithm(s: Settings, out: Translation, has_critic: bool) -> None:
     names = ("actor.loss_agg_mode", "loss_agg_mode")
     mode = s.choice(*names, known=MEANS, what="mean of the loss", default="token-mean")
-    out.take("algorithm.mean", mode, MEANS[mode.value])
+    out.take("algorithm.loss_aggregation", mode, MEANS[mode.value])
     clip(s, out)
     kl(s, out, has_critic)
     enabled = s.flag("algo.dynamic_filtering_enable", "dynamic_filtering", default=False)
@@ -171,9 +171,9 @@ def algorithm(s: Settings, out: Translation, has_critic: bool) -> None:
     shape = s.text("algo.advantage.is_correction_mode", default="mask")
     threshold = s.reals("algo.advantage.is_correction_threshold", "vllm_is_truncated_threshold")
     if level.is_given and level.value == "token" and shape.value == "clip" and threshold.value:
-        out.take("algorithm.importance_cap", threshold, threshold.value[-1])
+        out.take("algorithm.correction.cap", threshold, threshold.value[-1])
     elif level.is_given and level.value != "off":
-        out.has_none(level.origin, "importance weights are truncated per token: algorithm.importance_cap.")
+        out.has_none(level.origin, "importance weights are truncated per token: algorithm.correction.cap.")
 
 
 def clip(s: Settings, out: Translation) -> None:
@@ -237,7 +237,7 @@ def optimizer(s: Settings, out: Translation) -> None:
     out.take("train.weight_decay", s.real("actor.adam.weight_decay", "l2", default=0.0))
     betas = s.reals("actor.adam.betas", "adam_betas", count=2)
     out.put("train.betas", betas.value or [0.9, 0.95], betas.origin)
-    out.take("train.grad_clip", s.real("actor.max_norm", "max_norm", default=1.0))
+    out.take("train.max_grad_norm", s.real("actor.max_norm", "max_norm", default=1.0))
     out.take("train.seed", s.integer("train.seed", "seed", default=42))
     checkpointing = s.flag("actor.gradient_checkpointing_enable", "gradient_checkpointing", default=False)
     out.take("train.gradient_checkpointing", checkpointing)

@@ -22,7 +22,7 @@ ROWS = (
 )
 REASONS = {
     "logging_*": "every step is logged.",
-    "log_*": "`dapo report` shows the responses (rollouts.every_steps).",
+    "log_*": "`dapo report` shows the responses (records.every_steps).",
     "num_completions_to_print": "`dapo report` shows the responses.",
     "run_name": "the run's folder: --out.",
     "output_dir": "the run's folder: --out.",
@@ -52,7 +52,7 @@ REASONS = {
     "deepspeed": "cluster.shard = full is FSDP2.",
     "fsdp*": "cluster.shard = full is FSDP2.",
     "ddp_*": "has no meaning here.",
-    "per_device_eval_batch_size": "rollout.max_concurrent_responses bounds what runs at once.",
+    "per_device_eval_batch_size": "rollout.max_concurrent_sequences bounds what runs at once.",
     "do_*": "has no meaning here.",
     "eval_on_start": "always so where there is an evaluation.",
     "eval_strategy": "eval.every_steps.",
@@ -190,7 +190,7 @@ def algorithm(s: Settings, out: Translation) -> None:
             setting = s.find("loss_type" if found is loss else "importance_sampling_level")
             assert setting is not None, "the defaults are known"
             raise s.refuse(setting, "no such loss here.", f"There are {', '.join(known)}.")
-    out.take("algorithm.mean", loss, MEANS[loss.value])
+    out.take("algorithm.loss_aggregation", loss, MEANS[loss.value])
     if loss.value == "bnpo":
         out.means_other(loss.origin, "counted over the whole update, not over a device's batch.")
     if loss.value == "dapo" and loss.is_given:
@@ -230,11 +230,11 @@ def importance(s: Settings, out: Translation) -> None:
     mode = s.text("vllm_importance_sampling_mode", default="sequence_mask")
     cap = s.real("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap", default=3.0)
     if is_vllm.value and is_on.value and mode.value == "token_truncate":
-        out.take("algorithm.importance_cap", cap)
+        out.take("algorithm.correction.cap", cap)
     elif is_vllm.value and is_on.value and mode.is_given:
         out.has_none(
             mode.origin,
-            "engine and trainer share their weights here; algorithm.importance_cap truncates per token where wanted.",
+            "engine and trainer share their weights here; algorithm.correction.cap truncates per token where wanted.",
         )
     if is_vllm.value:
         why = "our own engine generates, from the trainer's weights, so that there is nothing to correct for"
@@ -250,7 +250,7 @@ def lengths(s: Settings, out: Translation) -> None:
     out.take("limits.max_response_tokens", length)
     masked = s.flag("mask_truncated_completions", default=False)
     out.take("shaping.overlong_filter", masked)
-    if masked.value and out.keys["algorithm.mean"] in ("sequence", "constant"):
+    if masked.value and out.keys["algorithm.loss_aggregation"] in ("sequence", "constant"):
         out.means_other(masked.origin, "the loss is divided by the rows that are left; TRL divides by all of them.")
     buffer = s.integer("overlong.soft_punish_cache")
     limit = s.integer("overlong.max_completion_len")
@@ -265,7 +265,7 @@ def lengths(s: Settings, out: Translation) -> None:
 def optimizer(s: Settings, out: Translation) -> None:
     out.take("train.lr", s.real("learning_rate", default=1e-6))
     out.take("train.weight_decay", s.real("weight_decay", default=0.0))
-    out.take("train.grad_clip", s.real("max_grad_norm", default=1.0))
+    out.take("train.max_grad_norm", s.real("max_grad_norm", default=1.0))
     first, second = s.real("adam_beta1", default=0.9), s.real("adam_beta2", default=0.999)
     if first.is_given or second.is_given:
         out.put("train.betas", [first.value, second.value], "adam_beta1, adam_beta2")

@@ -36,7 +36,7 @@ REASONS = {
     "data.prompt_key": "known columns need no key; others are mapped by data.fields.",
     "data.return_raw_chat": "has no meaning here.",
     "data.shuffle": "each epoch is a new permutation, a function of (train.seed, epoch).",
-    "data.val_batch_size": "has no meaning here: rollout.max_concurrent_responses bounds what runs at once.",
+    "data.val_batch_size": "has no meaning here: rollout.max_concurrent_sequences bounds what runs at once.",
     "data.seed": "one seed for all: train.seed.",
     f"{ACTOR}.ppo_micro_batch_size": TOKENS,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": TOKENS,
@@ -62,7 +62,7 @@ REASONS = {
     f"{ROLLOUT}.calculate_log_probs": "the engine's log-probs are kept and compared every step.",
     f"{ROLLOUT}.enable_chunked_prefill": "the engine decides.",
     f"{ROLLOUT}.max_num_batched_tokens": "the engine decides.",
-    f"{ROLLOUT}.max_num_seqs": "of all engines together: rollout.max_concurrent_responses.",
+    f"{ROLLOUT}.max_num_seqs": "of all engines together: rollout.max_concurrent_sequences.",
     f"{ROLLOUT}.max_model_len": "limits.max_prompt_tokens + limits.max_response_tokens.",
     f"{ROLLOUT}.enforce_eager": "the engine decides.",
     f"{ROLLOUT}.free_cache_engine": "the engine decides.",
@@ -91,13 +91,13 @@ REASONS = {
     "trainer.default_hdfs_dir": "the run's folder: --out.",
     "trainer.resume_mode": "`dapo resume RUN`.",
     "trainer.resume_from_path": "`dapo resume RUN`.",
-    "trainer.log_val_generations": "`dapo report` shows the responses (rollouts.every_steps).",
-    "trainer.rollout_data_dir": "rollouts.every_steps writes them into the run's folder.",
+    "trainer.log_val_generations": "`dapo report` shows the responses (records.every_steps).",
+    "trainer.rollout_data_dir": "records.every_steps writes them into the run's folder.",
     "trainer.balance_batch": ALWAYS,
     "trainer.device": "model.device.",
     "ray_*": "Ray is addressed by its own environment.",
     "global_profiler": "has no meaning here.",
-    "algorithm.rollout_correction": "only truncated importance sampling by token: algorithm.importance_cap.",
+    "algorithm.rollout_correction": "only truncated importance sampling by token: algorithm.correction.cap.",
     "custom_reward_function": OWN_REWARD,
     "reward.custom_reward_function": OWN_REWARD,
 }
@@ -166,9 +166,9 @@ def algorithm(s: Settings, out: Translation) -> None:
     cap = s.real(f"{ACTOR}.tis_imp_ratio_cap", "algorithm.rollout_correction.rollout_is_threshold")
     level = s.text("algorithm.rollout_correction.rollout_is")
     if cap.is_given and cap.value > 0 and level.value in (None, "token"):
-        out.take("algorithm.importance_cap", cap)
+        out.take("algorithm.correction.cap", cap)
     elif level.is_given:
-        out.has_none(level.origin, "importance weights are per token: algorithm.importance_cap.")
+        out.has_none(level.origin, "importance weights are per token: algorithm.correction.cap.")
     entropy = s.real(f"{ACTOR}.entropy_coeff", default=0.0)
     if entropy.value:
         out.has_none(entropy.origin, "there is no entropy bonus; clip-higher keeps entropy up.")
@@ -180,9 +180,9 @@ def mean(s: Settings, out: Translation) -> None:
         setting = s.find(f"{ACTOR}.loss_agg_mode")
         assert setting is not None, "the default is known"
         raise s.refuse(setting, "no such mean of the loss here.", f"There are {', '.join(MEANS)}.")
-    out.take("algorithm.mean", mode, MEANS[mode.value])
+    out.take("algorithm.loss_aggregation", mode, MEANS[mode.value])
     if mode.value == "seq-mean-token-sum":
-        out.put("algorithm.mean_constant_tokens", 1, f"{mode.origin}: the sum of a response's tokens")
+        out.put("algorithm.loss_constant_tokens", 1, f"{mode.origin}: the sum of a response's tokens")
     if mode.value == "token-mean":
         out.means_other(
             mode.origin, "counted over the whole update, all micro-batches and ranks; older verl counted a micro-batch."
@@ -298,7 +298,7 @@ def optimizer(s: Settings, out: Translation) -> None:
     out.take("train.weight_decay", s.real(f"{ACTOR}.optim.weight_decay", default=0.01))
     out.take_given("train.betas", s.reals(f"{ACTOR}.optim.betas", count=2))
     take_decay(out, s.text(f"{ACTOR}.optim.lr_scheduler_type", f"{ACTOR}.optim.warmup_style", default="constant"))
-    out.take("train.grad_clip", s.real(f"{ACTOR}.grad_clip", default=1.0))
+    out.take("train.max_grad_norm", s.real(f"{ACTOR}.grad_clip", default=1.0))
     out.take("train.epochs_per_step", s.count(f"{ACTOR}.ppo_epochs", default=1))
     out.take("train.tokens_per_microbatch", s.integer(f"{ACTOR}.ppo_max_token_len_per_gpu", default=16384))
     out.take("train.gradient_checkpointing", s.flag(f"{MODEL}.enable_gradient_checkpointing", default=True))

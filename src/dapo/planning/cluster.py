@@ -77,7 +77,7 @@ def layouts_of(config: Config, shape: ModelShape, *, card: str, gpus: int, mean_
             held = config.limits.max_prompt_tokens / 4 + mean_tokens / 2
             slots = int(free // (memory.kv_bytes_per_token * held)) if free > 0 else 0
             if engine == "local":
-                slots = min(slots, -(-config.rollout.max_concurrent_responses // gpus))
+                slots = min(slots, -(-config.rollout.max_concurrent_sequences // gpus))
             parts = {name: size / GIB for name, size in memory.parts.items()}
             made.append(Layout(shard, tensor_parallel, parts, max(0, slots)))
     return made

@@ -63,7 +63,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("positive-example NLL", f"{algorithm.positive_nll:g}" if algorithm.positive_nll else "off"),
         (
             "importance correction",
-            f"min(π_old/π_engine, {algorithm.importance_cap:g})" if algorithm.importance_cap else "off",
+            f"min(π_old/π_engine, {algorithm.correction.cap:g})" if algorithm.correction.cap else "off",
         ),
         ("control", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
         ("carry-over", _switch(sampling.carry_over)),
@@ -108,13 +108,13 @@ def _critic(config: Config) -> str:
 
 
 def _mean(config: Config) -> str:
-    constant = config.algorithm.mean_constant_tokens or config.limits.max_response_tokens
+    constant = config.algorithm.loss_constant_tokens or config.limits.max_response_tokens
     return {
         "token": "token mean over the update (eq. 12)",
         "sequence": "mean per response, then over responses (eq. 5)",
         "prompt": "token mean per prompt, then over prompts (eq. 8 literally)",
         "constant": f"token sum / (responses x {constant:,})",
-    }[config.algorithm.mean]
+    }[config.algorithm.loss_aggregation]
 
 
 def _dynamic(config: Config) -> str:
@@ -152,7 +152,7 @@ class Concurrency:
     """How many responses one copy of the model generates at once, by each of the things that bound it."""
 
     replicas: int  # copies of the model that generate
-    allowed: int  # by rollout.max_concurrent_responses, which is shared by all replicas
+    allowed: int  # by rollout.max_concurrent_sequences, which is shared by all replicas
     at_full_length: int  # that memory holds when every one of them is at the limit
 
     @property
@@ -166,7 +166,7 @@ def concurrency_of(config: Config, memory: Memory, *, device_gib: float, gpus: i
     limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
     return Concurrency(
         replicas=replicas,
-        allowed=-(-config.rollout.max_concurrent_responses // replicas),
+        allowed=-(-config.rollout.max_concurrent_sequences // replicas),
         at_full_length=memory.full_length_responses(device_gib, limit),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from dapo.config.hub import is_hub_name, model_file
-from dapo.config.model_shapes import EMBEDDED
+from dapo.config.model_shapes import BUNDLED
 
 NAME = re.compile(r"[A-Za-z0-9][\w.+/-]{0,199}")
 CARD_CHARS = 1 << 16  # of a card that are looked at; the front matter stands at its head
@@ -38,7 +38,7 @@ class BaseModel:
 
 def base_model_of(path: str, revision: str | None) -> BaseModel:
     """What config `model.path` names, with what the card in its folder or in the cache of the hub says of it."""
-    if path == EMBEDDED:
+    if path == BUNDLED:
         return BaseModel(path, "the toy model that ships with dapo", "", "apache-2.0", "dapo's own licence")
     file = model_file(path, "README.md", revision=revision)
     card = front_matter_of(file)

@@ -17,7 +17,7 @@ PLAIN = re.compile(r"[\w./@:+-]+( [\w./@:+-]+)*")
 # What the card shows of a config, beside data and model; the run's config.toml has the rest.
 KEY_SETTINGS = (
     "algorithm.advantage",
-    "algorithm.mean",
+    "algorithm.loss_aggregation",
     "algorithm.clip.low",
     "algorithm.clip.high",
     "algorithm.kl.coefficient",

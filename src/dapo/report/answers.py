@@ -17,7 +17,7 @@ GOOD, BAD, PLAIN = "good", "bad", "plain"
 
 CAUSES = {
     "all_wrong": "all wrong",
-    "all_right": "all right",
+    "all_correct": "all right",
     "all_equal": "all equal",
     "truncated": "cut off",
     "surplus": "surplus",

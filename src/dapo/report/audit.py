@@ -92,7 +92,7 @@ def batches(run: Path) -> Iterator[tuple[list[dict[str, Any]], bool]]:
     if not files:
         raise DataError(
             f"{run}: no rollouts/*.parquet.",
-            remedy="Give a run folder; rollouts are written with rollouts.every_steps = 1.",
+            remedy="Give a run folder; rollouts are written with records.every_steps = 1.",
         )
     for path in files:
         if why := too_large(path):

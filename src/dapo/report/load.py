@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dapo.config.renamed import in_todays_metrics, in_todays_sections
 from dapo.config.toml_text import parse_toml
 from dapo.errors import DataError
 from dapo.report.chunks import records_of
@@ -109,7 +110,8 @@ def load_run(folder: Path) -> RunRecord:
     if odd:
         missing.append(f"config.toml: {', '.join(odd)}: not what a config holds there, and left out")
         config = {name: value for name, value in config.items() if name not in odd}
-    metrics = [m for m in read(folder / "metrics.jsonl", missing) if is_step(m.get("step"))]
+    config = in_todays_sections(config)
+    metrics = [in_todays_metrics(m) for m in read(folder / "metrics.jsonl", missing) if is_step(m.get("step"))]
     evaluations = [
         e for e in read(folder / "eval.jsonl", missing, is_optional=is_never_evaluated(config)) if is_evaluation(e)
     ]
@@ -201,7 +203,7 @@ def is_per_problem(line: dict[str, Any]) -> bool:
 
 def expected_rollouts(folder: Path, config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[Path]:
     """The records that the steps so far should have left: every so many steps, where something was trained on."""
-    every = config.get("rollouts", {}).get("every_steps", 0)
+    every = config.get("records", {}).get("every_steps", 0)
     if not isinstance(every, int) or every < 1:
         return []
     due = [m for m in metrics if int(m["step"]) % every == 0 and m.get("sampling/groups_trained", 0)]

@@ -53,7 +53,7 @@ def print_run(
             for rows in matching(groups, problem, parquet):
                 print_group(parquet, rows, pieces, phrases, heat, console)
     elif problem is not None or step is not None:
-        raise DataError(f"{folder}: no step is recorded.", remedy="Set rollouts.every_steps = 10 in the recipe.")
+        raise DataError(f"{folder}: no step is recorded.", remedy="Set records.every_steps = 10 in the recipe.")
 
 
 def print_differences(folders: Sequence[Path], console: Console | None = None) -> None:

@@ -37,10 +37,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
-            raise ConfigError(f"rewards.seconds = {self.seconds}: a limit must be a positive number.")
+            raise ConfigError(f"rewards.cpu_seconds = {self.seconds}: a limit must be a positive number.")
         if self.seconds > MAX_SECONDS:
             raise ConfigError(
-                f"rewards.seconds (--seconds) = {self.seconds:g}: more than a day for one verdict.",
+                f"rewards.cpu_seconds (--seconds) = {self.seconds:g}: more than a day for one verdict.",
                 remedy=f"Use {MAX_SECONDS:,} or less.",
             )
         if self.memory_mb > MAX_MEMORY_MB:

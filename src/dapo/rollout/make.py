@@ -29,7 +29,7 @@ def refuse_layout(config: Config, world: World) -> None:
 
 def make_engine(config: Config, policy: Policy, sampling: SamplingParams, world: World = ALONE) -> Engine:
     """The engine the config names; with several ranks, all of them as one."""
-    concurrent = config.rollout.max_concurrent_responses
+    concurrent = config.rollout.max_concurrent_sequences
     longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
     match config.rollout.engine:
         case "vllm":
@@ -39,7 +39,7 @@ def make_engine(config: Config, policy: Policy, sampling: SamplingParams, world:
                 sampling=sampling,
                 max_concurrent=-(-concurrent * together // world.size),
                 max_tokens=longest,
-                memory_share=config.rollout.vllm.gpu_memory_share,
+                memory_share=config.rollout.vllm.gpu_memory_utilization,
                 tensor_parallel=together,
             )
             if world.size == 1:

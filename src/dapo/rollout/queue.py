@@ -98,7 +98,7 @@ class QueuedEngine(ABC):
         n_running = state.meta["n_running"]
         if n_running > self.max_concurrent:
             raise EngineError(
-                f"rollout.max_concurrent_responses = {self.max_concurrent}: the snapshot has {n_running} "
+                f"rollout.max_concurrent_sequences = {self.max_concurrent}: the snapshot has {n_running} "
                 "responses in flight.",
                 remedy="Resume with at least as many.",
             )

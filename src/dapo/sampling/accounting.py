@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from dapo.types import Group, StopReason
 
-CAUSES = ("all_right", "all_wrong", "all_equal", "surplus", "aborted", "truncated", "stale")
+CAUSES = ("all_correct", "all_wrong", "all_equal", "surplus", "aborted", "truncated", "stale")
 
 
 def outcome_of(group: Group) -> str:
     """Why a group is uninformative. Equal graded values are neither right nor wrong: their best is not known."""
     if group.is_graded:
         return "all_equal"
-    return "all_right" if group.n_correct else "all_wrong"
+    return "all_correct" if group.n_correct else "all_wrong"
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Accounting:
     prompts_tried: int = 0
     groups_resolved: int = 0
     groups_informative: int = 0
-    groups_all_right: int = 0
+    groups_all_correct: int = 0
     groups_all_wrong: int = 0
     groups_all_equal: int = 0  # graded
     groups_trained: int = 0
@@ -63,8 +63,8 @@ class Accounting:
             self.groups_informative += 1
             return
         match outcome_of(group):
-            case "all_right":
-                self.groups_all_right += 1
+            case "all_correct":
+                self.groups_all_correct += 1
             case "all_wrong":
                 self.groups_all_wrong += 1
             case _:

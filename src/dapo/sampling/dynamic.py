@@ -107,7 +107,7 @@ def apply_fill_policy(
     config: SamplingConfig, state: FillState, groups: list[Group], accounting: Accounting, events: list[str]
 ) -> list[Group]:
     """The budget is spent and the step is not full. Accepted groups are trained on or held, never lost."""
-    easy, hard, equal = accounting.groups_all_right, accounting.groups_all_wrong, accounting.groups_all_equal
+    easy, hard, equal = accounting.groups_all_correct, accounting.groups_all_wrong, accounting.groups_all_equal
     graded = f", {equal} all equal" if equal else ""
     what = (
         f"only {len(groups)} of {config.prompts_per_step} informative groups in {accounting.prompts_tried} prompts "

@@ -18,11 +18,11 @@ EXPLORATION_FLOOR = 0.1
 
 def chance_mixed(a: float, b: float, G: int) -> float:
     """E[1 − p^G − (1−p)^G] for p ~ Beta(a, b): E[p^G] = Π_{i<G} (a+i)/(a+b+i)."""
-    all_right = all_wrong = 1.0
+    all_correct = all_wrong = 1.0
     for i in range(G):
-        all_right *= (a + i) / (a + b + i)
+        all_correct *= (a + i) / (a + b + i)
         all_wrong *= (b + i) / (a + b + i)
-    return 1.0 - all_right - all_wrong
+    return 1.0 - all_correct - all_wrong
 
 
 def n_right(group: Group) -> int:

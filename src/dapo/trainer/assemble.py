@@ -90,7 +90,7 @@ def assemble(
         fill=CarryState(),
         observers=observers,
         budget=Budget(config.train, world),
-        token_pieces=token_pieces(policy.tokenizer) if config.rollouts.every_steps else None,
+        token_pieces=token_pieces(policy.tokenizer) if config.records.every_steps else None,
         world=world,
     )
     for observer in observers:
@@ -128,7 +128,7 @@ def make_pool(rewards: RewardsConfig) -> VerifierPool:
     return VerifierPool(
         rewards.verifier,
         workers=rewards.workers,
-        seconds=rewards.seconds,
+        seconds=rewards.cpu_seconds,
         memory_mb=rewards.memory_mb,
         truncated_may_be_correct=rewards.truncated_may_be_correct,
     )

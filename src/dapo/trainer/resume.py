@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoints.load import Checkpoint, newest_intact, read_checkpoint
-from dapo.config.load import flatten, in_todays_keys, read_toml, refuse_unknown, resolve, to_toml
+from dapo.config.load import flatten, read_toml, refuse_unknown, resolve, to_toml
 from dapo.config.model_shapes import model_location
+from dapo.config.renamed import in_todays_keys
 from dapo.config.schema import Config
 from dapo.distributed.world import ALONE, World
 from dapo.errors import CheckpointError, ConfigError
@@ -33,7 +34,7 @@ SAFE_TO_CHANGE = (
     "train.max_bad_updates",
     "checkpoint.",
     "eval.",
-    "rollouts.",
+    "records.",
     "tracking.",
     "rewards.workers",
     "data.eval",

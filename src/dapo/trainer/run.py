@@ -107,7 +107,7 @@ class Run:
 
         The last one is known by the plan or by the budget of tokens; that of minutes is only known when it is over.
         """
-        every = self.config.rollouts.every_steps
+        every = self.config.records.every_steps
         is_last = step == self.config.train.steps or self.budget.ends_with(generated_tokens)
         return self.is_due(every, step) or (every > 0 and (step == 1 or is_last))
 
@@ -153,7 +153,7 @@ class Run:
         """Of the step until now."""
         took = time.perf_counter() - self._step_began
         tokens = filled.accounting.generated_tokens
-        return {"timing.sampling_s": filled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
+        return {"timing.rollout_s": filled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
 
     def end_value_step(self, value_steps: int, foretold: Foretold) -> None:
         """A step of value pretraining is done and cannot be taken back any more."""

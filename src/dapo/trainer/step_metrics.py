@@ -20,11 +20,11 @@ def step_metrics(step: int, fill: Fill, batch: Batch, version: int) -> dict[str,
         "step": step,
         "accuracy": accounting.accuracy,
         "sampling/prompts_tried": accounting.prompts_tried,
-        "sampling/acceptance": accounting.acceptance,
+        "sampling/groups_kept": accounting.acceptance,
         "sampling/groups_trained": accounting.groups_trained,
-        "sampling/groups_all_right": accounting.groups_all_right,
+        "sampling/groups_all_correct": accounting.groups_all_correct,
         "sampling/groups_all_wrong": accounting.groups_all_wrong,
-        "sampling/informative_per_1000_tokens": accounting.informative_per_1000_tokens,
+        "sampling/mixed_per_1000_tokens": accounting.informative_per_1000_tokens,
         "tokens/generated": accounting.generated_tokens,
         "tokens/trained": accounting.trained_tokens,
         "sampling/staleness_max": max((version - oldest_version(group) for group in batch.groups), default=0),
@@ -55,7 +55,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "length/max": float(length.max()),
     }
     if right.any():
-        metrics["length/right"] = float(length[right].mean())
+        metrics["length/correct"] = float(length[right].mean())
     if not right.all():
         metrics["length/wrong"] = float(length[~right].mean())
     for verdict in (Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.TIMEOUT, Verdict.CRASH):

@@ -60,7 +60,7 @@ class Plan:
         file = self.folder / f"seed-{seed}.yaml"
         write_yaml(file, self.keys | {"seed": seed})
         resolved = check(translate(file), "parity")
-        own = [f"eval.every_steps={self.every}", "rollouts.every_steps=0"]
+        own = [f"eval.every_steps={self.every}", "records.every_steps=0"]
         return with_overrides(resolved, [*own, *self.ours]).config
 
 
@@ -268,7 +268,7 @@ def evaluate_snapshot(folder: Path, config: Config, step: int, model: str) -> No
         top_p=settings.top_p, max_response_tokens=config.limits.max_response_tokens,
         max_prompt_tokens=config.limits.max_prompt_tokens, template=config.data.template,
         chat=config.data.chat_template, verifier=config.rewards.verifier, seed=config.train.seed,
-        concurrent=config.rollout.max_concurrent_responses, device=config.model.device,
+        concurrent=config.rollout.max_concurrent_sequences, device=config.model.device,
     )  # fmt: skip
     examined = examine(exam, journal=folder / f"answers-{step}.jsonl")
     correct = [

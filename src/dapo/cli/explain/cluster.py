@@ -51,7 +51,7 @@ def cluster_of(config: Config, card: str, gpus: int, mean_tokens: int | None, sc
         "gpu_hours": round(time.gpu_hours(gpus, config.train.steps)),
         "steps": config.train.steps,
         "replicas": gpus // chosen.tensor_parallel,
-        "max_concurrent_responses": config.rollout.max_concurrent_responses,
+        "max_concurrent_sequences": config.rollout.max_concurrent_sequences,
         "simulated_at_one_of": scale,
     }
     if scaling:
@@ -141,11 +141,11 @@ def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
 
 def at_once_in_words(chosen: dict[str, Any]) -> str:
     """What the step was reckoned with, and whether the recipe's own limit lets the run do the same."""
-    slots, replicas, limit = chosen["slots"], chosen["replicas"], chosen["max_concurrent_responses"]
+    slots, replicas, limit = chosen["slots"], chosen["replicas"], chosen["max_concurrent_sequences"]
     total, allowed = slots * replicas, -(-limit // replicas)
     counted, setting = (
         f"{slots:,} per replica x {replicas:,} = {total:,}",
-        f"rollout.max_concurrent_responses = {limit:,}",
+        f"rollout.max_concurrent_sequences = {limit:,}",
     )
     if slots == allowed:
         return f"{counted}, by {setting}; memory would hold as many or more"

@@ -201,7 +201,7 @@ def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, 
         return [("responses at once", "[bold]does not fit[/bold]")]
     limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
     shared = f" / {replicas:,} replicas = {allowed:,} each" if replicas > 1 else ""
-    setting = f"rollout.max_concurrent_responses = {config.rollout.max_concurrent_responses:,}{shared}"
+    setting = f"rollout.max_concurrent_sequences = {config.rollout.max_concurrent_sequences:,}{shared}"
     if fits >= allowed:
         verdict = f"{allowed:,}: {setting}, and memory would hold {fits:,} of full length ({limit:,} tokens)"
     else:

@@ -3,11 +3,11 @@
 
 // A series is a metric by name, or a function of a run that gives one value per step.
 const perStep = (run, f) => (run.metrics.step || []).map((_, i) => f((name) => (run.metrics[name] || [])[i] ?? null));
-const WASTE = ["all_wrong", "all_right", "all_equal", "truncated", "surplus", "aborted", "stale"];
+const WASTE = ["all_wrong", "all_correct", "all_equal", "truncated", "surplus", "aborted", "stale"];
 const wasteShare = (cause) => (run) => perStep(run, (m) => (m("tokens/generated") ? (m(`tokens/wasted_${cause}`) || 0) / m("tokens/generated") : null));
 const phase = (name) => (run) => perStep(run, (m) => m(`timing.${name}_s`));
 const otherTime = (run) => perStep(run, (m) => (m("timing.step_s") === null ? null
-  : Math.max(0, m("timing.step_s") - (m("timing.sampling_s") || 0) - (m("timing.old_logp_s") || 0) - (m("timing.update_s") || 0))));
+  : Math.max(0, m("timing.step_s") - (m("timing.rollout_s") || 0) - (m("timing.old_logp_s") || 0) - (m("timing.update_s") || 0))));
 
 // Of a step without a token clipped high there is no probability to speak of.
 const clippedProbability = (which) => (run) => perStep(run, (m) => (m("clip/high") ? m(`clip/high_probability_${which}`) : null));
@@ -36,13 +36,13 @@ const CHARTS = [
     note: "Unlikely tokens that the clip keeps unlikely.", paper: "DAPO Fig. 3a: the largest stays below 0.2, the reason for clip-higher.", lines: [0.2] },
   { id: "kl", title: "KL", series: [["policy/kl_old", "to π_old"], ["policy/kl_ref", "to the reference"]], unit: "nats", note: "How far the updates of a step move the policy." },
   { id: "gap", title: "Trainer against engine", series: [["engine/gap_mean", "mean gap"], ["engine/kl", "KL"]], unit: "nats", note: "|log π_trainer − log π_engine| on the sampled tokens; should be next to nothing." },
-  { id: "gradient", title: "Gradient norm", series: [["policy/gradient_norm", "policy"], ["critic/gradient_norm", "critic"]], note: "Before clipping, mean over the step’s updates." },
+  { id: "gradient", title: "Gradient norm", series: [["policy/grad_norm", "policy"], ["critic/grad_norm", "critic"]], note: "Before clipping, mean over the step’s updates." },
   { id: "critic", title: "Critic", series: [["critic/explained_variance", "explained variance"]], note: "1 is perfect, 0 no better than the mean." },
-  { id: "acceptance", title: "Informative groups", series: [["sampling/acceptance", "informative"]], unit: "share", note: "Share of resolved groups that are neither all right nor all wrong.",
+  { id: "acceptance", title: "Informative groups", series: [["sampling/groups_kept", "informative"]], unit: "share", note: "Share of resolved groups that are neither all right nor all wrong.",
     paper: "DAPO Fig. 3b: the share of prompts that are all right keeps growing, so fewer teach anything." },
-  { id: "waste", title: "Wasted tokens, by cause", stacked: true, unit: "share", series: WASTE.map((cause) => [wasteShare(cause), { all_wrong: "all wrong", all_right: "all right", all_equal: "all equal", truncated: "cut off", surplus: "surplus", aborted: "aborted", stale: "too old" }[cause]]),
+  { id: "waste", title: "Wasted tokens, by cause", stacked: true, unit: "share", series: WASTE.map((cause) => [wasteShare(cause), { all_wrong: "all wrong", all_correct: "all right", all_equal: "all equal", truncated: "cut off", surplus: "surplus", aborted: "aborted", stale: "too old" }[cause]]),
     note: "Share of all generated tokens that no update was made from." },
-  { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[phase("sampling"), "sampling"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds a step." },
+  { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[phase("rollout"), "rollout and reward"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step." },
   { id: "speed", title: "Tokens per second", unit: "tokens/s", series: [[(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/generated") / m("timing.step_s") : null)), "generated"], [(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/trained") / m("timing.step_s") : null)), "trained on"]],
     note: "Over the whole step." },
 ];

@@ -2,7 +2,7 @@
 // The rollout browser: a step, a problem, its responses side by side, token by token.
 
 // Why a group was not trained on.
-const DROPPED = { all_wrong: "all wrong", all_right: "all right", all_equal: "all equal" };
+const DROPPED = { all_wrong: "all wrong", all_correct: "all right", all_equal: "all equal" };
 const whyDropped = (why) => DROPPED[why] || why;
 
 const rollouts = {
@@ -25,7 +25,7 @@ const rollouts = {
     const section = $("rollouts");
     const withRollouts = dapo.data.runs.map((run, at) => [run, at]).filter(([run]) => run.rollouts.length);
     if (!withRollouts.length) {
-      section.replaceChildren(el("h2", {}, "Rollouts"), el("p", { class: "sub" }, "No step has been recorded. rollouts.every_steps says how often the responses are written down; 0 is never."));
+      section.replaceChildren(el("h2", {}, "Rollouts"), el("p", { class: "sub" }, "No step has been recorded. records.every_steps says how often the responses are written down; 0 is never."));
       return;
     }
     rollouts.state.run = withRollouts[0][1];

@@ -102,7 +102,7 @@ def engine_gap(v: Visit) -> Iterator[Finding]:
             SEVERE,
             "Trainer and engine disagree",
             f"{numbers}: the responses come from another policy than is trained.",
-            ("" if corrects_gap(v.run) else "Set algorithm.importance_cap = 2.0; ")
+            ("" if corrects_gap(v.run) else "Set algorithm.correction.cap = 2.0; ")
             + "compare model.dtype of both; update engine and trainer together.",
             v.last_steps,
             where,
@@ -116,12 +116,12 @@ def has_stale_tokens(v: Visit) -> bool:
 
 def corrects_gap(run: RunRecord) -> bool:
     """An importance weight, or a ratio that starts at the engine's own log-probs."""
-    return is_number(run.key("algorithm", "importance_cap")) or run.key("algorithm", "old_logp") == "bypass"
+    return is_number(run.key("algorithm", "correction", "cap")) or run.key("algorithm", "old_logp") == "bypass"
 
 
 def dead_gradients(v: Visit) -> Iterator[Finding]:
     recent = [m for m in v.run.metrics[-v.t.dead_steps :] if not m.get("policy/skipped_updates")]
-    tail = [one for one in v.run.series("policy/gradient_norm") if one[0] in {int(m["step"]) for m in recent}]
+    tail = [one for one in v.run.series("policy/grad_norm") if one[0] in {int(m["step"]) for m in recent}]
     if len(tail) == v.t.dead_steps and all(norm < v.t.dead_gradient_norm for _, norm in tail):
         lr = v.last("lr")
         yield Finding(
@@ -130,9 +130,9 @@ def dead_gradients(v: Visit) -> Iterator[Finding]:
             "The gradients are dead",
             f"The gradient norm was below {v.t.dead_gradient_norm:g} in each of the last {v.t.dead_steps} steps "
             f"(last: {tail[-1][1]:.2g}, lr {lr if lr is not None else float('nan'):.2g}).",
-            "Look at sampling/acceptance: without informative groups there is nothing to learn from.",
+            "Look at sampling/groups_kept: without informative groups there is nothing to learn from.",
             (tail[0][0], tail[-1][0]),
-            ("policy/gradient_norm", "sampling/acceptance"),
+            ("policy/grad_norm", "sampling/groups_kept"),
         )
 
 
@@ -146,5 +146,5 @@ def skipped_updates(v: Visit) -> Iterator[Finding]:
             f"{sum(n for _, n in bad):.0f} updates in {len(bad)} steps, the last in step {bad[-1][0]}.",
             'Lower train.lr; set model.dtype = "float32" to see whether it is the precision.',
             (bad[0][0], bad[-1][0]),
-            ("policy/gradient_norm",),
+            ("policy/grad_norm",),
         )

@@ -48,8 +48,8 @@ def brevity(run: RunRecord) -> str:
     advice = []
     if not is_punished(run):
         advice.append("switch the overlong punishment on (shaping.overlong_penalty = 1.0)")
-    if run.key("algorithm", "mean") != "token":
-        advice.append('use algorithm.mean = "token"')
+    if run.key("algorithm", "loss_aggregation") != "token":
+        advice.append('use algorithm.loss_aggregation = "token"')
     if not advice:
         advice.append("lower limits.max_response_tokens or widen shaping.overlong_buffer_tokens")
     text = ", ".join([*advice, "and read the longest responses in the browser."])
@@ -57,10 +57,10 @@ def brevity(run: RunRecord) -> str:
 
 
 def acceptance(v: Visit) -> Iterator[Finding]:
-    share = v.last("sampling/acceptance")
+    share = v.last("sampling/groups_kept")
     if share is None or share >= v.t.acceptance:
         return
-    right, wrong = v.last("sampling/groups_all_right") or 0.0, v.last("sampling/groups_all_wrong") or 0.0
+    right, wrong = v.last("sampling/groups_all_correct") or 0.0, v.last("sampling/groups_all_wrong") or 0.0
     equal = v.last("sampling/groups_all_equal") or 0.0  # graded rewards
     uniform = right + wrong + equal
     has_critic = v.run.key("algorithm", "advantage") == "gae"
@@ -90,7 +90,7 @@ def acceptance(v: Visit) -> Iterator[Finding]:
         )
     yield Finding(
         name, WARNING, title, numbers, remedy, v.last_steps,
-        ("sampling/acceptance", "sampling/groups_all_right", "sampling/groups_all_wrong")
+        ("sampling/groups_kept", "sampling/groups_all_correct", "sampling/groups_all_wrong")
         + (("sampling/groups_all_equal",) if equal else ()),
     )  # fmt: skip
 
@@ -154,7 +154,7 @@ def verdicts(v: Visit) -> Iterator[Finding]:
             WARNING,
             "The verifier fails",
             f"{failed:.1%} of the trained responses got TIMEOUT or CRASH instead of a judgement.",
-            "Raise rewards.seconds or rewards.memory_mb; see the messages in events.jsonl.",
+            "Raise rewards.cpu_seconds or rewards.memory_mb; see the messages in events.jsonl.",
             v.last_steps,
             ("verdict/timeout", "verdict/crash"),
         )

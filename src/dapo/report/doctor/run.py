@@ -83,7 +83,7 @@ def time_shares(run: RunRecord) -> list[tuple[str, float, float]]:
 
 def phases(run: RunRecord) -> dict[str, float]:
     """Seconds of the whole run by phase; what is in no phase of a step is `other`. Saving checkpoints is not timed."""
-    sums = {name: sum(v for _, v in run.series(f"timing.{name}_s")) for name in ("sampling", "old_logp", "update")}
+    sums = {name: sum(v for _, v in run.series(f"timing.{name}_s")) for name in ("rollout", "old_logp", "update")}
     whole = sum(value for _, value in run.series("timing.step_s"))
     sums["other"] = max(0.0, whole - sum(sums.values()))
     sums["evaluation"] = sum(float(e.get("timing.evaluation_s", 0.0)) for e in run.evaluations)
@@ -91,7 +91,7 @@ def phases(run: RunRecord) -> dict[str, float]:
 
 
 PHASES = {
-    "sampling": "rollout and reward",
+    "rollout": "rollout and reward",
     "old_logp": "the passes before the updates (π_old, critic, reference)",
     "update": "the updates",
     "other": "everything else",
@@ -100,11 +100,11 @@ PHASES = {
 
 
 BOUND = {
-    "sampling": "More responses at once (rollout.max_concurrent_responses), fewer wasted groups, shorter limits.",
+    "rollout": "More responses at once (rollout.max_concurrent_sequences), fewer wasted groups, shorter limits.",
     "update": "Raise train.tokens_per_microbatch; switch train.gradient_checkpointing off if memory allows.",
     "old_logp": "Raise train.tokens_per_microbatch; lower train.updates_per_step (a step's first update scores its own "
     "rows).",
-    "other": "Handing the weights to the engine, writing rollouts: raise rollouts.every_steps, use a faster disk.",
+    "other": "Handing the weights to the engine, writing rollouts: raise records.every_steps, use a faster disk.",
     "evaluation": "Raise eval.every_steps, or lower eval.k.",
 }
 
@@ -163,7 +163,7 @@ def disk(v: Visit) -> Iterator[Finding]:
             "The disk is nearly full",
             f"{d.free / 2**30:.1f} GiB free of {d.total / 2**30:.0f} ({d.free / d.total:.1%}); a checkpoint takes "
             f"{d.checkpoint / 2**30:.2f} GiB.",
-            "Free some room, lower checkpoint.keep, or raise rollouts.every_steps.",
+            "Free some room, lower checkpoint.keep, or raise records.every_steps.",
         )
 
 

@@ -45,7 +45,7 @@ class PagedCache:
             raise EngineError(
                 f"rollout.kv_cache_gib: a KV cache of {size:,.1f} GiB is not free on the device.",
                 remedy="Set rollout.kv_cache_gib lower; responses then wait for pages instead. Or let fewer be written "
-                "at the same time: rollout.max_concurrent_responses, --concurrent.",
+                "at the same time: rollout.max_concurrent_sequences, --concurrent.",
             ) from error
         self._is_token_first = device.type != "cuda"
         logical = self.data.transpose(3, 4) if self._is_token_first else self.data

@@ -32,7 +32,7 @@ class KVCache:
         except RuntimeError as error:  # on a CPU it has no type of its own
             size = 2 * n_layers * rows * n_heads * max_tokens * head_dim * dtype.itemsize / 2**30
             raise EngineError(
-                f"rollout.max_concurrent_responses = {rows}: their KV cache of {max_tokens} tokens each takes "
+                f"rollout.max_concurrent_sequences = {rows}: their KV cache of {max_tokens} tokens each takes "
                 f"{size:.1f} GiB, which is not free on the device.",
                 remedy="Lower it, or limits.max_response_tokens.",
             ) from error

@@ -92,7 +92,7 @@ class VllmCore:
             except (ValueError, RuntimeError, NotImplementedError) as error:
                 raise EngineError(
                     f"rollout.engine = vllm: vLLM {vllm.__version__} does not start with this model: {error}",
-                    remedy="Change what it names (limits, rollout.vllm.gpu_memory_share), or set rollout.engine=local.",
+                    remedy="Change what it names (limits, gpu_memory_utilization), or set rollout.engine=local.",
                 ) from error
         self._config = config
         self._runner: Any = self._engine.model_executor.driver_worker.model_runner
