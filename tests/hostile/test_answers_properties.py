@@ -74,3 +74,8 @@ def test_four_times_the_length_costs_about_four_times_the_time(sign: str):
         return sum(map(cpu_seconds, calls))
 
     assert seconds(200_000) < 0.25 + 9 * seconds(50_000)
+
+
+def test_a_rate_of_a_thing_to_itself_is_not_one_to_another():
+    assert verdict("Answer: 3 kmh per kmh", "3 kmh per km") is Verdict.WRONG
+    assert verdict("Answer: 3 kmh per km", "3 kmh per km") is Verdict.CORRECT
