@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from toy import recipe
 
+from dapo.checkpoints.manifest import manifest_of
 from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
@@ -26,6 +27,7 @@ from dapo.report.load import load_run
 from dapo.tracking.files import read_lines
 from dapo.trainer.batch import Batch
 from dapo.trainer.checkpoint import save_run
+from dapo.trainer.claim import release
 from dapo.trainer.export import export_run
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
@@ -623,3 +625,50 @@ def test_a_budget_of_minutes_counts_steps_also_those_before_a_resume(tmp_path: P
     train(more)
     more.close()
     assert 1 < more.step < 5000
+
+
+def test_a_crafted_state_is_refused_with_one_message(tmp_path: Path):
+    """The manifest is right: whoever made the state made it too."""
+    keys = ("train.steps=1", "sampling.partial_rollouts=true", "sampling.carry_over=true", "train.updates_per_step=1")
+    run = run_toy(tmp_path, "run", *keys, "algorithm.importance_cap=2.0", "sampling.max_staleness_updates=4")
+    checkpoint = run.folder / "checkpoints" / "step-000001"
+    whole = (checkpoint / "state.json").read_text()
+    in_flight = json.loads(whole)["sampling"]["in_flight"]
+    assert in_flight["engine"]["requests"]
+    assert in_flight["groups"]
+    texts = ["", "{", "[]", "null", "[" * 100_000, '{"updates": ' + "9" * 5_000 + "}", "{}"]
+    for path, value in {
+        "updates": -1,
+        "data": 3,
+        "config": [],
+        "tokens_per_microbatch": 0,
+        "foretold": [{"problems": 1}],
+        "sampling.order.position": 41,
+        "sampling.order.put_off": [40],
+        "sampling.acceptance.tried": 0.0,
+        "sampling.posteriors": {"toy-1": [1.0]},
+        "sampling.in_flight.due": [[0, 10**6, 0]],
+        "sampling.in_flight.engine.lengths": [1],
+        "sampling.in_flight.engine.requests.0.key.response_index": 7,
+        "sampling.in_flight.groups.0.problem": "another",
+        "sampling.in_flight.groups.0.prompt": [999_999],
+    }.items():
+        state = json.loads(whole)
+        *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+        holder = state
+        for part in parents:
+            holder = holder[part]
+        assert last in holder
+        holder[last] = value
+        texts.append(json.dumps(state))
+    for text in texts:
+        (checkpoint / "state.json").write_text(text)
+        (checkpoint / "MANIFEST.json").write_text(manifest_of(checkpoint, 1))
+        with pytest.raises(CheckpointError) as refusal:
+            resume_run(run.folder).close()
+        assert "state.json: is not what a run writes: " in str(refusal.value) or "data cursor: " in str(refusal.value)
+        release(run.folder)
+    (checkpoint / "state.json").write_text("{}")
+    (checkpoint / "MANIFEST.json").write_text(manifest_of(checkpoint, 1))
+    with pytest.raises(CheckpointError, match="is not what a run writes: config: field required"):
+        export_run(run.folder, tmp_path / "out")
