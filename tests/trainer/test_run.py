@@ -385,6 +385,17 @@ def test_a_set_that_is_never_informative_ends_by_its_policy(tmp_path: Path):
     assert all(torch.equal(w, base[n]) for n, w in weights(run.folder).items())
 
 
+@pytest.mark.parametrize(("verifier", "said"), [("counts", "calls none correct"), ("contains", None)])
+def test_rejection_sampling_without_a_correct_response_says_so(tmp_path: Path, verifier: str, said: str | None):
+    keys = ("preset=rft", f"rewards.verifier=toy:{verifier}", "train.steps=1", "sampling.prompts_per_step=32")
+    run = run_toy(tmp_path, "run", *keys)
+    found = [event["message"] for event in read_lines(run.folder / "events.jsonl") if event["kind"] == "reward"]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+    norm = metrics(run.folder)[0]["policy/gradient_norm"]
+    assert norm == 0 if said else norm > 0
+
+
 def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_path: Path):
     run = run_toy(
         tmp_path,

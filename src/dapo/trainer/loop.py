@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from dapo.sampling.fill import fill
-from dapo.trainer.batch import make_batch
+from dapo.trainer.batch import make_batch, nothing_to_imitate
 from dapo.trainer.checkpoint import finish_saving, save_run
 from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.faults import report_faults
@@ -55,6 +55,8 @@ def train_step(run: Run, step: int) -> None:
     run.end_step(step, filled.resolved)
     for message in filled.events:
         run.event("fill", message)
+    if message := nothing_to_imitate(batch, config):
+        run.event("reward", message)
     if is_recorded and run.world.is_first:
         path = run.folder / "rollouts" / f"step-{step:06d}.parquet"
         dropped = make_batch(dropped_groups(filled), config, run.policy.dtype)
