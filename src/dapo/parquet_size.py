@@ -25,9 +25,10 @@ def too_large(path: Path, *, row_bytes: int = ROW_BYTES) -> str:
         limit = max(LEAST_LIMIT, MAX_RATIO * path.stat().st_size)
         with pq.ParquetFile(path) as file:
             size = declared_bytes(file) + row_bytes * file.metadata.num_rows
-            names = [name for name in file.schema_arrow.names if is_text(file.schema_arrow.field(name).type)]
-        for name in names if size <= limit else ():
-            total, longest = text_bytes(path, name)
+            columns = [file.schema.column(at) for at in range(len(file.schema))]
+            texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        for text in texts if size <= limit else ():
+            total, longest = text_bytes(path, text)
             size += total
             if longest > MAX_TEXT:
                 return f"holds a text of {in_mb(longest)}, and {in_mb(MAX_TEXT)} are the most that is read"
@@ -47,18 +48,33 @@ def declared_bytes(file: pq.ParquetFile) -> int:
     return sum(max(VALUE_BYTES * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks)
 
 
-def text_bytes(path: Path, name: str) -> tuple[int, int]:
+def text_bytes(path: Path, column: str) -> tuple[int, int]:
     """(all of a column, its longest text). Read as numbers and a list of different texts: repeats cost nothing."""
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     total = longest = 0
-    with pq.ParquetFile(path, read_dictionary=[name]) as file:
-        for chunk in file.read(columns=[name]).column(0).chunks:
-            lengths = pc.binary_length(chunk.dictionary)
-            total += pc.sum(pc.take(lengths, chunk.indices)).as_py() or 0
+    with pq.ParquetFile(path, read_dictionary=[column]) as file:
+        for batch in file.iter_batches(columns=[column]):
+            values = innermost(batch.column(0))
+            if not pa.types.is_dictionary(values.type):  # bytes that stand for something else, a number say
+                total += values.nbytes
+                continue
+            lengths = pc.binary_length(values.dictionary)
+            total += pc.sum(pc.take(lengths, values.indices)).as_py() or 0
             longest = max(longest, pc.max(lengths).as_py() or 0)
     return total, longest
+
+
+def innermost(values: pa.Array) -> pa.Array:
+    """The texts of a column of lists or records, of which one part was read."""
+    import pyarrow as pa
+
+    while pa.types.is_nested(values.type):
+        values = values.flatten() if pa.types.is_struct(values.type) else [values.flatten()]
+        values = values[0]
+    return values
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -29,6 +29,33 @@ def damaged_parquet(path: Path) -> None:
     path.write_bytes(content)
 
 
+def repeated(text: str, n: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0] * n, pa.int32()), pa.array([text]))
+
+
+def text_bomb(path: Path) -> None:
+    """300 MB in a few kilobytes: the same text in every row."""
+    n = 300
+    pq.write_table(pa.table({"question": repeated("q" * 2**20, n), "answer": ["1"] * n}), path, compression="zstd")
+
+
+def nested_bomb(path: Path) -> None:
+    """The same within the messages of a chat."""
+    n = 300
+    message = pa.StructArray.from_arrays([repeated("q" * 2**20, n), pa.array(["user"] * n)], ["content", "role"])
+    prompt = pa.ListArray.from_arrays(pa.array(range(n + 1), pa.int32()), message)
+    pq.write_table(pa.table({"prompt": prompt, "answer": ["1"] * n}), path, compression="zstd")
+
+
+def row_bomb(path: Path) -> None:
+    n = 2_500_000
+    pq.write_table(pa.table({"question": repeated("q", n), "answer": repeated("1", n)}), path, compression="zstd")
+
+
+def long_text(path: Path) -> None:
+    pq.write_table(pa.table({"question": ["q" * (17 << 20)], "answer": ["1"]}), path, compression="zstd")
+
+
 def csv_of(text: str):
     return lambda path: path.write_text(text)
 
@@ -42,6 +69,10 @@ BAD = {
     "torn parquet": ("a.parquet", torn_parquet, "row 1: not a whole parquet file"),
     "damaged parquet": ("a.parquet", damaged_parquet, "not a whole parquet file"),
     "text named parquet": ("a.parquet", lambda p: p.write_text(GOOD), "not a whole parquet file"),
+    "parquet, long in one text": ("a.parquet", long_text, "are the most that is read"),
+    "parquet, long by repeated texts": ("a.parquet", text_bomb, "are the most that is read"),
+    "parquet, long within lists": ("a.parquet", nested_bomb, "are the most that is read"),
+    "parquet, millions of rows": ("a.parquet", row_bomb, "are the most that is read"),
     "parquet named jsonl": ("a.jsonl", torn_parquet, "holds parquet"),
     "line cut in half": ("a.jsonl", lambda p: p.write_text(GOOD + GOOD[:20]), "row 2: the line is cut off"),
     "line cut inside a value": ("a.jsonl", lambda p: p.write_text(GOOD + GOOD[:-3] + "\n" + GOOD), "row 2: "),

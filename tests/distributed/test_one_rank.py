@@ -6,7 +6,7 @@ import pytest
 import torch
 from launch import environment
 from ranks import do, one_process
-from test_torchrun import UNEVEN, furthest, weights, written
+from test_torchrun import UNEVEN, furthest, lines, weights, written
 from torch.distributed.tensor import DTensor
 
 from dapo.distributed.shards import Sharding, local, refresh
@@ -35,6 +35,18 @@ def test_one_sharded_rank_computes_what_the_plain_path_computes(tmp_path: Path, 
         do(world, tmp_path, name="sharded", **plan)
     assert kinds == [{DTensor}] * 4
     assert written(tmp_path / "sharded") == written(tmp_path / "plain")
+    assert furthest(weights(tmp_path / "sharded"), weights(tmp_path / "plain")) < 1e-9
+
+
+def test_a_sharded_critics_head_is_fitted_as_a_whole_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The pass that fits it gathers the head: the next one must not run with that."""
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    keys = ["preset=vapo", "algorithm.critic.pretrain_responses=16", "algorithm.critic.lr=1e-2", "train.steps=1"]
+    one_process(tmp_path, [{"name": "plain", "overrides": keys}])
+    with one_rank("cpu") as world:
+        do(world, tmp_path, name="sharded", overrides=[*keys, "cluster.shard=full"])
+    whole = [pytest.approx(line, rel=1e-9) for line in lines(tmp_path / "plain", "value.jsonl")]
+    assert lines(tmp_path / "sharded", "value.jsonl") == whole
     assert furthest(weights(tmp_path / "sharded"), weights(tmp_path / "plain")) < 1e-9
 
 

@@ -1,26 +1,17 @@
-"""Properties of verdicts on any text, and a fuzzer that looks for an exception to them.
-
-`python tests/hostile/fuzz_answers.py --minutes 20` draws new examples until the time is up; the suite draws a few, the
+"""Properties of verdicts on any text. `fuzz.py` looks for an exception to them; the suite draws a few examples, the
 same ones every time (`test_answers_properties.py`).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import logging
-import sys
-import time
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a program, as pytest does it otherwise
 
 from dapo.rewards import VerifierPool, reference_error
 from dapo.rewards.math import rule
@@ -227,24 +218,3 @@ def drawn(check: Callable[..., None], *, n_examples: int, seed: int) -> Callable
         max_examples=n_examples, database=None, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False
     )
     return hypothesis.seed(seed)(quiet(given(*PROPERTIES.get(check, (ITEMS,)))(check)))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first round; every round has the next one")
-    arguments = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # math-verify announces on every call that its time-outs are off
-    stop = time.monotonic() + 60 * arguments.minutes
-    with VerifierPool("math", workers=1) as pool:
-        for seed in itertools.count(arguments.seed):
-            for check in PROPERTIES:
-                drawn(check, n_examples=500, seed=seed)()
-            drawn(never_crashes, n_examples=25, seed=seed)(pool)
-            if time.monotonic() > stop:
-                break
-    print(f"{seed - arguments.seed + 1} rounds from seed {arguments.seed} on, and nothing found.")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,11 @@
 """Run folders and configs changed at random: whatever reads them ends with an answer or with an error of ours.
 
-`python tests/hostile/fuzz_folders.py --minutes 20` draws new changes until the time is up; the suite draws a few, the
-same ones every time (`test_fuzz_folders.py`).
+`fuzz.py` draws new changes until its time is up; the suite draws a few, the same ones every time
+(`test_fuzz_folders.py`).
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import decimal
 import functools
@@ -16,7 +15,6 @@ import json
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,7 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # started as a program, as pytest does it otherwise
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))  # started as a program, as pytest does it otherwise
 
 from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, write_rollouts, write_run
 
@@ -335,25 +332,3 @@ def drawn(check: Callable[..., None], *, n_examples: int, seed: int) -> Callable
         print_blob=False, phases=[Phase.generate],
     )  # fmt: skip
     return hypothesis.seed(seed)(quiet(given(*PROPERTIES[check]())(check)))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first round; every round has the next one")
-    arguments = parser.parse_args()
-    stop = time.monotonic() + 60 * arguments.minutes
-    for seed in itertools.count(arguments.seed):
-        try:
-            drawn(a_run_is_read_or_refused, n_examples=100, seed=seed)()
-            drawn(a_config_is_read_or_refused, n_examples=500, seed=seed)()
-        except BaseException:
-            print(f"To repeat: python tests/hostile/fuzz_folders.py --minutes 0 --seed {seed}", file=sys.stderr)
-            raise
-        if time.monotonic() > stop:
-            break
-    print(f"{seed - arguments.seed + 1} rounds from seed {arguments.seed} on, and nothing found.")
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ from dapo.rewards.math.tokens import tokens
 from dapo.rewards.math.vocabulary import UNITS
 from dapo.rewards.verifiers import Task, named
 from dapo.types import Verdict
-from hostile.fuzz_answers import PROPERTIES, drawn, may_be_equal, never_crashes, verdict
+from hostile.fuzz_answers import PROPERTIES, drawn, may_be_equal, never_crashes, never_raises, verdict
 
 
 @pytest.mark.parametrize("check", PROPERTIES, ids=lambda check: check.__name__)
@@ -74,3 +74,14 @@ def test_four_times_the_length_costs_about_four_times_the_time(sign: str):
         return sum(map(cpu_seconds, calls))
 
     assert seconds(200_000) < 0.25 + 9 * seconds(50_000)
+
+
+def test_a_rate_of_a_thing_to_itself_is_not_one_to_another():
+    assert verdict("Answer: 3 kmh per kmh", "3 kmh per km") is Verdict.WRONG
+    assert verdict("Answer: 3 kmh per km", "3 kmh per km") is Verdict.CORRECT
+
+
+@pytest.mark.parametrize("text", ["0.⑤", ".²", "1.①2"])
+def test_a_numeral_that_is_no_digit_is_no_decimal_part(text: str):
+    never_raises(text, "42")
+    assert verdict(f"Answer: {text}", "42") is not Verdict.CORRECT

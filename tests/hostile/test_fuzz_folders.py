@@ -4,6 +4,7 @@ import pytest
 
 from dapo.config.load import load_recipe
 from dapo.errors import ConfigError
+from hostile.fuzz import fuzz
 from hostile.fuzz_folders import a_config_is_read_or_refused, a_run_is_read_or_refused, drawn
 
 
@@ -39,3 +40,17 @@ def test_configs_that_were_found(key, text):
 def test_a_preset_is_no_path():
     with pytest.raises(ConfigError, match="no such preset"):
         load_recipe("quickstart", ["preset=../presets/dapo"])
+
+
+def test_a_finding_ends_the_fuzzer_with_its_seed(capsys):
+    seen = []
+
+    def draws(seed):
+        seen.append(seed)
+        assert seed < 9, "found"
+
+    with pytest.raises(AssertionError, match="found"):
+        fuzz({"a_name": draws}, minutes=1e9, seed=7)
+    assert seen == [7, 8, 9]
+    assert "--seed 9 --only a_name" in capsys.readouterr().err
+    assert fuzz({"a_name": draws}, minutes=0, seed=0) == 1

@@ -11,9 +11,11 @@ import pytest
 import dapo
 from command_line import dapo as run_dapo
 from dapo.cli.main import VERBS
+from dapo.cli.resume import check_early
 from dapo.config.load import load_recipe, to_toml
+from dapo.distributed.world import World
 from dapo.errors import ConfigError
-from dapo.trainer.trust import ID, is_trusted, keys_of, record_file, remember, state_folder
+from dapo.trainer.trust import ID, agree_on_code, is_trusted, keys_of, record_file, remember, state_folder
 
 MODULE = "import pathlib\npathlib.Path({canary!r}).touch()\ndef rows():\n    yield {{}}\nreward = rows\n"
 FILES = ("metrics.jsonl", "eval.jsonl", "events.jsonl")
@@ -177,6 +179,54 @@ def test_problems_that_name_programs_are_trusted_by_what_they_say(canary, tmp_pa
     assert is_trusted(run, keys_of(run / "config.toml"))
     canary.with_name("problems.jsonl").write_text("{}\n")
     assert not is_trusted(run, keys_of(run / "config.toml"))
+
+
+@pytest.mark.parametrize("typed", ["~/problems.jsonl", "problems.jsonl", "gsm8k"])
+def test_problems_are_known_by_what_is_read_however_they_are_named(typed, canary, tmp_path, monkeypatch):
+    problems_with_command(canary)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DAPO_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gsm8k").mkdir()
+    read = tmp_path / ("gsm8k/train.jsonl" if typed == "gsm8k" else "problems.jsonl")
+    read.write_text((tmp_path / "problems.jsonl").read_text())
+    overrides = ["rewards.verifier=command", f"data.train={typed}"]
+    run = strangers_run(tmp_path / "own", overrides)
+    remember(run, load_recipe("quickstart", overrides).config)
+    keys = keys_of(run / "config.toml")
+    assert is_trusted(run, keys)
+    read.rename(tmp_path / "aside")  # from another folder, say: there is nothing that could be run
+    assert is_trusted(run, keys)
+    read.write_text("{}\n")
+    assert not is_trusted(run, keys)
+
+
+class Second(World):
+    """A rank that the first one tells what it has decided on."""
+
+    rank, size = 1, 2
+
+    def __init__(self, first: object) -> None:
+        self.first = first
+
+    def from_first(self, value: object) -> object:  # noqa: ARG002
+        return self.first
+
+
+def test_ranks_without_a_record_run_what_the_first_one_does_and_nothing_before(canary, tmp_path, monkeypatch):
+    run = strangers_run(tmp_path / "strangers", [*planted("module", canary), "cluster.backend=torchrun"])
+    config = load_recipe(str(run / "config.toml")).config
+    with pytest.raises(ConfigError, match="names code"):
+        check_early(run, [])
+    monkeypatch.setenv("RANK", "1")
+    check_early(run, [])
+    assert not canary.exists()
+    agree_on_code(Second({"rewards.verifier": "planted_module:reward"}), config)
+    with pytest.raises(ConfigError, match="rank 1: its config names other code"):
+        agree_on_code(Second({}), config)
+    alone = strangers_run(tmp_path / "alone", planted("module", canary))  # no world in which a first one could decide
+    with pytest.raises(ConfigError, match="names code"):
+        check_early(alone, [])
 
 
 def test_a_record_that_the_folder_brings_along_counts_for_nothing(canary, tmp_path, monkeypatch):

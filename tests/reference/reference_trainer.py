@@ -66,6 +66,7 @@ class ReferenceTrainer:
 
     def __init__(self, keys: Keys, policy: Any, reference: Any, critic: Critic | None) -> None:
         self.keys, self.policy, self.reference, self.critic = keys, policy, reference, critic
+        self.has_fitted_head = False
         self.policy_adam = adam(policy, keys)
         self.critic_adam = adam(critic, keys) if critic is not None else None
 
@@ -101,22 +102,33 @@ class ReferenceTrainer:
             done.metrics["critic/explained_variance"] = explained_variance([row for row in rows if row.is_in_loss])
         return done
 
-    def pretrain(self, groups: Sequence[Group], number: int) -> None:
-        """VAPO's value pretraining, step `number`: Monte-Carlo returns of the fixed policy, nothing filtered."""
+    def pretrain(self, groups: Sequence[Group], number: int) -> float:
+        """VAPO's value pretraining, step `number`: Monte-Carlo returns of the fixed policy, nothing filtered.
+
+        Returns the variance of what came out that the critic explained before, of problems that it had never seen.
+        """
         keys = self.keys | {"shaping.overlong_filter": False, "algorithm.gae.lam_critic": 1.0}
-        keys |= {"algorithm.kl.coefficient": 0.0}
+        keys |= {"algorithm.kl.coefficient": 0.0, "algorithm.gae.whiten": False}
         rows = rows_of(groups, keys)
         self.score(rows)
         gae_advantages(rows, keys)
-        if number == 1:
-            self.fit_head([row for row in rows if row.is_in_loss])
+        usable = [row for row in rows if row.is_in_loss]
+        new = [row for row in usable if groups[row.group].visit == 0]
+        explained = explained_variance(new) if new else 0.0
+        if usable and not self.has_fitted_head:
+            self.has_fitted_head = True
+            self.fit_head(usable)
             self.score(rows)
-        lr = critic_rate(keys) * min(1, number / max(1, keys["train.warmup_steps"]))
+        in_step = keys["sampling.prompts_per_step"] * keys["sampling.responses_per_prompt"]
+        N = math.ceil(keys["algorithm.critic.pretrain_responses"] / in_step)
+        W = min(keys["train.warmup_steps"], math.ceil(N / 4))
+        lr = critic_rate(keys) * min(1, number / max(1, W))
         for epoch in range(keys["algorithm.critic.pretrain_epochs"]):
             for chosen in minibatches(len(groups), keys, -number, epoch):
                 update = [row for row in rows if row.group in chosen and row.is_in_loss]
                 if update:
                     self.update_critic(update, lr)
+        return explained
 
     @torch.no_grad()
     def fit_head(self, rows: list[Row]) -> None:
@@ -286,7 +298,7 @@ def explained_variance(rows: list[Row]) -> float:
     if not rows:
         return 0.0
     outcome, value = (torch.cat([getattr(row, name) for row in rows]) for name in ("outcome", "value_old"))
-    return float(1 - (outcome - value).var() / outcome.var())
+    return float(1 - (outcome - value).var() / outcome.var()) if outcome.unique().numel() > 1 else 0.0
 
 
 # Losses

@@ -9,6 +9,7 @@ trainers.
 import ast
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -182,10 +183,27 @@ def test_a_run_samples_and_learns_as_its_config_says(toy_run: Callable[..., Any]
     assert run.learner.updates == 4
 
 
-def test_value_pretraining_fits_the_critic_to_what_came_out(toy_run: Callable[..., Any], tmp_path: Path):
+def aborted(group: Group) -> Group:
+    return replace(group, completions=tuple(replace(c, stop_reason=StopReason.ABORTED) for c in group.completions))
+
+
+@pytest.mark.parametrize("n_aborted", [0, 2])
+def test_value_pretraining_fits_the_critic_to_what_came_out(
+    toy_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_aborted: int
+):
+    """The fifth step has 4 new problems of 40, and 5 again; the engine may give up every response of the first ones."""
+    fill, filled = pretrain_module.fill_step, []
+
+    def give_up(*parts: Any, **how: Any) -> Any:
+        filled.append(fill(*parts, **how))
+        if len(filled) <= n_aborted:
+            filled[-1].groups[:] = [aborted(group) for group in filled[-1].groups]
+        return filled[-1]
+
+    monkeypatch.setattr(pretrain_module, "fill_step", give_up)
     run, stages = toy_run(
-        "preset=vapo", "algorithm.critic.pretrain_responses=25", "algorithm.critic.lr=1e-2", "train.steps=1",
-        "train.seed=3", "sampling.prompts_per_step=8", "sampling.responses_per_prompt=3", "train.warmup_steps=2",
+        "preset=vapo", "algorithm.critic.pretrain_responses=45", "algorithm.critic.lr=1e-2", "train.steps=1",
+        "train.seed=3", "sampling.prompts_per_step=3", "sampling.responses_per_prompt=3", "train.warmup_steps=3",
         "algorithm.critic.pretrain_epochs=3",
         "shaping.overlong_filter=true", "shaping.overlong_penalty=1.0",
         "algorithm.gae.lam_critic=0.5", "algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward",
@@ -193,9 +211,11 @@ def test_value_pretraining_fits_the_critic_to_what_came_out(toy_run: Callable[..
     )  # fmt: skip
     reference = reference_trainer(tmp_path / "model", keys_of(run.config))
     start = weights_of(reference.policy, reference.critic)
-    assert [[len(group.completions) for group in groups] for groups in stages["value"]] == [[1] * 24] * 2
-    for number, groups in enumerate(stages["value"], start=1):
-        reference.pretrain(groups, number)
+    stages["value"] = [fill.groups for fill in filled]
+    assert [[len(group.completions) for group in groups] for groups in stages["value"]] == [[1] * 9] * 5
+    explained = [reference.pretrain(groups, number) for number, groups in enumerate(stages["value"], start=1)]
+    assert [known.explained.variance for known in run.foretold] == pytest.approx(explained, rel=1e-9, abs=1e-9)
+    assert [known.problems for known in run.foretold] == [0] * n_aborted + [9] * (4 - n_aborted) + [4]
     for number, groups in enumerate(stages["policy"], start=1):
         reference.step(groups, number)
     refuse(weight_gaps(start, our_weights(run.learner), weights_of(reference.policy, reference.critic)), "a run")

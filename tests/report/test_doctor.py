@@ -132,6 +132,15 @@ def test_skipped_updates_are_not_dead_gradients(tmp_path: Path):
         assert "dead-gradients" not in found
 
 
+def test_dead_gradients_of_imitation_lead_to_the_verdicts(tmp_path: Path):
+    lines = metrics(policy__gradient_norm=0.0)
+    for config, where in (("", "sampling/acceptance"), ('[algorithm]\nadvantage = "none"\n', "accuracy")):
+        run = load_run(write_run(tmp_path / where, lines, config=config))
+        (finding,) = [finding for finding in examine(run) if finding.name == "dead-gradients"]
+        assert finding.metrics[1] == where
+        assert where in finding.remedy
+
+
 @pytest.mark.parametrize("name", BY_METRICS)
 def test_a_finding_fires_on_the_run_that_has_it_and_not_on_the_other(tmp_path: Path, name: str):
     has, has_not = BY_METRICS[name]

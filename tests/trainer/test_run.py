@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from toy import recipe
 
+from dapo.checkpoints.manifest import manifest_of
 from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
@@ -27,6 +28,7 @@ from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
 from dapo.report.load import load_run
 from dapo.trainer.checkpoint import save_run
+from dapo.trainer.claim import release
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
 from dapo.trainer.resume import read_run_config, resume_run
@@ -385,6 +387,17 @@ def test_a_set_that_is_never_informative_ends_by_its_policy(tmp_path: Path):
     assert all(torch.equal(w, base[n]) for n, w in weights(run.folder).items())
 
 
+@pytest.mark.parametrize(("verifier", "said"), [("counts", "calls none correct"), ("contains", None)])
+def test_rejection_sampling_without_a_correct_response_says_so(tmp_path: Path, verifier: str, said: str | None):
+    keys = ("preset=rft", f"rewards.verifier=toy:{verifier}", "train.steps=1", "sampling.prompts_per_step=32")
+    run = run_toy(tmp_path, "run", *keys)
+    found = [event["message"] for event in read_lines(run.folder / "events.jsonl") if event["kind"] == "reward"]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+    norm = metrics(run.folder)[0]["policy/gradient_norm"]
+    assert norm == 0 if said else norm > 0
+
+
 def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_path: Path):
     run = run_toy(
         tmp_path,
@@ -625,3 +638,50 @@ def test_a_budget_of_minutes_counts_steps_also_those_before_a_resume(tmp_path: P
     train(more)
     more.close()
     assert 1 < more.step < 5000
+
+
+def test_a_crafted_state_is_refused_with_one_message(tmp_path: Path):
+    """The manifest is right: whoever made the state made it too."""
+    keys = ("train.steps=1", "sampling.partial_rollouts=true", "sampling.carry_over=true", "train.updates_per_step=1")
+    run = run_toy(tmp_path, "run", *keys, "algorithm.correction.cap=2.0", "sampling.max_staleness_updates=4")
+    checkpoint = run.folder / "checkpoints" / "step-000001"
+    whole = (checkpoint / "state.json").read_text()
+    in_flight = json.loads(whole)["sampling"]["in_flight"]
+    assert in_flight["engine"]["requests"]
+    assert in_flight["groups"]
+    texts = ["", "{", "[]", "null", "[" * 100_000, '{"updates": ' + "9" * 5_000 + "}", "{}"]
+    for path, value in {
+        "updates": -1,
+        "data": 3,
+        "config": [],
+        "tokens_per_microbatch": 0,
+        "foretold": [{"problems": 1}],
+        "sampling.order.position": 41,
+        "sampling.order.put_off": [40],
+        "sampling.acceptance.tried": 0.0,
+        "sampling.posteriors": {"toy-1": [1.0]},
+        "sampling.in_flight.due": [[0, 10**6, 0]],
+        "sampling.in_flight.engine.lengths": [1],
+        "sampling.in_flight.engine.requests.0.key.response_index": 7,
+        "sampling.in_flight.groups.0.problem": "another",
+        "sampling.in_flight.groups.0.prompt": [999_999],
+    }.items():
+        state = json.loads(whole)
+        *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+        holder = state
+        for part in parents:
+            holder = holder[part]
+        assert last in holder
+        holder[last] = value
+        texts.append(json.dumps(state))
+    for text in texts:
+        (checkpoint / "state.json").write_text(text)
+        (checkpoint / "MANIFEST.json").write_text(manifest_of(checkpoint, 1))
+        with pytest.raises(CheckpointError) as refusal:
+            resume_run(run.folder).close()
+        assert "state.json: is not what a run writes: " in str(refusal.value) or "data cursor: " in str(refusal.value)
+        release(run.folder)
+    (checkpoint / "state.json").write_text("{}")
+    (checkpoint / "MANIFEST.json").write_text(manifest_of(checkpoint, 1))
+    with pytest.raises(CheckpointError, match="is not what a run writes: config: field required"):
+        export_run(run.folder, tmp_path / "out")

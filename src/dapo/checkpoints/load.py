@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from dapo.checkpoints.manifest import check_manifest
 from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, in_order, step_of
+from dapo.checkpoints.state import check_state, no_state
 from dapo.errors import CheckpointError
 
 
@@ -42,10 +44,18 @@ def newest_intact(root: Path) -> tuple[Path | None, list[str]]:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """The part of a checkpoint that is JSON."""
-    state: dict[str, Any] = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
-    return state
+    path = folder / STATE_JSON
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise no_state(path, f"{type(error).__name__}: {str(error)[:200]}") from None
+    return check_state(path, state)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """An intact checkpoint, whole."""
-    return Checkpoint(folder, step_of(folder), load_file(folder / STATE_TENSORS), read_state(folder))
+    try:
+        tensors = load_file(folder / STATE_TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise no_state(folder / STATE_TENSORS, str(error)) from None
+    return Checkpoint(folder, step_of(folder), tensors, read_state(folder))

@@ -12,7 +12,7 @@ import typer
 from dapo.cli.train import is_ray_driver
 from dapo.config.load import flatten, load_recipe, parse_override
 from dapo.data.inputs import check_inputs
-from dapo.trainer.trust import refuse_strangers_run
+from dapo.trainer.trust import agree_on_code, is_told, refuse_strangers_run
 
 
 def command(
@@ -53,6 +53,9 @@ def command(
         open_world(config.cluster) as world,
         terminal_observer(is_shown=world.is_first) as view,
     ):
+        agree_on_code(world, config)
+        if not world.is_first:
+            check_inputs(config)
         run = resume_run(folder, changes, [view], world=world)
         try:
             train(run)
@@ -65,9 +68,11 @@ def command(
 
 
 def check_early(folder: Path, changes: list[str], *, trust: bool = False) -> None:
-    """Whose run it is, and what it needs and may be missing by now, before torch is loaded."""
+    """Whose run it is, and what it needs and may be missing by now, before torch is loaded. The first rank looks."""
     if os.path.isfile(folder / "config.toml"):
-        refuse_strangers_run(folder, flatten(dict(map(parse_override, changes))), trust=trust)
         config = load_recipe(str(folder / "config.toml"), changes).config
+        if is_told(config):
+            return
+        refuse_strangers_run(folder, flatten(dict(map(parse_override, changes))), trust=trust)
         if not is_ray_driver(config.cluster):
             check_inputs(config)

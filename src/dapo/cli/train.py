@@ -12,9 +12,9 @@ import typer
 
 from dapo.config import Resolved, load_recipe
 from dapo.config.load import flatten
-from dapo.config.schema import ClusterConfig
+from dapo.config.schema import ClusterConfig, Config
 from dapo.data.inputs import check_inputs, check_model
-from dapo.trainer.trust import code_named, keys_of, refuse_strangers_recipe
+from dapo.trainer.trust import agree_on_code, code_named, is_told, keys_of, refuse_strangers_recipe
 
 
 def command(
@@ -31,16 +31,18 @@ def command(
     dapo train quickstart --set train.steps=5 --out runs/first
     dapo train my-recipe.toml --set preset=grpo --set train.seed=1
     """
-    refuse_strangers_recipe(recipe, set_ or [], trust=trust)
-    run_to_end(load_recipe(recipe, set_ or []), out)
+    resolved = load_recipe(recipe, set_ or [])
+    if not is_told(resolved.config):
+        refuse_strangers_recipe(recipe, set_ or [], trust=trust)
+    run_to_end(resolved, out)
 
 
 def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     """Start a run and train it; say how to resume it. What is missing is named before torch is loaded."""
     if is_ray_driver(resolved.config.cluster):
         return train_on_ray(resolved, out)
-    check_model(resolved.config)
-    check_inputs(resolved.config)
+    if not is_told(resolved.config):
+        check(resolved.config)
 
     from dapo.cli.doctor import print_verdict
     from dapo.cli.run_messages import errors_name, say_end
@@ -50,6 +52,9 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     from dapo.trainer.start import start_run
 
     with open_world(resolved.config.cluster) as world, terminal_observer(is_shown=world.is_first) as view:
+        agree_on_code(world, resolved.config)
+        if not world.is_first:
+            check(resolved.config)
         now = time.strftime("%Y%m%d-%H%M%S")
         folder = Path(world.from_first(str(out or Path("runs") / f"{resolved.name}-{now}")))
         with errors_name(folder):
@@ -63,6 +68,11 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     say_end(run, folder)
     print_verdict(folder)
     return folder
+
+
+def check(config: Config) -> None:
+    check_model(config)
+    check_inputs(config)
 
 
 def is_ray_driver(cluster: ClusterConfig) -> bool:

@@ -102,6 +102,12 @@ class ProblemOrder:
                     remedy="Resume with the problem set and train.seed of the run, or start a new run.",
                 )
         order = cls(state["n_problems"], seed=state["seed"])
+        if state["position"] > order.n_problems or any(index >= order.n_problems for index in state["put_off"]):
+            raise CheckpointError(
+                f"data cursor: position {state['position']} or a problem put off is beyond the set's "
+                f"{order.n_problems} problems.",
+                remedy="The checkpoint is damaged; resume from an earlier one.",
+            )
         order._place(epoch=state["epoch"], position=state["position"], put_off=list(state["put_off"]))
         order.start_step()
         for index in state["step"]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.errors import DataError
+from dapo.parquet_size import too_large
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row]]  # numbered from 1; for JSONL the line
@@ -19,6 +20,9 @@ SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 MAX_LINE_BYTES = 16 * 2**20  # a problem is a few thousand characters; a code problem's tests a few megabytes
 MAX_JSON_BYTES = 2**31  # a JSON list is parsed in one piece
 PARQUET_MAGIC = b"PAR1"
+ROW_BYTES = (
+    128  # that a row of a set counts at least; it is streamed, and a published set repeats each row a hundred times
+)
 
 
 def read_rows(path: Path) -> Rows:
@@ -186,6 +190,11 @@ def read_parquet(path: Path) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if why := too_large(path, row_bytes=ROW_BYTES):
+        raise DataError(
+            f"{path}: {why}.",
+            remedy="Check where it is from. If it is what you want, write it as JSON lines (.jsonl).",
+        )
     number = 0
     try:
         with pq.ParquetFile(path) as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -53,6 +54,16 @@ def find_source(text: str, *, use: Use = "train", root: str | Path | None = None
     raise DataError(
         f"{text}: no such file, and not a known problem set.", remedy=f"Did you mean {near[0]}?" if near else others
     )
+
+
+def file_of(text: str, *, use: Use) -> Path | None:
+    """The file of this machine that `find_source` would read; None where there is none, and for every other source."""
+    name, _, split = text.partition(":")
+    root = local_root(None) if name in KNOWN else None
+    if root is not None:
+        return local_file(name, split or KNOWN[name].split(use), root)
+    path = Path(os.path.expanduser(text))
+    return path if name not in KNOWN and os.path.isfile(path) else None
 
 
 def file_source(path: Path, *, name: str, note: str = "") -> Source:

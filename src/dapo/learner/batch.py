@@ -162,3 +162,12 @@ def deal_microbatches(batch: Batch, rows: Sequence[int], tokens_per_microbatch: 
         parts[-1].append(row)
         room -= cost
     return parts
+
+
+def nothing_to_imitate(batch: Batch, config: Config) -> str:
+    """Why a step of rejection-sampling fine-tuning teaches nothing; empty where it does, and without it."""
+    if config.algorithm.advantage != "none" or not batch.lengths or bool((batch.is_correct & batch.is_in_loss).any()):
+        return ""
+    is_graded = any(group.is_graded for group in batch.groups)
+    why = " (the verifier grades them, and calls none correct)" if is_graded else ""
+    return f'no response counts as correct{why}: with algorithm.advantage = "none" there is nothing to learn from'

@@ -36,8 +36,10 @@ def lr_share(train: TrainConfig, step: int) -> float:
     return (1 - done) if train.lr_decay == "linear" else (1 + math.cos(math.pi * done)) / 2
 
 
-def warmup_share(train: TrainConfig, step: int) -> float:
-    return min(1.0, step / max(train.warmup_steps, 1))
+def warmup_share(train: TrainConfig, step: int, *, most: int | None = None) -> float:
+    """Of the rate in step k of a warm-up, which has `most` steps where that is fewer than the config's."""
+    n_steps = train.warmup_steps if most is None else min(train.warmup_steps, most)
+    return min(1.0, step / max(n_steps, 1))
 
 
 class Optimizer:

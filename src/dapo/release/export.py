@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.checkpoints.load import newest_intact, read_state
-from dapo.checkpoints.save import STATE_JSON, step_of, sync_tree
+from dapo.checkpoints.save import step_of, sync_tree
 from dapo.commands import dapo_command
 from dapo.errors import CheckpointError, ConfigError
 from dapo.files import read_lines, sync
@@ -48,13 +48,7 @@ def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
             remedy=f"Resume it: {dapo_command('resume', run)}",
         )
     state, evaluations = read_state(checkpoint), list(filter(is_evaluation, read_lines(run / "eval.jsonl")))
-    try:
-        card = model_card(out.name, config, step_of(checkpoint), state, evaluations)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{checkpoint / STATE_JSON}: is not what a run writes: {type(error).__name__}: {error}.",
-            remedy="Copy the run anew from where it was made.",
-        ) from None
+    card = model_card(out.name, config, step_of(checkpoint), state, evaluations)
     if is_bundle:
         card += RECORD_NOTE
     aside = out.parent / f".{out.name}.{os.getpid()}.tmp"

@@ -73,16 +73,15 @@ def to_state(items: Sequence[PartialResponse], logp_dtype: type, meta: Mapping[s
 
 def from_state(state: EngineState) -> list[PartialResponse]:
     """The items of a snapshot."""
+    names = ("tokens", "logp", "token_version")
     bounds = [0, *accumulate(state.meta["lengths"])]
     parts = [slice(start, end) for start, end in pairwise(bounds)]
     return [
-        PartialResponse(
-            _request(raw), order, *(state.arrays[name][part] for name in ("tokens", "logp", "token_version"))
-        )
+        PartialResponse(request_from_state(raw), order, *(state.arrays[name][part] for name in names))
         for raw, order, part in zip(state.meta["requests"], state.meta["order"], parts, strict=True)
     ]
 
 
-def _request(raw: dict[str, Any]) -> Request:
+def request_from_state(raw: dict[str, Any]) -> Request:
     """A request from its JSON."""
     return Request(**{**raw, "prompt": tuple(raw["prompt"]), "key": NoiseKey(**raw["key"])})

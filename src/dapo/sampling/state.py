@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dapo.rollout.engine import EngineState
+from dapo.rollout.partial import request_from_state
 from dapo.sampling.collect import Collector, PendingGroup
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
@@ -142,6 +143,22 @@ def collector_from_state(
             if judgement is not None:
                 group.judge(i, judgement_from_state(judgement))
         collector.groups[number] = group
+    check_in_flight(collector, state)
     for tick, number, index in state["due"]:
         collector.await_verdict(tick, collector.groups[number], index)
     return list(collector.groups.values())
+
+
+def check_in_flight(collector: Collector, state: Mapping[str, Any]) -> None:
+    """Each response of an open group is being written, waits for its verdict, or has one: else nobody would end it."""
+    places = [
+        (group, i, completion, judgement)
+        for group in collector.groups.values()
+        for i, (completion, judgement) in enumerate(zip(group.completions, group.judgements, strict=True))
+    ]
+    unwritten = {collector.request_of(group, i) for group, i, completion, _ in places if completion is None}
+    unjudged = [[group.number, i] for group, i, completion, judged in places if completion is not None and not judged]
+    if unwritten != {request_from_state(raw) for raw in state["engine"]["requests"]}:
+        raise ValueError("sampling.in_flight: the requests of the engine are not those of its groups")
+    if sorted(unjudged) != sorted([number, index] for _, number, index in state["due"]):
+        raise ValueError("sampling.in_flight.due: not the responses without a verdict")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from dapo.checkpoints.load import Checkpoint
-from dapo.checkpoints.save import name_of, save_checkpoint
+from dapo.checkpoints.save import STATE_JSON, name_of, save_checkpoint
 from dapo.checkpoints.sharded import Background, Part, deal_weights, has_slices, read_slices
+from dapo.checkpoints.state import fits
 from dapo.config.load import flatten
 from dapo.distributed.shards import whole_weights
 from dapo.errors import CheckpointError, DiskError
@@ -141,6 +142,11 @@ def adapter_of(run: Run) -> dict[str, torch.nn.Parameter]:
 
 def restore_run(run: Run, checkpoint: Checkpoint) -> None:
     """Take over a checkpoint's state; weights are already loaded from its model folder."""
+    with fits(checkpoint.folder / STATE_JSON):
+        take_over(run, checkpoint)
+
+
+def take_over(run: Run, checkpoint: Checkpoint) -> None:
     state = checkpoint.state
     if state["data"] != run.problems.checksum:
         raise CheckpointError(

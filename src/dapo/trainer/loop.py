@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dapo.learner.batch import make_batch
+from dapo.learner.batch import make_batch, nothing_to_imitate
 from dapo.learner.update import update_policy
 from dapo.sampling.fill import fill
 from dapo.trainer.checkpoint import finish_saving, save_run
@@ -47,6 +47,8 @@ def train_step(run: Run, step: int) -> None:
     )
     run.publish()
     run.end_step(step, filled)
+    if message := nothing_to_imitate(batch, run.config):
+        run.event("reward", message)
     if run.is_recorded(step, filled.accounting.generated_tokens):
         write_record(run, step, filled, batch, record)
     sampled = step_metrics(step, filled, batch, version)

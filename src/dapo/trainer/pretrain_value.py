@@ -28,6 +28,8 @@ from dapo.trainer.faults import UNTRAINED, report_faults
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.run import Run
 
+WARMUP_SHARE = 0.25  # of the stage's steps at most: a short stage would end before its rate has risen
+
 
 def pretrain_value(run: Run) -> None:
     """Sample from the fixed policy without any filter and fit the critic, until it foretells new problems no better.
@@ -86,10 +88,11 @@ def value_step(run: Run, step: int, sampling: SamplingConfig) -> None:
     values = monte_carlo(run, batch, deals)
     new = [g for g, group in enumerate(batch.groups) if group.visit == 0]
     foretold = Foretold.of(values, in_loss(batch, new), len(new))
-    if step == 1:
+    if any(deals) and not any(known.explained.tokens for known in run.foretold):  # the first step with responses
         fit_head(run, batch, values)
         values = monte_carlo(run, batch, deals)
-    sums, lr = Sums(), warmup_share(config.train, step) * config.critic_lr
+    most = math.ceil(WARMUP_SHARE * run.pretrain_steps)
+    sums, lr = Sums(), warmup_share(config.train, step, most=most) * config.critic_lr
     for rows in deals:
         if rows:
             update_critic(run.learner, batch, values, rows, config, lr, sums, run.event)

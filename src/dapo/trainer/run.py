@@ -186,6 +186,13 @@ class Run:
             groups_from_state(state["carried"], tensors, problems, "carried"),
             collector_from_state(self.collector, state["in_flight"], tensors, problems),
         )
+        prompts = {
+            problem.id: prompt for problem, prompt in zip(self.problems.problems, self.problems.prompts, strict=True)
+        }
+        finished = [(group.problem.id, group.prompt_tokens) for group in (*self.fill.held, *self.fill.carried)]
+        under_way = [(group.problem.id, group.prompt) for group in self.fill.pending]
+        if other := [problem for problem, prompt in finished + under_way if prompts[problem] != prompt]:
+            raise ValueError(f"sampling: the prompt of problem {other[0]} is another one")
         self.posteriors.counts = Posteriors.from_state(state["posteriors"]).counts
 
     # -------------------------------------------------------------- what a run writes and says

@@ -14,16 +14,19 @@ import secrets
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dapo.config.load import flatten, parse_override, read_toml
 from dapo.config.schema import Config
-from dapo.data.names import KNOWN
+from dapo.data.names import KNOWN, Use
 from dapo.data.rows import sha256_of
-from dapo.data.sources import CALLABLE
+from dapo.data.sources import CALLABLE, file_of
 from dapo.errors import ConfigError, DapoError
 from dapo.files import replace_file
 from dapo.rewards.verifiers import is_own
+
+if TYPE_CHECKING:
+    from dapo.distributed.world import World
 
 ID = ".id"
 OURS = "dapo.quickstart.task:"  # problem sets that come with the package
@@ -93,6 +96,21 @@ def refuse_strangers_recipe(recipe: str, overrides: Collection[str], *, trust: b
     )
 
 
+def is_told(config: Config) -> bool:
+    """Whether another rank decides for this one: all wait for the first one to open the world, which looks before."""
+    return config.cluster.backend != "none" and os.environ.get("RANK", "0") != "0"
+
+
+def agree_on_code(world: World, config: Config) -> None:
+    """Every rank runs what the first one has decided on: only its machine need know the run."""
+    own = code_named(flatten(config.model_dump(mode="json")))
+    if (first := world.from_first(own)) != own:
+        raise ConfigError(
+            f"rank {world.rank}: its config names other code than that of the first rank: {own}, there {first}.",
+            remedy="Start all ranks with the same recipe or run folder, and the same --set.",
+        )
+
+
 def is_record(path: Path) -> bool:
     """Whether a config was written by a run, and not by somebody who means it as a recipe."""
     return path.name == "config.toml" or any(os.path.lexists(path.parent / name) for name in BESIDE)
@@ -124,21 +142,28 @@ def is_trusted(folder: Path, keys: Mapping[str, Any]) -> bool:
         return False
     try:
         known = json.loads(record_file(home, folder).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        files = dict(known.pop("files", {}))
+    except (OSError, ValueError, TypeError, AttributeError):
         return False
-    return bool(known == record_of(folder, keys))
+    now = record_of(folder, keys)
+    return bool(now.pop("files").items() <= files.items() and known == now)
 
 
 def record_of(folder: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Which run it is, and what it may run. Problems that name programs count by what they say."""
+    """Which run it is, and what it may run. Problems that name programs count by what they say, wherever they lie."""
     named = code_named(keys)
-    if named.get("rewards.verifier") == "command":
-        value = keys.get("data.eval", ())
-        for name in (keys.get("data.train"), *(value if isinstance(value, list | tuple) else [value])):
-            if isinstance(name, str) and os.path.isfile(name):
-                named[f"file {name}"] = sha256_of(Path(name))
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-    return {"folder": os.path.realpath(folder), "id": id_of(folder), "code": digest}
+    files = problem_files(keys) if named.get("rewards.verifier") == "command" else {}
+    return {"folder": os.path.realpath(folder), "id": id_of(folder), "code": digest, "files": files}
+
+
+def problem_files(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the problem sets that are files, by their names in the config. One that is not there runs nothing."""
+    value = keys.get("data.eval", ())
+    sets: list[tuple[Any, Use]] = [(keys.get("data.train"), "train")]
+    sets += [(name, "eval") for name in (value if isinstance(value, list | tuple) else [value])]
+    found = {name: file_of(name, use=use) for name, use in sets if isinstance(name, str)}
+    return {name: sha256_of(path) for name, path in found.items() if path is not None}
 
 
 def record_file(home: Path, folder: Path) -> Path:

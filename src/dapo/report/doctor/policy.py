@@ -124,15 +124,19 @@ def dead_gradients(v: Visit) -> Iterator[Finding]:
     tail = [one for one in v.run.series("policy/grad_norm") if one[0] in {int(m["step"]) for m in recent}]
     if len(tail) == v.t.dead_steps and all(norm < v.t.dead_gradient_norm for _, norm in tail):
         lr = v.last("lr")
+        imitates = v.run.key("algorithm", "advantage") == "none"
         yield Finding(
             "dead-gradients",
             SEVERE,
             "The gradients are dead",
             f"The gradient norm was below {v.t.dead_gradient_norm:g} in each of the last {v.t.dead_steps} steps "
             f"(last: {tail[-1][1]:.2g}, lr {lr if lr is not None else float('nan'):.2g}).",
-            "Look at sampling/groups_kept: without informative groups there is nothing to learn from.",
+            "Look at accuracy: correct responses alone are imitated, and a graded verifier has to say which are "
+            "(Score.correct). Or train with a policy gradient: preset dapo."
+            if imitates
+            else "Look at sampling/groups_kept: without informative groups there is nothing to learn from.",
             (tail[0][0], tail[-1][0]),
-            ("policy/grad_norm", "sampling/groups_kept"),
+            ("policy/grad_norm", "accuracy" if imitates else "sampling/groups_kept"),
         )
 
 

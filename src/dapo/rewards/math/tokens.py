@@ -79,7 +79,7 @@ def _scan(text: str, found: list[Token], *, commas: str, letters: str, in_text: 
             spaced, position = True, space.end()
             continue
         char = text[position]
-        if char.isascii() and (char.isdigit() or (char == "." and text[position + 1 : position + 2].isdigit())):
+        if char.isascii() and (char.isdigit() or (char == "." and text[position + 1 : position + 2].isdecimal())):
             number, position = _number(text, position, grouped=commas == "thousands" and n_open == 0)
             add("NUM", number[0], number[1])
         elif char == BREAK:

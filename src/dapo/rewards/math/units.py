@@ -202,7 +202,7 @@ def _same(one: Unit, other: Unit) -> bool:
             if name == "unit" and length in LENGTHS and power == its_power:
                 return True
         paid = frozenset(part for part in special if part[1] > 0)
-        if general == paid and all(name in CURRENCIES or name == "percent" for name, _ in paid):
+        if paid and general == paid and all(name in CURRENCIES or name == "percent" for name, _ in paid):
             return True
     return False
 

@@ -1,0 +1,180 @@
+"""What `state.json` of a checkpoint holds: each value's kind and range. A manifest only says that nobody changed it.
+
+What refers to something else (problems, tensors) is checked where it is restored: `fits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dapo.errors import CheckpointError
+from dapo.types import StopReason, Verdict
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+REMEDY = (
+    "Copy the run anew from where it was made, or delete this checkpoint: the run then goes on from the one before."
+)
+
+
+class Part(BaseModel):
+    """Values of exactly these kinds; other keys are another version's."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Order(Part):
+    n_problems: Count
+    seed: int
+    epoch: Count
+    position: Count
+    put_off: list[Count]
+    step: list[Count]
+
+
+class Acceptance(Part):
+    accepted: Weight
+    tried: Positive
+    decay: Positive
+
+
+class Ended(Part):
+    stop_reason: Annotated[StopReason, Field(strict=False)]
+    text: str
+
+
+class Judged(Part):
+    verdict: Annotated[Verdict, Field(strict=False)]
+    value: float
+    extracted: str | None = None
+    reference: str = ""
+    seconds: float = 0.0
+    message: str = ""
+    graded: bool = False
+
+
+class WholeGroup(Part):
+    problem: str
+    visit: Count
+    prompt: list[Token]
+    completions: list[Ended]
+    judgements: list[Judged]
+
+
+class OpenGroup(Part):
+    number: Count
+    problem: str
+    visit: Count
+    prompt: list[Token]
+    completions: list[Ended | None]
+    judgements: list[Judged | None]
+
+
+class Wanted(Part):
+    id: Count
+    prompt: list[Token]
+    key: dict[str, Any]
+    max_new_tokens: Count
+    group: Count
+
+
+class InEngine(Part):
+    tick: Count
+    version: Count
+    n_submitted: Count
+    n_running: Count
+    is_paused: bool
+    requests: list[Wanted]
+    order: list[Count]
+    lengths: list[Count]
+
+
+class InFlight(Part):
+    engine: InEngine
+    tick: Count
+    n_submitted: Count
+    groups: list[OpenGroup]
+    due: list[Annotated[list[Count], Field(min_length=3, max_length=3)]]
+
+
+class Sampling(Part):
+    order: Order
+    acceptance: Acceptance
+    held: list[WholeGroup]
+    carried: list[WholeGroup]
+    in_flight: InFlight
+    posteriors: dict[str, Annotated[list[Weight], Field(min_length=2, max_length=2)]]
+
+
+class Explained(Part):
+    tokens: Count
+    ret: float
+    ret_squared: float
+    miss: float
+    miss_squared: float
+
+
+class Foretold(Part):
+    problems: Count
+    explained: Explained
+
+
+class OrderAlone(Part):
+    order: Order
+
+
+class ModelState(Part):
+    """Beside a model that no run goes on from."""
+
+    updates: Count
+    bad_updates: Count
+    data: str
+    sampling: OrderAlone
+
+
+class RunState(Part):
+    """What a run goes on from; keys with a default came with later versions."""
+
+    config: dict[str, Any]
+    updates: Count
+    bad_updates: Count
+    bad_critic_updates: Count = 0
+    tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
+    recomputes_all: bool = False
+    value_steps: Count = 0
+    foretold: list[Foretold] = []
+    data: str
+    sampling: Sampling
+
+
+def check_state(path: Path, state: Any) -> dict[str, Any]:
+    """The state as it was read, once it is known to be one; CheckpointError names the first value that is not."""
+    is_alone = isinstance(state, dict) and state.get("resumable", True) is False
+    try:
+        (ModelState if is_alone else RunState).model_validate(state)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "the whole"
+        raise no_state(path, f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+    assert isinstance(state, dict), "both are tables"
+    return state
+
+
+@contextmanager
+def fits(path: Path) -> Iterator[None]:
+    """While a state is put back: problems, tensors and places that it refers to and that are not there."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+        raise no_state(path, f"{type(error).__name__}: {error}") from error
+
+
+def no_state(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path}: is not what a run writes: {why}.", remedy=REMEDY)
