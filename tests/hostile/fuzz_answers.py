@@ -56,7 +56,7 @@ _CLEAR = r"""
     <answer>$x = {}$</answer>
     """
 CLEAR = [line.strip() for line in _CLEAR.strip().splitlines()]
-# Each makes another value of any integer from 3 on, or none.
+# Each makes another value of any integer from 4 on, or none.
 _CHANGES = r"""
     -{} ; \sqrt{{{}}} ; \frac{{1}}{{{}}} ; {}^2 ; {}^{{-1}} ; \overline{{{}}} ; \bar{{{}}} ; \hat{{{}}} ; \vec{{{}}}
     \tilde{{{}}} ; \widehat{{{}}} ; \dot{{{}}} ; ${}!$ ; |x| = {} ; \lvert y \rvert = {} ; {}' ; {}'' ; {}^\prime ; {}i
@@ -84,7 +84,7 @@ def may_be_equal(word: str, other: str) -> bool:
 # `ms` and `dm` are products of variables too, sec is a secant, a unit one of any length, and a percentage a number.
 _OTHERWISE = {"ms", "dm", "sec", "unit", "units", "percent", "percentage"}
 unit_words = st.sampled_from(sorted(word for word in UNITS if len(word) > 1 and word not in _OTHERWISE))
-integers = st.integers(3, 10**6)
+integers = st.integers(4, 10**6)
 fractions = st.fractions(min_value=0, max_denominator=200)
 nonsense = st.lists(st.one_of(st.sampled_from(SIGNS), st.text(max_size=3)), max_size=25).map("".join)
 
