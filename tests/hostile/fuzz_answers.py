@@ -46,9 +46,10 @@ _CLEAR = r"""
     Answer: {} cm
     答案：{}
     <answer>$x = {}$</answer>
+    So it is $\boxed{{{}}}$. Actually, 2 is wrong, since it is less than 3 million.
     """
 CLEAR = [line.strip() for line in _CLEAR.strip().splitlines()]
-# Each makes another value of any integer from 3 on, or none.
+# Each makes another value of any integer from 4 on, or none.
 _CHANGES = r"""
     -{} ; \sqrt{{{}}} ; \frac{{1}}{{{}}} ; {}^2 ; {}^{{-1}} ; \overline{{{}}} ; \bar{{{}}} ; \hat{{{}}} ; \vec{{{}}}
     \tilde{{{}}} ; \widehat{{{}}} ; \dot{{{}}} ; ${}!$ ; |x| = {} ; \lvert y \rvert = {} ; {}' ; {}'' ; {}^\prime ; {}i
@@ -57,6 +58,14 @@ _CHANGES = r"""
     {}₃₇ ; \lfloor {} \rfloor + 1 ; x^2 = {} ; 2x = {} ; {}? ; {}... ; {} in hex ; the square of {} ; {}nd ; {} + 1
     {}!! ; \neg {} ; {}^c ; {}^T ; 0x{} ; {}\overline{{{}}} ; 1/0 = {} ; {}⑤ ; {}ⁿ ; C({},2) + 1 ; {}:45 ; !{}
     """
+_CHANGED_BOXES = r"""
+    -\boxed{{{}}} ; 0.\boxed{{{}}} ; 3:\boxed{{{}}} ; \boxed{{{}}}:1 ; \boxed{{{}}}_{{37}} ; $\boxed{{{}}}$ in base 37
+    \boxed{{{}}} million ; $\boxed{{{}}}$\text{{ dozen}} ; \boxed{{{}}} squared ; \boxed{{{}}} less than 3
+    \boxed{{{}}} < x ; more than \boxed{{{}}} ; the square of $\boxed{{{}}}$ ; \boxed{{{}}} (extraneous)
+    \boxed{{{}}} is wrong ; \boxed{{{}}}. No wait, 3. ; \boxed{{{}}}. Actually, that is wrong.
+    $\boxed{{{}}}$. Correction: it is 3.
+    """
+CHANGED_BOXES = [change.strip() for line in _CHANGED_BOXES.strip().splitlines() for change in line.split(" ; ")]
 CHANGES = [change.strip() for line in _CHANGES.strip().splitlines() for change in line.split(" ; ")]
 
 
@@ -76,7 +85,7 @@ def may_be_equal(word: str, other: str) -> bool:
 # `ms` and `dm` are products of variables too, sec is a secant, a unit one of any length, and a percentage a number.
 _OTHERWISE = {"ms", "dm", "sec", "unit", "units", "percent", "percentage"}
 unit_words = st.sampled_from(sorted(word for word in UNITS if len(word) > 1 and word not in _OTHERWISE))
-integers = st.integers(3, 10**6)
+integers = st.integers(4, 10**6)
 fractions = st.fractions(min_value=0, max_denominator=200)
 nonsense = st.lists(st.one_of(st.sampled_from(SIGNS), st.text(max_size=3)), max_size=25).map("".join)
 
@@ -118,6 +127,11 @@ def a_clear_integer_is_itself_alone(number: int, other: int, spelling: str) -> N
 
 def a_changed_value_is_another(number: int, change: str, spelling: str) -> None:
     response = spelling.format(change.format(number, number))
+    assert verdict(response, str(number)) is not Verdict.CORRECT, response
+
+
+def a_changed_box_is_another(number: int, spelling: str) -> None:
+    response = spelling.format(number)
     assert verdict(response, str(number)) is not Verdict.CORRECT, response
 
 
@@ -196,6 +210,7 @@ PROPERTIES: dict[Callable[..., None], tuple[st.SearchStrategy[Any], ...]] = {
     never_raises: (responses, references),
     a_clear_integer_is_itself_alone: (integers, integers, st.sampled_from(CLEAR)),
     a_changed_value_is_another: (integers, st.sampled_from(CHANGES), st.sampled_from(CLEAR[:6])),
+    a_changed_box_is_another: (integers, st.sampled_from(CHANGED_BOXES)),
     two_changes_are_no_less: (integers, st.sampled_from(CHANGES[:12]), st.sampled_from(CHANGES[:12])),
     another_unit_is_another_answer: (integers, unit_words, unit_words, st.integers(1, 3), st.integers(1, 3)),
     a_rate_is_told_from_its_parts: (integers, unit_words, unit_words, unit_words),

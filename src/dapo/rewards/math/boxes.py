@@ -1,7 +1,7 @@
 """What a box stands in: `-\\boxed{42}` is −42, `x = \\boxed{42}` is 42, and `\\boxed{42} is wrong` no answer.
 
-Only what changes the value counts: signs, factors, fractions, powers, and words that deny it. Delimiters, bullets,
-names (`x =`), units and prose around a box do not.
+Only what changes the value counts: signs, factors, fractions, powers, other digits, scales (`million`), bases, and
+words that deny it or calculate with it. Delimiters, bullets, names (`x =`), units and prose around a box do not.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 
 from dapo.rewards.math.typography import BREAK
-from dapo.rewards.math.vocabulary import UNIT_LETTERS
+from dapo.rewards.math.vocabulary import SCALES, TRAILING, UNIT_LETTERS, number_in_words
 
 _REACH = 400  # characters looked at on either side, within the line
+_NEAR = 80  # what stands right before it is found among so many
 _MARKUP = (
     rf"\\\$|\$|\\[()\[\],;:! ]|{BREAK}|\*\*|__|`|~"
     r"|\\(?:quad|qquad|displaystyle|textstyle|left|right|big[lr]?|Big[lr]?)(?![A-Za-z])"
@@ -33,6 +34,21 @@ _STRICT_BOUND = re.compile(
     r"(?<![A-Za-z\\])[A-Za-z](?:_(?:\w|\{\w+\}))?'?[\s)|}]*(?:(?<![-=<|])>|<|\\(?:gt|lt|gg|ll)(?![A-Za-z]))\Z"
 )
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>\Z")
+# `fewer than \\boxed{42}` too; but no less than 42 is how a least value is given.
+_BOUND_IN_WORDS = re.compile(
+    r"(?<![A-Za-z])(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower|rather|other)\s+than\Z",
+    re.IGNORECASE,
+)
+_NEGATION = re.compile(r"(?:\bno|not|n't|\bnever|\bnothing)(?:\s+be)?\s+\Z", re.IGNORECASE)
+_FUNCTION_OF = re.compile(
+    r"(?<![A-Za-z])(?:(?:square|cube|cubic|fourth)\s+root|square|cube|reciprocal|inverse|factorial|negative|half|logarithm)"
+    r"\s+of\Z",
+    re.IGNORECASE,
+)
+_DIGITS_BEFORE = re.compile(r"(?:\d|\A|[\s=(])\.\Z")  # 0.\\boxed{42}
+_THOUSANDS_BEFORE = re.compile(r"(?<![\d.])\d{1,3},\Z")
+# `1:\\boxed{42}`; no `Step 1:`, and no colon of prose, which has a space after it alone.
+_RATIO_BEFORE = re.compile(r"(?:\A|[=$({:]|\b(?:is|are|of))\s*(\d[\d.]*(?:\s+:\s+|:))\Z")
 _GLUED_BEFORE = re.compile(r"(?:\d|(?<![A-Za-z\\])[A-Za-z])\Z")
 _CALL = re.compile(r"(?:\d|(?<![A-Za-z])(?:[A-Za-z]{2,}|[fghFGHP]))\Z")
 _MINUS = re.compile(r"[-\u2212\u2013]\Z")
@@ -47,11 +63,33 @@ _OPERATOR = re.compile(
 )
 _OPERAND = re.compile(r"\(?\s*(?:\.?\d|\\(?:[dt]?frac|sqrt|pi|binom)(?![A-Za-z])|([B-Zb-z])(?![A-Za-z]))")
 _GLUED_AFTER = re.compile(r"\.?\d|,\d{3}|[abeiknpqruvwxyz](?![A-Za-z])|\\(?:pi|sqrt|[dt]?frac)(?![A-Za-z])")
+_SCALES = "|".join(sorted({*SCALES, *TRAILING} - {"score", "gross", "mil"}))  # nouns as well
+_TEXT = r"(?:\\(?:text|mathrm|textrm|textbf)\s*\{\s*)?"
+_SCALED = re.compile(rf"{_TEXT}(\\?%|\u2030|(?:{_SCALES}|percent|per\s?cent|per\s?mille)(?![\w-]))", re.IGNORECASE)
+_BASED = re.compile(
+    rf"(?:_\{{?\s*{_TEXT}(?:base[\s-]*)?|{_TEXT}[(,]?\s*(?:(?:written\s+)?in\s+)?base[\s-]*[{{$_]*)([A-Za-z]+|\d+)"
+    rf"|{_TEXT}\(?(?:in\s+)?(hex|hexadecimal|octal|binary)(?=[\s).,;}}]*\Z|[).,;])",
+    re.IGNORECASE,
+)
+_BASES = {"binary": 2, "octal": 8, "hex": 16, "hexadecimal": 16}
+_NUMBER = r"[\s$\\({]*\d"
+# `\\boxed{42} less than 100`; not `less than 5 brothers`, and not the comparison `\\boxed{42} is less than 100`.
+_CALCULATED = re.compile(
+    rf"{_TEXT}(?:(?:more|less|fewer|greater|larger|smaller|higher|lower)\s+than{_NUMBER}[\d.,]*(?!\s*[A-Za-z])"
+    rf"|(?:plus|minus|times|over|choose|(?:divided|multiplied)\s+by){_NUMBER}"
+    rf"|to{_NUMBER}(?!\d*\s*(?:decimal|significant|d\.?p|s\.?f|places|digits))"
+    r"|(?:squared|cubed|factorial)(?!\s*[A-Za-z])"
+    r"|to\s+the\s+(?:power|\d+(?:st|nd|rd|th)|second|third|fourth|fifth)\b)",
+    re.IGNORECASE,
+)
+_RATIO_AFTER = re.compile(r":(\s*)(?!00(?!\d))\d")  # 2:00 is two o'clock
+_BOUND_AFTER = re.compile(r"(?:[<>]|\\(?:lt|gt|ll|gg)(?![A-Za-z]))\s*[A-Za-z](?![A-Za-z>])")
 _DISOWNED = re.compile(
     r"[\s,(:;-]*(?:(?:which|that|this|it|but|and)\s+)*"
     r"(?:(?:is|was|seems|looks|would be|must be|(?:is|was)n'?t|ain'?t|can(?:not|'?t) be)\s+)?"
     r"(?:(?:clearly|obviously|definitely|really|also|still|probably)\s+)*"
     r"(?:(?:wrong|incorrect|false|invalid|impossible)\b"
+    r"|(?:an?\s+)?(?:extraneous|rejected|discarded|spurious|inadmissible)(?:\s+(?:root|solution|value|answer))?(?=\s*(?:[).,;!]|\Z))"
     r"|(?:(?<=n't )|(?<=nt )|(?<=not be )|(?<=n't be )|(?<=nt be )|not\s+)"
     r"(?:it\b|right\b|correct\b|true\b|possible\b|valid\b|the\s+(?:(?:right|correct|final)\s+)?(?:answer|value|solution)\b))",
     re.IGNORECASE,
@@ -72,37 +110,79 @@ def in_context(text: str, start: int, stop: int, content: str) -> str:
     left = line if newline else left
     right = text[stop : stop + _REACH].partition("\n")[0]
     is_display = above.rstrip().endswith(("\\[", "$$"))
-    reach = _reach_left(left, is_display=is_display)
-    denied = _DISOWNED.match(_CLOSING.sub("", right, count=1))
-    if reach is None and denied is None and not _continues(right):
-        return content
-    reach = len(left) if reach is None else reach
-    begin = max((match.end() for match in _START.finditer(left, 0, reach)), default=0)
-    group = (
-        f"  {content}" if left[-1:].isdigit() and content[:1].isdigit() else f"{{{content}}}"
-    )  # 4\\boxed{2}: no product
-    if denied is not None:
-        return f"{left[begin:]}{group} {denied[0]}"
+    reach = _reach_left(left, content, is_display=is_display)
     skipped = _CLOSING.match(right)
     assert skipped is not None, "the pattern matches nothing as well"
+    between, rest = skipped[0], right[skipped.end() :]
+    denied = _DISOWNED.match(rest) if rest else None
+    if reach is None and denied is None:
+        if not rest or rest in ".!":
+            return content
+        if (scaled := _scaled(content, rest)) is not None:
+            return scaled
+        if not _continues(between, rest):
+            return content
+    reach = len(left) if reach is None else reach
+    begin = max((match.end() for match in _START.finditer(left, 0, reach)), default=0)
+    group = f"{{{content}}}"
+    if left[-1:] in (".", ",") and content.isdigit():  # 0.\\boxed{42}
+        group = content
+    elif left[-1:].isdigit() and content[:1].isdigit():  # 4\\boxed{2}: no product
+        group = f"  {content}"
+    if denied is not None:
+        return f"{left[begin:]}{group} {denied[0]}"
     end = _STOP.search(right, 0 if _is_open(left) else skipped.end())
     return f"{left[begin:]}{group}{right[: end.start() if end else len(right)]}"
 
 
-def _reach_left(left: str, *, is_display: bool) -> int | None:
+def _scaled(content: str, rest: str) -> str | None:
+    """`\\boxed{42} million`, `\\boxed{42}%`, `\\boxed{42}_8`, with that and nothing of the prose that follows."""
+    if scale := _SCALED.match(rest):
+        return f"{content} {scale[1]}"
+    based = _BASED.match(rest)
+    if based is None:
+        return None
+    base = (based[1] or based[2]).lower()
+    number = int(base) if base.isdigit() else _BASES.get(base) or number_in_words([base])
+    if number is None and based[0][0] != "_":
+        return None  # base of a triangle
+    return content if number == 10 else f"{content}_{{{base if number is None else number}}}"
+
+
+def _reach_left(left: str, content: str, *, is_display: bool) -> int | None:
     """Where what changes the box's value ends, left of it; None where nothing does."""
     if (macro := _open_macro(left)) is not None:
         return macro
     opening = _OPENING.search(left)
     assert opening is not None, "the pattern matches nothing as well"
     bare, between = left[: opening.start()], opening[0]
-    if _BEFORE.search(bare) or (_MINUS.search(bare) and _is_minus(bare, between, is_display=is_display)):
+    near = max(0, len(bare) - _NEAR)
+    if _BEFORE.search(bare, near) or (_MINUS.search(bare) and _is_minus(bare, between, is_display=is_display)):
         return len(bare)
-    if _STRICT_BOUND.search(bare) and not _TAG.search(bare):
+    if _STRICT_BOUND.search(bare, near) and not _TAG.search(bare):
         return len(bare)
-    if not between and _GLUED_BEFORE.search(bare):
+    if _is_other_in_words(bare):
+        return len(bare)
+    if ":" in left[-3:] and (ratio := _RATIO_BEFORE.search(left)):
+        return ratio.start(1)
+    if not between and (_GLUED_BEFORE.search(bare) or _ends_in_digits(bare, content)):
         return len(bare)
     return len(bare) if between in ("(", "\\left(") and _CALL.search(bare) else None
+
+
+def _is_other_in_words(bare: str) -> bool:
+    """`more than \\boxed{42}`, `the square of \\boxed{42}`."""
+    if bare.endswith("of"):
+        return _FUNCTION_OF.search(bare) is not None
+    bound = _BOUND_IN_WORDS.search(bare) if bare.endswith("than") else None
+    return bound is not None and _NEGATION.search(bare[max(0, bound.start() - 12) : bound.start()]) is None
+
+
+def _ends_in_digits(bare: str, content: str) -> bool:
+    """`0.\\boxed{42}`, `1,\\boxed{042}`."""
+    if bare.endswith("."):
+        return _DIGITS_BEFORE.search(bare) is not None
+    return bare.endswith(",") and len(content) == 3 and content.isdigit() and bool(_THOUSANDS_BEFORE.search(bare))
 
 
 def _is_minus(bare: str, between: str, *, is_display: bool) -> bool:
@@ -132,15 +212,16 @@ def _is_open(left: str) -> bool:
     return left.count("{") > left.count("}")
 
 
-def _continues(right: str) -> bool:
-    """Whether a power, an operation or another factor follows."""
-    skipped = _CLOSING.match(right)
-    assert skipped is not None, "the pattern matches nothing as well"
-    between, rest = skipped[0], right[skipped.end() :]
+def _continues(between: str, rest: str) -> bool:
+    """Whether a power, an operation, a bound or another factor follows."""
     if rest.startswith("^"):
         return _HARMLESS_POWER.match(rest) is None
     if not between and _GLUED_AFTER.match(rest):
         return True
+    if _CALCULATED.match(rest) or _BOUND_AFTER.match(rest):
+        return True
+    if ratio := _RATIO_AFTER.match(rest):  # a colon of prose has a space after it alone
+        return not ratio[1] or between[-1:].isspace()
     operator = _OPERATOR.match(rest)
     operand = _OPERAND.match(rest, operator.end()) if operator else None
     if operator is None or operand is None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from dapo.rewards.math.names import Named, is_one_letter, named_values, spelled, without_indices
+from dapo.rewards.math.names import Named, has_indices, is_one_letter, named_values, spelled, without_indices
 from dapo.rewards.math.quantities import is_name, is_quantity
 from dapo.rewards.math.rationals import TooLargeError, exact_or_none
 from dapo.rewards.math.scalars import CompareScalars, UndecidedError, compare_exactly, same_scalar, with_decimal_logs
 from dapo.rewards.math.tree import Node, bare, free_symbols
 
 _MAX_LIST = 40
+_ANY_ARGUMENT = frozenset("xyztn")
 _MAY_NAME = ("eq", "list", "set", "rel")
 
 
@@ -110,6 +111,8 @@ def same(reference: Node, said: Node, compare_scalars: CompareScalars | None = N
     compare = compare_scalars or compare_exactly
     if reference.op == said.op == "rel" and free_symbols(reference) != free_symbols(said):
         return False
+    if reference.op == said.op == "list" and _differ_in_logic(reference, said):
+        return False
     if reference.op in _MAY_NAME or said.op in _MAY_NAME:
         by_name = _same_by_name(reference, said, compare)
         if by_name is not None:
@@ -126,6 +129,12 @@ def same(reference: Node, said: Node, compare_scalars: CompareScalars | None = N
     if expanded.op == "bracket" and said.op == "set" and len(said.args) > 1:
         return False  # {0, 1} has two elements and no order: neither the interval nor the point (0, 1)
     return _same_shape(expanded, _expanded(said, compare), compare)
+
+
+def _differ_in_logic(reference: Node, said: Node) -> bool:
+    """`x < 3 and x > 5` for `x < 3 or x > 5`. A comma says neither; of values, `1 and 2`, both say the same."""
+    is_told = reference.name and said.name and any(item.op == "rel" for item in (*reference.args, *said.args))
+    return bool(is_told) and (reference.name != said.name or " " in said.name)
 
 
 def _same_by_name(reference: Node, said: Node, compare: CompareScalars) -> bool | None:
@@ -157,14 +166,25 @@ def _same_by_name(reference: Node, said: Node, compare: CompareScalars) -> bool 
 
 
 def _same_values(wanted: Named, given: Named, compare: CompareScalars, *, is_choice: bool) -> bool | None:
-    if wanted.keys() != given.keys() and 1 in (len(wanted), len(given)):
+    is_plain = not has_indices(wanted) or not has_indices(given)  # a_1 = 2 is not a_2 = 2
+    if wanted.keys() != given.keys() and 1 in (len(wanted), len(given)) and is_plain:
         wanted, given = without_indices(wanted), without_indices(given)
     if wanted.keys() == given.keys():
         if len(wanted) > 1 and is_choice:  # x = 1 or y = 2
             return False
         return all(same(_listed(values), _listed(given[names]), compare) for names, values in wanted.items())
-    is_variable = all(name.op == "sym" for names in (*wanted, *given) for name in names)
-    return False if is_variable or len(wanted) > 1 else None
+    kinds = {name.op for names in (*wanted, *given) for name in names}
+    if kinds == {"apply"} and len(wanted) == len(given) == 1:
+        return None if _is_one_call(*next(iter(wanted)), *next(iter(given))) else False
+    return False if kinds == {"sym"} or len(wanted) > 1 else None
+
+
+def _is_one_call(one: Node, other: Node) -> bool:
+    """f(2) and f(1 + 1), f(x) and f(n), not f(2) and f(3)."""
+    if one.name != other.name:
+        return False
+    pairs = zip(one.args, other.args, strict=True)
+    return all(agree(a, b) or {a.name, b.name} <= _ANY_ARGUMENT for a, b in pairs)
 
 
 def _listed(values: tuple[Node, ...]) -> Node:

@@ -65,6 +65,26 @@ _ALTERNATIVE_LINE = re.compile(
     r"|\u6216\u8005?|\u548c)(?![A-Za-z])[\s,:*]{0,8}){1,4}([$\\(\[*\s]{0,8}[-+\u2212]?[\d\\][^\n]{0,200})",
     re.IGNORECASE,
 )
+# What follows a final answer and takes it back: `No wait, 43.`, `Actually, that is wrong`, `Correction: 43`.
+_GAP = r"[\s.,;:!*$)\]\-\u2013\u2014]{0,20}"
+_SECOND_THOUGHT = (
+    r"(?:(?:oh|hm+|no|nope|wait|actually|oops|sorry|correction|apologies|hold\s+on|scratch\s+that|my\s+mistake"
+    r"|on\s+second\s+thought|let\s+me\s+(?:reconsider|correct\s+(?:that|this|myself)))(?![A-Za-z])"
+    rf"{_GAP}){{1,4}}"
+)
+_ITSELF = r"(?:that|this|it|(?:the|my)\s+(?:(?:final|correct|right)\s+)?(?:answer|result|value))"
+_VALUE = (
+    r"[$\\(\[*\s]{0,4}([-+\u2212]?(?:\d[\d,]{0,30}(?:\.\d{1,30})?(?:/\d{1,30})?|\\[dt]?frac\{[^{}]{1,30}\}\{[^{}]{1,30}\}))"
+    r"(?=[$)\]*\s\\]{0,4}(?:(?:[a-z]{1,20}\s{0,2})?(?:[.,;!](?!\d)|\n|\Z)|(?:because|since|instead|not)\s))"
+)
+_RETRACTED = re.compile(
+    rf"{_GAP}(?:{_SECOND_THOUGHT}(?:(?:so|then|i\s+meant?|{_ITSELF}(?:'s|\s+is|\s+was|\s+should\s+be))\s{{1,3}}){{0,2}}{_VALUE}"
+    rf"|(?:i\s+meant?|{_ITSELF}\s+should\s+(?:be|have\s+been)|(?:the|my)\s+(?:\w+\s+)?answer\s+is)\s{{1,3}}{_VALUE}"
+    rf"|(?:{_SECOND_THOUGHT})?(({_ITSELF}(?:\s+is|\s+was|'s)\s+(?:wrong|incorrect|not\s+(?:right|correct)|a\s+mistake)"
+    rf"|{_ITSELF}\s+(?:is|was)n't\s+(?:right|correct)|i\s+made\s+(?:a\s+mistake|an\s+error))"
+    r"(?=\s*(?:[.,;:!)\u2014-]|\Z|\n|because|since|so\s))))",
+    re.IGNORECASE,
+)
 _BLANK = re.compile(r"(?:[\s*_`]|\$\$?(?=\s*\n)|\\\[(?=\s*\n)|\\\((?=\s*\n))*")
 _MAX_BOXES = 20
 _MAX_MARKERS = 2_000
@@ -190,7 +210,7 @@ def _after(text: str, marker: re.Match[str]) -> Statement:
         between = text[left.end() : right.start()].strip(' *_`.,;$\\[](){}"')
         if between and not re.fullmatch(r"(?:the|final|my|so|\s)*", between, re.IGNORECASE):
             rivals.append(between)
-    rivals += _values_below(text, stop)
+    rivals += [*_values_below(text, stop), *_retraction(text, stop)]
     box = _last_box(text[stop:])
     if box is not None:
         if not line.strip(" *_`$") or not re.search(r"[\d\\]", line):
@@ -208,6 +228,14 @@ def _values_below(text: str, stop: int) -> list[str]:
         values.append(line[1])
         stop = line.end()
     return values
+
+
+def _retraction(text: str, stop: int) -> list[str]:
+    """The value, or the words, with which the sentence after a final answer takes it back."""
+    if stop == len(text):
+        return []
+    found = _RETRACTED.match(text, stop, stop + _BELOW_CHARS)
+    return [group for group in found.groups()[:3] if group] if found else []
 
 
 def _line_from(text: str, start: int) -> tuple[str, int]:
@@ -275,7 +303,7 @@ def _last_box(text: str) -> Statement | None:
         found = _box_content(text, match.end()) if match else None
         if found is not None:
             content, stop = found
-            rivals = _box_rivals(text, start, stop)
+            rivals = (*_box_rivals(text, start, stop), *_retraction(text, stop))
             value = in_context(text, start, stop, content)
             return Statement(value, rivals, text[stop : stop + _BELOW_CHARS], (value, *rivals))
     return None

@@ -64,6 +64,10 @@ def letter(name: Node) -> str:
     return name.name.partition("_")[0] if name.op == "sym" else spelled(name)
 
 
+def has_indices(names: Named) -> bool:
+    return any(name.op == "sym" and "_" in name.name for key in names for name in key)
+
+
 def without_indices(names: Named) -> Named:
     """x_1 = 1, x_2 = 2 as two values of x."""
     merged: Named = {}

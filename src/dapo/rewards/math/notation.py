@@ -72,16 +72,19 @@ class _Parser:
     def listing(self) -> Node:
         """Values separated by commas; one value alone is itself."""
         items = [self.relation()]
-        is_choice = False
+        words: set[str] = set()
         self.skip_breaks()
-        while self.at("SEP", ",", ";", "or"):
-            is_choice |= self.take().text == "or"
+        while self.at("SEP", ",", ";", "and", "or"):
+            words.add(self.take().text)
             self.skip_breaks()
             if self.token is None or self.at("CLOSE"):
                 break
             items.append(self.relation())
             self.skip_breaks()
-        return items[0] if len(items) == 1 else Node("list", tuple(items), name="or" if is_choice else "")
+        if len(items) == 1:
+            return items[0]
+        logic = {"and", "or"} if any(item.op == "rel" for item in items) else {"or"}  # `1 and 2` are just both
+        return Node("list", tuple(items), name=" ".join(sorted(words & logic)))
 
     def relation(self) -> Node:
         """`a = b = c`, `a < b`, or a bare value. A leading `=` (what "is" becomes) has nothing on its left."""
@@ -233,8 +236,7 @@ class _Parser:
         node = self.atom()
         while True:
             if self.at("OP", "!"):
-                self.position += 1
-                node = Node("factorial", (node,))
+                node = self.factorial(node)
             elif self.at("OP", "%"):
                 self.position += 1
                 node = Node("percent", (node,))
@@ -252,6 +254,16 @@ class _Parser:
                 node = self.subscripted(node)
             else:
                 return node
+
+    def factorial(self, node: Node) -> Node:
+        """`5!`, or the double factorial `5!!` = 5·3·1, which is not `(5!)!`."""
+        n_signs = 0
+        while self.at("OP", "!"):
+            self.position += 1
+            n_signs += 1
+        if n_signs > 2:
+            raise NotationError("a row of factorial signs")
+        return Node("factorial", (node,), name="double" if n_signs == 2 else "")
 
     def primed(self, start: int) -> Node:
         """Another quantity than the one without the prime; `f'(2)` is a value of another function."""

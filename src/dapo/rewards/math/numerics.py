@@ -175,7 +175,7 @@ def _applied(node: Node, args: list[Any], point: dict[str, Any]) -> Any:
         case "root":
             return _root(args[0], args[1])
         case "factorial":
-            return mpmath.factorial(_bounded(args[0]))
+            return (mpmath.fac2 if node.name else mpmath.factorial)(_bounded(args[0]))
         case "binomial":
             return mpmath.binomial(_bounded(args[0]), _bounded(args[1]))
         case "func":

@@ -9,11 +9,13 @@ from fractions import Fraction
 from dapo.rewards.math.tokens import NotationError, Token
 from dapo.rewards.math.tree import Node
 from dapo.rewards.math.vocabulary import (
+    ANY_NOUNS,
     COPULAS,
     HEDGES,
     LEADING,
     LEADING_CHINESE,
     MIXED_SCRIPT,
+    NO_NOUNS,
     ORDINALS,
     SCALES,
     TRAILING,
@@ -42,7 +44,7 @@ def with_signs_for_words(stream: list[Token]) -> list[Token]:
         elif word in ("and", "or", "和", "或") and _is_math(before) and _is_math(after):
             while changed and changed[-1].kind in ("BREAK", "SEP"):
                 changed.pop()
-            changed.append(Token("SEP", "or" if word in ("or", "或") else ","))
+            changed.append(Token("SEP", "or" if word in ("or", "或") else "and"))
         elif word in ("percent", "percentage") and before is not None and before.kind == "NUM":
             while changed[-1].kind == "BREAK":
                 changed.pop()
@@ -123,7 +125,28 @@ def _is_said_of_the_number(stream: list[Token], index: int) -> bool:
     """`42 in hex`, `42 negative`, with no noun after it."""
     after = itertools.takewhile(lambda token: token.kind in ("WORD", "BREAK"), stream[index + 1 :])
     words = [token.text.lower() for token in after if token.kind == "WORD"]
-    return " ".join(words).removeprefix("in ") in TRAILING_ALONE
+    return " ".join(words).removeprefix("unit ").removeprefix("in ") in TRAILING_ALONE
+
+
+def things_counted(stream: list[Token]) -> frozenset[str]:
+    """The words right after the last number, in the singular: `42 red balls`, `42 km north`. Units are left out."""
+    solid = [token for token in stream if token.kind != "BREAK"]
+    last = max((index for index, token in enumerate(solid) if token.kind == "NUM"), default=len(solid))
+    after = itertools.dropwhile(lambda token: token.kind == "OP", solid[last + 1 :])
+    words = itertools.takewhile(lambda token: token.kind == "WORD" and token.text.lower() not in NO_NOUNS, after)
+    return frozenset(_singular(word.text.lower()) for word in words if word.text != "unit")
+
+
+def _singular(noun: str) -> str:
+    return noun.rstrip("s").removesuffix("e").rstrip("s")
+
+
+_ANYTHING = frozenset(map(_singular, ANY_NOUNS))
+
+
+def are_other_things(wanted: frozenset[str], said: frozenset[str]) -> bool:
+    """Girls for boys, south for north, blue balls for red balls. `42 balls` may be red, and `42 people` boys."""
+    return not (wanted <= said or said <= wanted or (wanted | said) & _ANYTHING)
 
 
 def check_calls(stream: list[Token]) -> None:

@@ -42,7 +42,7 @@ def exact(node: Node) -> Fraction | None:
                 return None
             if inner > MAX_FACTORIAL:
                 raise TooLargeError
-            return Fraction(math.factorial(int(inner)))
+            return Fraction(math.prod(range(int(inner), 0, -2)) if node.name else math.factorial(int(inner)))
         case "binomial":
             top, bottom = exact(node.args[0]), exact(node.args[1])
             if (

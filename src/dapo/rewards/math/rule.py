@@ -14,6 +14,7 @@ from functools import lru_cache
 from dapo.rewards.limits import MAX_REFERENCE_CHARS, MAX_STATEMENT_CHARS
 from dapo.rewards.math import equivalence, units
 from dapo.rewards.math.extract import Statement, final_statement
+from dapo.rewards.math.prose import are_other_things
 from dapo.rewards.math.rationals import TooLargeError, exact_or_none
 from dapo.rewards.math.scalars import CompareScalars, UndecidedError, marks
 from dapo.rewards.math.statement import Reading, read
@@ -165,7 +166,9 @@ def _same(answer: str, text: str, compare: CompareScalars | None, *, is_boxed: b
 
 
 def _differ_in_unit(reference: Reading, reading: Reading, after: str) -> bool:
-    """Cents for dollars, cubic metres for square metres. A unit that only one of the two names is no difference."""
+    """Cents for dollars, cubic metres for square metres, girls for boys. What only one of the two names is none."""
+    if reference.things and are_other_things(reference.things, reading.things or _things_beside(after)):
+        return True
     wanted = _units(reference)
     if not wanted:
         return False
@@ -178,6 +181,17 @@ def _unit_beside(after: str) -> list[Mention]:
     beside = _BESIDE.match(after)
     assert beside is not None, "the pattern matches nothing as well"
     return units.unit_after(beside[1])
+
+
+def _things_beside(after: str) -> frozenset[str]:
+    """`\\boxed{42} boys`, where no more than two words follow: longer ones are prose."""
+    beside = _BESIDE.match(after)
+    if beside is None or not 1 <= len(beside[1].split()) <= 2:
+        return frozenset()
+    try:
+        return read(f"1 {beside[1]}").things
+    except NotationError:
+        return frozenset()
 
 
 def _units(reading: Reading) -> list[Mention]:
@@ -213,7 +227,7 @@ def _readings(text: str, reference: Reading, *, is_boxed: bool) -> tuple[list[Re
         with contextlib.suppress(NotationError):
             readings.append(read(label[1] if node.op == "sym" else text[label.end() :], letters=letters))
     bare_text = text.strip(" *_\n")
-    if not is_boxed and bare_text.endswith("!") and bare_text[-2:-1] not in ("!", "$", ")", "}"):
+    if not is_boxed and bare_text.endswith("!") and bare_text[:-1].rstrip()[-1:] not in ("!", "$", ")", "}"):
         try:
             calm = read(bare_text[:-1], letters=letters)
             value = exact_or_none(equivalence.settled(calm.node, compare=equivalence.trusting))

@@ -22,6 +22,7 @@ from dapo.rewards.math.prose import (
     check_neighbours,
     check_words,
     closing,
+    things_counted,
     with_signs_for_words,
     without_spelled_numbers,
 )
@@ -45,7 +46,8 @@ class Reading:
 
     node: Node
     units: tuple[Mention, ...] = ()
-    money: frozenset[str] = frozenset()  # by its signs
+    money: frozenset[str] = frozenset()  # by its signs; also inches
+    things: frozenset[str] = frozenset()  # what it counts, or its direction: boys, north
     spelled: tuple[str, ...] = ()
     is_hedged: bool = False  # "about", "≈": not a claim of equality
     is_titled: bool = False  # a word stands before the value
@@ -56,6 +58,7 @@ _ELLIPSIS = re.compile(r"[\d,;]\s*(?:\.\.|\u2026|\\l?dots)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+(?=[^\s{])")
 _CURRENCY = re.compile(r"\\\$|\\(?:text)?[a-z]+|[\u00a2\u00a3\u20ac\u00a5\u20b9]")
+_INCHES = re.compile(r"[^\"\u201c\u201d]*\d[\s$}]*[\"\u2033\u201d][^\"\u201c\u201d]*")  # 42", and no quotation
 _CODE = re.compile(r"__|(?<![\\A-Za-z])[A-Za-z]{3,}\(['\"]|[A-Za-z]\.[A-Za-z]+\(|\{\s*\"")
 
 
@@ -75,6 +78,8 @@ def read(statement: str, *, commas: str = "thousands", letters: str = "symbols")
     is_boxed = _BOX.search(text) or _BARE_BOX.search(text)
     reading = (_boxed if is_boxed else _read_plain)(text, commas=commas, letters=letters)
     money = {CURRENCY[sign] for sign in _CURRENCY.findall(statement) if sign in CURRENCY}
+    if ('"' in statement or not statement.isascii()) and _INCHES.fullmatch(statement):
+        money.add("in")
     return replace(reading, money=frozenset(money)) if money else reading
 
 
@@ -168,7 +173,7 @@ def _sentence(stream: list[Token]) -> Reading:
         values[0], hedged = values[0].args[0], True
     if any(not equivalence.agree(values[0], other) for other in values[1:]):
         raise NotationError("two different values")
-    return Reading(values[0], units=tuple(units), is_hedged=hedged)
+    return Reading(values[0], units=tuple(units), things=things_counted(stream), is_hedged=hedged)
 
 
 def _text(stream: list[Token], words: list[str]) -> Reading:

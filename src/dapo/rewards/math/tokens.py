@@ -41,16 +41,16 @@ class Token:
     value: Fraction | None = None
 
 
-_NUMBER = re.compile(r"(?:\d+(?:\.\d+)?|\.\d+)")
-_PLAIN_GROUPS = re.compile(r"\d+(?:,\d+)+")
-_WELL_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
-_TEX_GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:\\[,;: ]|,\\,|~|\u2009|'|\\thinspace )\d{3})+(?!\d)")
-_SPACE_GROUPED = re.compile(r"[1-9]\d{0,2}(?: \d{3})+(?! ?\d)")
+_NUMBER = re.compile(r"(?:\d+(?:\.\d+)?|\.\d+)", re.ASCII)
+_PLAIN_GROUPS = re.compile(r"\d+(?:,\d+)+", re.ASCII)
+_WELL_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+", re.ASCII)
+_TEX_GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:\\[,;: ]|,\\,|~|\u2009|'|\\thinspace )\d{3})+(?!\d)", re.ASCII)
+_SPACE_GROUPED = re.compile(r"[1-9]\d{0,2}(?: \d{3})+(?! ?\d)", re.ASCII)
 # `1_000`, `1_234_567`; `1_234` may be a 1 to the base 234.
-_LINE_GROUPED = re.compile(r"[1-9]\d{0,2}(?:_0\d\d|(?:_\d{3}){2,})(?:_\d{3})*(?![\d_])")
+_LINE_GROUPED = re.compile(r"[1-9]\d{0,2}(?:_0\d\d|(?:_\d{3}){2,})(?:_\d{3})*(?![\d_])", re.ASCII)
 _GROUPING = (",", "\\", "~", "\u2009", "'", " ", "_")  # what may stand between two groups
-_FRACTION = re.compile(r"\.\d+")
-_EXPONENT = re.compile(r"[eE]([+-]?\d{1,6})(?![\dA-Za-z.])")
+_FRACTION = re.compile(r"\.\d+", re.ASCII)
+_EXPONENT = re.compile(r"[eE]([+-]?\d{1,6})(?![\dA-Za-z.])", re.ASCII)
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s*")
 _LETTERS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _DIFFERENCE = re.compile(r"[A-Za-z](?:-[A-Za-z])+")
@@ -79,7 +79,7 @@ def _scan(text: str, found: list[Token], *, commas: str, letters: str, in_text: 
             spaced, position = True, space.end()
             continue
         char = text[position]
-        if char.isascii() and (char.isdigit() or (char == "." and text[position + 1 : position + 2].isdecimal())):
+        if char.isascii() and (char.isdigit() or (char == "." and _FRACTION.match(text, position))):
             number, position = _number(text, position, grouped=commas == "thousands" and n_open == 0)
             add("NUM", number[0], number[1])
         elif char == BREAK:
@@ -263,7 +263,7 @@ def _command(name: str, add: Add) -> None:
 
 
 def _letters(run: str, follows: str, add: Add, *, letters: str, units: frozenset[str]) -> None:
-    """A word, a function's name, or a product of one-letter symbols; `units` are single letters that are none."""
+    """A word, a function's name, or a product of one-letter symbols; `units` are capitals and letters that are none."""
     lower = run.lower()
     is_word = run in ("min", "max") or (run == "sec" and (letters == "words" or not follows.strip(" .")))  # 42 sec
     if run in FUNCTIONS and len(run) > 1 and not (is_word and not follows.startswith("(")):
@@ -275,7 +275,7 @@ def _letters(run: str, follows: str, add: Add, *, letters: str, units: frozenset
     elif run in GREEK and letters == "symbols":
         add("SYM", run)
     elif 2 <= len(run) <= 3 and run.isascii() and run.isupper() and lower not in SHORT_WORDS:
-        add("SYM", run)  # a segment or triangle: AB = 9
+        add("WORD" if run in units else "SYM", run)  # a segment or triangle: AB = 9
     elif len(run) == 1 and run.isascii():
         article = run in "aAI" and follows[:1] == " " and follows[1:].isalpha()
         add("WORD" if article or run in units else "SYM", run)

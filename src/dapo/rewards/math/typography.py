@@ -192,8 +192,10 @@ def trimmed(text: str) -> str:
 
 
 def _is_factorial(text: str) -> bool:
-    """Whether the final `!` may belong to a value: `5!`, `(2 + 3)!`; not after markup, a box or words alone."""
-    before = text[-2:-1]
+    """Whether the final `!` may belong to a value: `5!`, `5!!`, `(2 + 3)!`; not after markup, a box or words alone."""
+    while text.endswith(("!", "! ")):
+        text = text[:-1]
+    before = text[-1:]
     if before == "}":
         return "\\boxed" not in text and "\\fbox" not in text
-    return before in (")", "]", "|") or (before.isalnum() and not text[:-1].strip().isalpha())
+    return before in (")", "]", "|") or (before.isalnum() and not text.strip().isalpha())

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 
 from dapo.rewards.math.rationals import exact_or_none
 from dapo.rewards.math.tokens import NotationError, Token, tokens
 from dapo.rewards.math.tree import Node
 from dapo.rewards.math.typography import plain
-from dapo.rewards.math.vocabulary import CURRENCIES, DERIVED_UNITS, LENGTHS, UNIT_LETTERS, UNIT_POWERS, UNITS
+from dapo.rewards.math.vocabulary import (
+    CURRENCIES,
+    DERIVED_UNITS,
+    LENGTHS,
+    SI_PREFIXES,
+    SI_SYMBOLS,
+    UNIT_LETTERS,
+    UNIT_POWERS,
+    UNITS,
+)
 
 Unit = frozenset[tuple[str, int]]  # km/h is {("km", 1), ("h", -1)}
 Mention = frozenset[Unit]  # what one spelling may mean: a pound is money or a weight
 
+_PREFIXED = re.compile(f"({'|'.join(SI_PREFIXES)})({'|'.join(SI_SYMBOLS)})")
 _TEMPERATURES = {name[:size]: name for name in ("celsius", "fahrenheit", "kelvin") for size in (1, len(name))}
 
 
@@ -136,7 +147,12 @@ def _named(stream: list[Token], index: int, *, is_first: bool) -> Mention | None
 
 
 def _meant(word: str) -> Mention | None:
-    names = UNITS.get(word) or (UNITS.get(word.lower()) if len(word) > 1 else None)
+    """The unit in any case, `KM`, unless the case makes it another one: `Mg` is a megagram, `mHz` a millihertz."""
+    names = UNITS.get(word)
+    if names is None and (prefixed := _PREFIXED.fullmatch(word)):
+        names = (SI_PREFIXES[prefixed[1]] + SI_SYMBOLS[prefixed[2]],)
+    elif names is None and len(word) > 1:
+        names = UNITS.get(word.lower())
     return None if names is None else frozenset(unit(name) for name in names)
 
 

@@ -60,7 +60,8 @@ UNSAFE = HEDGES | word_set("""
     square-root cube-root root factorial power mod modulo base choose log inverse reciprocal couple pair few
     several many any anything all every each other another else both maybe perhaps possibly probably might may could
     would should can guess unsure uncertain unknown unclear likely think wrong incorrect false untrue invalid
-    impossible undefined infinite nan reject rejected if depending whichever whatever but however although instead
+    impossible undefined infinite nan reject rejected extraneous discarded spurious inadmissible
+    if depending whichever whatever but however although instead
     rather alternatively alternative and or xor et oder plusminus give take etc ish
     nicht kein keine nein ohne pas moins sans presque menos casi nao não quase niet geen ikke inte nie не нет минус
     import eval exec print echo lambda def return system drop select true
@@ -90,11 +91,21 @@ TRAILING = word_set("""
     """)
 # `42 in hex`, `42 octal`, `42 negative`; before a noun, `42 binary strings`, they say something of that.
 BASES = word_set("hex hexadecimal octal binary")
-TRAILING_ALONE = BASES | {"negative"}
+TRAILING_ALONE = BASES | {"negative", "debt", "the red", "arrears", "deficit"}
 # Beside a box, where more prose is usual, only these take its value back or offer another.
 BESIDE_A_BOX = HEDGES | word_set("""
     or not either maybe perhaps between isn't isnt ain't aint wasn't wasnt aren't arent never neither nor hardly barely
     scarcely neg
+    """)
+# What a number counts ends at one of these, `42 boys in the class`; and what may stand for anything that is counted.
+NO_NOUNS = word_set("""
+    in of at on for per that who which to the a an is are was were as by with from so since because when where then this
+    total altogether exactly only overall respectively each here now
+    """)
+ANY_NOUNS = word_set("""
+    way ways people person persons item items object objects thing things number numbers integer integers solution
+    solutions value values possibility possibilities option options choice choices element elements piece pieces point
+    points unit units arrangement arrangements
     """)
 ORDINALS = word_set("st nd rd th")
 MIXED_SCRIPT = re.compile(
@@ -217,6 +228,12 @@ UNITS = {
     for words in _UNIT_NAMES.values()
     for word in words.split()
 }
+# In these the case tells m, milli, from M, mega.
+SI_PREFIXES = {"n": "nano", "m": "milli", "k": "kilo", "M": "mega", "G": "giga", "T": "tera"}
+SI_SYMBOLS = {
+    "m": "meter", "g": "gram", "s": "second", "l": "liter", "L": "liter", "W": "watt", "Wh": "watt-hour",
+    "Hz": "hertz", "Pa": "pascal", "J": "joule", "V": "volt", "A": "ampere", "N": "newton", "mol": "mole", "B": "byte",
+}  # fmt: skip
 # Equal by definition.
 DERIVED_UNITS = {
     "mph": (("mi", 1), ("h", -1)),
@@ -241,7 +258,8 @@ CURRENCY = {
 }
 UNIT_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 UNIT_LETTERS = frozenset("mgshLl")  # metres, grams, seconds, hours, litres
-UNIT_CAPITALS = frozenset("NJWVK")  # after a number, and set as text: elsewhere they are names
+# After a number, and set as text: elsewhere they are names.
+UNIT_CAPITALS = word_set("N J W V K MW GW TW MV MJ GJ MN ML MB GB TB")
 SCALES = {
     "hundred": 100,
     "thousand": 10**3,
