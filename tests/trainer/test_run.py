@@ -394,7 +394,7 @@ def test_rejection_sampling_without_a_correct_response_says_so(tmp_path: Path, v
     found = [event["message"] for event in read_lines(run.folder / "events.jsonl") if event["kind"] == "reward"]
     assert len(found) == (said is not None)
     assert said is None or said in found[0]
-    norm = metrics(run.folder)[0]["policy/gradient_norm"]
+    norm = metrics(run.folder)[0]["policy/grad_norm"]
     assert norm == 0 if said else norm > 0
 
 
