@@ -23,6 +23,7 @@ help:
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
 	@echo "make test-mechanisms what each technique does to training, five paired seeds; on demand, 20 minutes"
 	@echo "make test-mutants mutation testing of what decides a training step; on demand, up to 90 minutes, can be stopped and started"
+	@echo "make coverage     the everyday suite with the lines that it does not run; on demand"
 	@echo "make fuzz         random run folders, configs and answers, 20 CPU minutes (MINUTES=2), from a new seed (SEED=7)"
 	@echo "make test-distributed runs on 2 and 4 processes beside one, by torchrun and Ray; ranks that are killed"
 	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own), also on Ray"
@@ -87,6 +88,11 @@ MUTANTS ?=
 test-mutants: $(VENV)/.mutants
 	@PYTHONPATH=src:tools/mutants $(VENV)/mutants/bin/python -m pytest tools/mutants/test_operators.py
 	@PYTHONPATH=src $(VENV)/mutants/bin/python tools/mutants/run.py $(MUTANTS)
+
+# Coverage of the everyday suite, on demand: which lines of a room no test runs.
+coverage: $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pytest-cov
+	@$(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" --cov=dapo --cov-report=term-missing:skip-covered $(TESTS)
 
 # On demand, and two minutes in CI. A finding ends it, with its seed and its input.
 MINUTES ?= 20

@@ -58,6 +58,7 @@ def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     for layer, keys in layers:
         refuse_unknown(keys, path.name if layer == "recipe" else layer)
         for key, value in keys.items():
+            refuse_old_value(key, value)
             merged[key], origin[key] = value, layer
     return resolve(path.stem, merged, origin)
 
@@ -247,6 +248,12 @@ def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldI
             yield from _fields(field.annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
+
+
+def refuse_old_value(key: str, value: Any) -> None:
+    for (name, old), now in renamed.VALUES.items():
+        if (name, old) == (key, value):
+            raise ConfigError(f"{key} = {value}: has another name now.", remedy=f"Use {key} = {now}.")
 
 
 def refuse_unknown(keys: Iterable[str], where: str) -> None:
