@@ -12,7 +12,7 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants fuzz test-distributed test-scale test-vllm test-browser test-trackers \
+.PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants coverage fuzz test-distributed test-scale test-vllm test-browser test-trackers \
 	test-peers test-package check format lint types docs bench bench-gpu clean
 
 help:
