@@ -193,9 +193,10 @@ def trimmed(text: str) -> str:
 
 def _is_factorial(text: str) -> bool:
     """Whether the final `!` may belong to a value: `5!`, `5!!`, `(2 + 3)!`; not after markup, a box or words alone."""
-    while text.endswith(("!", "! ")):
-        text = text[:-1]
-    before = text[-1:]
-    if before == "}":
-        return "\\boxed" not in text and "\\fbox" not in text
-    return before in (")", "]", "|") or (before.isalnum() and not text.strip().isalpha())
+    value = text.rstrip("! ")
+    if text.startswith(" ", len(value)):  # `5 !` exclaims
+        return False
+    if value.endswith("}"):
+        return "\\boxed" not in value and "\\fbox" not in value
+    last = value[-1:]
+    return last in (")", "]", "|") or (last.isalnum() and not value.strip().isalpha())
