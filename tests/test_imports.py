@@ -72,6 +72,32 @@ def test_imports_point_downwards():
     assert not wrong, "\n".join(wrong)
 
 
+def rooms() -> dict[Path, list[Path]]:
+    folders: dict[Path, list[Path]] = {}
+    for path in sources():
+        folders.setdefault(path.parent, []).append(path)
+    return folders
+
+
+def test_a_room_holds_at_most_twenty_files_and_says_what_it_is_for():
+    assert {str(room.relative_to(SRC)): len(files) for room, files in rooms().items() if len(files) > 20} == {}
+    for room in rooms():
+        purpose = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+        assert purpose, f"{room.relative_to(SRC)}/__init__.py: one line that says what the room is for"
+
+
+def test_imports_make_no_circle():
+    """Not even inside functions: of two files that need each other, what both need belongs into a third."""
+    files = {".".join(("dapo", *path.relative_to(SRC).with_suffix("").parts)): path for path in sources()}
+    needs = {name: set[str]() for name, path in files.items() if path.name != "__init__.py"}
+    for name in needs:
+        for imported in modules(files[name]):
+            needs[name] |= {imported, imported.rpartition(".")[0]} & needs.keys() - {name}
+    while ends := {name for name in needs if not needs[name] or not any(name in needed for needed in needs.values())}:
+        needs = {name: needed - ends for name, needed in needs.items() if name not in ends}
+    assert needs == {}
+
+
 def test_algorithms_import_torch_and_nothing_of_ours():
     ours = {
         name

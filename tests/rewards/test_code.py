@@ -16,7 +16,7 @@ from dapo.types import Verdict
 
 pytestmark = pytest.mark.skipif(code.isolation_error() is not None, reason=f"no jail here: {code.isolation_error()}")
 
-SECONDS = 1.5  # of CPU time: what spins uses all of it
+SECONDS = 0.8  # of CPU time: what spins uses all of it
 ADD = {"tests": [{"stdin": "2 3\n", "stdout": "5\n"}, {"stdin": "40 2\n", "stdout": "42\n"}]}
 FUNCTION = {"function": "add", "tests": [{"args": [2, 3], "expected": 5}, {"args": [40, 2], "expected": 42}]}
 
