@@ -118,13 +118,22 @@ def run(tmp_path: Path) -> Path:
     )
 
 
-@pytest.mark.parametrize(("name", "at"), [(name, at) for name in TEXTS for at in range(len(TEXTS[name]))])
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        pytest.param(name, at, marks=[] if at == 0 else [pytest.mark.slow])  # every day one of each file
+        for name in TEXTS
+        for at in range(len(TEXTS[name]))
+    ],
+)
 def test_files_of_lines_may_hold_anything(name, at, run):
     (run / name).write_text(TEXTS[name][at])
     all_end(run)
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize(
+    "table", [pytest.param(table, marks=[pytest.mark.slow] if at % 4 else []) for at, table in enumerate(TABLES)]
+)
 def test_rollouts_may_hold_anything(table, run):
     (run / "rollouts").mkdir(exist_ok=True)
     pq.write_table(pa.table(TABLES[table]), run / "rollouts" / "step-000003.parquet")
