@@ -16,9 +16,8 @@ from dapo.config.schema import Config
 from dapo.data.order import ProblemOrder
 from dapo.errors import DataError
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
-from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import Fill
+from dapo.sampling.dynamic import Fill, FillState
 from dapo.sampling.fill import fill
 from dapo.sampling.predictive import Posteriors
 from dapo.trainer.assemble import make_source
@@ -53,7 +52,7 @@ class Steps:
             seed=0,
             delay_ticks=0,
         )
-        self.source, self.state = EndlessSource(lambda _: 0.0), CarryState()
+        self.source, self.state = EndlessSource(lambda _: 0.0), FillState()
 
     def fill(self, version: int = 0) -> Fill:
         self.collector.engine.load_weights(None, version)  # type: ignore[arg-type]

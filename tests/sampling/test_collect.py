@@ -9,7 +9,8 @@ from dapo.config.schema import SamplingConfig
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.rollout.engine import NoiseKey, Request
 from dapo.sampling.collect import Collector, VerdictJournal
-from dapo.sampling.dynamic import AcceptanceRate, _Filling
+from dapo.sampling.dynamic import AcceptanceRate, FillState, StepFill
+from dapo.sampling.prefix import PrefixRule
 from dapo.types import Completion, Judgement, Problem, StopReason, Verdict
 
 G = 3
@@ -88,16 +89,15 @@ def test_what_is_given_up_is_aborted_counted_and_nobody_waits_for_it():
     collector = collector_of([3, 20, 30])
     given_up, kept = collector.submit(PROBLEM, 0, (1,)), collector.submit(PROBLEM, 1, (1,))
     collector.advance()  # tick 3: one response of each has ended, and waits for its verdict
-    collector.drop([given_up])
+    assert collector.drop([given_up]) == 2 * 3  # tokens the two others had
     assert given_up.is_dropped
     assert not kept.is_dropped
-    assert collector.aborted_tokens == 2 * 3  # what the two others had written
     assert (given_up.n_tokens, given_up.n_judged) == (3, 0)
     assert [request.group for _, request, _ in collector.due] == [kept.number]
     assert list(collector.groups) == [kept.number]
     while not kept.is_resolved:
         collector.advance()
-    assert (collector.aborted_tokens, collector.judge._answers) == (6, {})  # type: ignore[attr-defined]
+    assert collector.judge._answers == {}  # type: ignore[attr-defined]
     collector.forget_all()
     assert collector.is_idle
 
@@ -105,13 +105,21 @@ def test_what_is_given_up_is_aborted_counted_and_nobody_waits_for_it():
 def test_room_is_for_a_whole_group():
     collector = collector_of([5, 5, 5])
     for groups in range(4):
-        assert collector.has_room(), groups
+        assert collector.room() == 4 - groups
         collector.submit(PROBLEM, groups, (1,))
-    assert not collector.has_room()
+    assert collector.room() == 0
     collector.engine.max_concurrent += G - 1  # type: ignore[attr-defined]
-    assert not collector.has_room()
+    assert collector.room() == 0
     collector.engine.max_concurrent += 1  # type: ignore[attr-defined]
-    assert collector.has_room()
+    assert collector.room() == 1
+
+
+def test_an_idle_engine_with_fewer_slots_than_a_group_gets_one_group_at_a_time():
+    collector = collector_of([5, 5, 5])
+    collector.engine.max_concurrent = G - 1  # type: ignore[attr-defined]
+    assert collector.room() == 1
+    collector.submit(PROBLEM, 0, (1,))
+    assert collector.room() == 0
 
 
 class GivesUp(VirtualEngine):
@@ -177,13 +185,17 @@ def test_the_rate_is_the_share_of_late_with_older_groups_fading():
     assert acceptance.rate == 0.02
 
 
-def filling(wanted: int, slots: int, accepted: float) -> _Filling:
+def filling(wanted: int, slots: int, accepted: float) -> PrefixRule:
     engine = VirtualEngine(max_concurrent=slots, length_of=lambda _: 5)
     collector = Collector(engine, VirtualJudge(), responses_per_prompt=G, max_new_tokens=50, seed=0)
     config = SamplingConfig(prompts_per_step=wanted, responses_per_prompt=G, dynamic=True)
-    acceptance = AcceptanceRate(accepted=accepted, tried=1.0)
-    source = EndlessSource(lambda _: 0.5)
-    return _Filling(collector, source, config, acceptance, wanted, 100, lambda _known, _wanted: None)
+    state, source = FillState(AcceptanceRate(accepted=accepted, tried=1.0)), EndlessSource(lambda _: 0.5)
+    quiet = StepFill(collector, source, config, state, max_prompts_tried=100, progress=lambda _known, _wanted: None)
+    return PrefixRule(quiet)
+
+
+def change(rule: PrefixRule, **keys: object) -> None:
+    rule.fill.config = rule.fill.config.model_copy(update=keys)
 
 
 @pytest.mark.parametrize(
@@ -200,75 +212,73 @@ def test_as_many_groups_are_begun_as_are_likely_to_be_needed(slots: int, accepte
 
 
 def test_open_groups_count_by_their_chance_and_certain_ones_fully():
-    step = filling(4, 100 * G, 0.5)
-    groups = [step.collector.submit(PROBLEM, i, (1,)) for i in range(4)]
-    step.groups = groups
+    rule = filling(4, 100 * G, 0.5)
+    groups = [rule.fill.collector.submit(PROBLEM, i, (1,)) for i in range(4)]
+    rule.fill.groups = groups
     right, wrong = Judgement(Verdict.CORRECT, 1.0), Judgement(Verdict.WRONG, -1.0)
     groups[0].judge(0, right)
     groups[0].judge(1, wrong)  # informative: 1
     groups[1].judge(0, wrong)  # one of three is known: 0.5 · 2/3
     for i in range(G):
         groups[2].judge(i, wrong)  # all equal: 0
-    assert [step.chance(group) for group in groups] == pytest.approx([1, 0.5 * 2 / 3, 0, 0.5])
+    assert [rule.chance(group) for group in groups] == pytest.approx([1, 0.5 * 2 / 3, 0, 0.5])
     missing = 4 - (1 + 1 / 3 + 0 + 1 / 2)
-    assert step.n_to_stream() == int(np.ceil(missing / 0.5))
+    assert rule.n_to_stream() == int(np.ceil(missing / 0.5))
     groups[3].is_dropped = True
-    assert step.n_to_stream() == int(np.ceil((missing + 0.5) / 0.5))
-    step.wanted = 1
-    assert step.n_to_stream() == 0
+    assert rule.n_to_stream() == int(np.ceil((missing + 0.5) / 0.5))
+    change(rule, prompts_per_step=1)
+    assert rule.n_to_stream() == 0
 
 
 def test_rounds_begin_a_multiple_of_the_step_once_everything_is_known():
-    step = filling(4, 100 * G, 0.5)
-    step.config = step.config.model_copy(update={"schedule": "rounds", "generation_multiple": 3})
-    assert step.n_to_submit() == 12
-    step.submit_more()
-    assert (len(step.groups), len(step.open)) == (12, 12)
-    assert step.n_to_submit() == 0
-    step.is_exhausted = True
-    assert step.n_to_submit() == 0
+    rule = filling(4, 100 * G, 0.5)
+    change(rule, schedule="rounds", generation_multiple=3)
+    assert rule.n_to_submit() == 12
+    rule.fill.submit(rule.n_to_submit())
+    assert (len(rule.fill.groups), len(rule.fill.open)) == (12, 12)
+    assert rule.n_to_submit() == 0
 
 
 def test_groups_behind_the_last_one_needed_are_dropped_as_soon_as_it_is_known():
-    step = filling(2, 100 * G, 0.5)
-    step.groups = groups = [step.collector.submit(PROBLEM, i, (1,)) for i in range(5)]
+    rule = filling(2, 100 * G, 0.5)
+    rule.fill.groups = groups = [rule.fill.collector.submit(PROBLEM, i, (1,)) for i in range(5)]
     right, wrong = Judgement(Verdict.CORRECT, 1.0), Judgement(Verdict.WRONG, -1.0)
     for group in (groups[0], groups[2]):
-        step.drop_surplus()
+        rule.observe([])
         assert not any(group.is_dropped for group in groups)
         group.judge(0, right)
         group.judge(1, wrong)
     for i in range(G):
-        groups[3].judge(i, wrong)  # known in full: nothing is saved by dropping it
-    step.config = step.config.model_copy(update={"schedule": "rounds"})
-    step.drop_surplus()
+        groups[3].judge(i, wrong)
+    change(rule, schedule="rounds")
+    rule.observe([])
     assert not any(group.is_dropped for group in groups)  # a round is waited for
-    step.config = step.config.model_copy(update={"schedule": "stream"})
-    step.drop_surplus()
-    assert [group.is_dropped for group in groups] == [False, False, False, False, True]
+    change(rule, schedule="stream")
+    rule.observe([])
+    assert [group.is_dropped for group in groups] == [False, False, False, True, True]
 
 
 def test_the_budget_bounds_what_is_tried():
-    step = filling(4, 100 * G, 0.02)
-    step.budget = 7
-    step.submit_more()
-    assert len(step.groups) == 7
-    assert step.is_exhausted
+    rule = filling(4, 100 * G, 0.02)
+    rule.fill.budget = 7
+    rule.fill.submit(rule.n_to_submit())
+    assert len(rule.fill.groups) == 7
+    assert rule.fill.is_exhausted
 
 
 def test_progress_tells_of_groups_that_are_known_to_be_informative_and_never_of_more_than_wanted():
     told: list[tuple[int, int]] = []
-    step = filling(1, 100 * G, 0.5)
-    step.progress = lambda known, wanted: told.append((known, wanted))
-    groups = [step.collector.submit(PROBLEM, i, (1,)) for i in range(3)]
-    step.groups, step.open = groups, list(groups)
-    step.observe()
+    rule = filling(1, 100 * G, 0.5)
+    rule.fill.progress = lambda known, wanted: told.append((known, wanted))
+    groups = [rule.fill.collector.submit(PROBLEM, i, (1,)) for i in range(3)]
+    rule.fill.groups, rule.fill.open = groups, list(groups)
+    rule.fill.observe(rule)
     for group in groups[:2]:
         group.judge(0, Judgement(Verdict.CORRECT, 1.0))
         group.judge(1, Judgement(Verdict.WRONG, -1.0))
-    tried = step.acceptance.tried
-    step.observe()
-    assert step.acceptance.tried == pytest.approx(0.98 * (0.98 * tried + 1) + 1)  # each once
-    assert step.open == groups[2:]
-    step.observe()
+    tried = rule.fill.state.acceptance.tried
+    rule.fill.observe(rule)
+    assert rule.fill.state.acceptance.tried == pytest.approx(0.98 * (0.98 * tried + 1) + 1)  # each once
+    assert rule.fill.open == groups[2:]
+    rule.fill.observe(rule)
     assert told == [(0, 1), (1, 1), (1, 1)]

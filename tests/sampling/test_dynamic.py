@@ -13,9 +13,10 @@ from dapo.errors import DataError
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge, half_informative, log_normal_lengths
 from dapo.rollout.engine import Request
 from dapo.sampling.accounting import Accounting, n_tokens
-from dapo.sampling.carry import CarryState, _CarryFilling, fill_step_carrying, oldest_version
+from dapo.sampling.carry import CarryOver, oldest_version
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, Progress, fill_step
+from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, StepFill
+from dapo.sampling.fill import fill_step
 from dapo.types import Judgement, Problem, Verdict
 
 G, N = 8, 12
@@ -45,6 +46,7 @@ def fill(
         source,
         settings_of(**changes),
         state or FillState(),
+        version=0,
         filter_truncated=False,
         max_prompts_tried=budget,
     )
@@ -111,11 +113,9 @@ def test_length_bias_none_under_the_prefix_rule_and_plain_under_first_finished()
     config = settings_of(partial_rollouts=True)
     first_finished = []
     for _ in range(4):
-        left = CarryState()
+        left = FillState()
         first_finished.append(
-            fill_step_carrying(
-                collector, source, config, left, version=0, filter_truncated=False, max_prompts_tried=500
-            )
+            fill_step(collector, source, config, left, version=0, filter_truncated=False, max_prompts_tried=500)
         )
         collector.drop(left.pending)
     assert mean_length(first_finished) < 0.9 * mean_length(prefix)
@@ -150,6 +150,7 @@ def test_a_group_counts_as_soon_as_one_right_and_one_wrong_are_known():
         source,
         settings_of(),
         FillState(),
+        version=0,
         filter_truncated=False,
         max_prompts_tried=500,
         progress=lambda n, _: known.append(n),
@@ -167,7 +168,14 @@ def test_the_engine_never_drains_while_work_is_wanted():
         idle.append((collector.engine.capacity(), wanted - known))
 
     fill_step(
-        collector, source, settings_of(), FillState(), filter_truncated=False, max_prompts_tried=500, progress=progress
+        collector,
+        source,
+        settings_of(),
+        FillState(),
+        version=0,
+        filter_truncated=False,
+        max_prompts_tried=500,
+        progress=progress,
     )
     # While more than a few groups are missing, less than two groups' worth of slots stand empty at each event.
     assert all(room < 2 * G for room, missing in idle if missing > N // 2)
@@ -260,7 +268,7 @@ def test_uninformative_groups_are_reported_too_for_those_who_learn_from_them():
 
 
 def test_carry_over_without_partial_rollouts_waits_for_what_it_began():
-    source, collector, state = EndlessSource(half_informative), collector_of(slow_when_wrong), CarryState()
+    source, collector, state = EndlessSource(half_informative), collector_of(slow_when_wrong), FillState()
     for step in range(3):
         done = carry(collector, source, state, step, partial_rollouts=False)
         assert len(done.groups) == N
@@ -282,16 +290,28 @@ def test_a_set_smaller_than_the_step_ends_when_all_were_tried():
 # ---------------------------------------------------------------- carry-over and partial rollouts
 
 
-def carry(collector: Collector, source: EndlessSource, state: CarryState, version: int, **changes: object) -> Fill:
+def carry(collector: Collector, source: EndlessSource, state: FillState, version: int, **changes: object) -> Fill:
     config = settings_of(**({"carry_over": True, "partial_rollouts": True, "max_staleness_updates": 4} | changes))
     collector.engine.load_weights(None, version)  # type: ignore[arg-type]
-    return fill_step_carrying(
-        collector, source, config, state, version=version, filter_truncated=False, max_prompts_tried=500
+    return fill_step(collector, source, config, state, version=version, filter_truncated=False, max_prompts_tried=500)
+
+
+def carrying(
+    collector: Collector,
+    source: EndlessSource,
+    config: SamplingConfig,
+    state: FillState | None = None,
+    version: int = 0,
+) -> CarryOver:
+    """A fill that has just begun, under its policy."""
+    quiet = StepFill(
+        collector, source, config, state or FillState(), max_prompts_tried=500, progress=lambda _known, _wanted: None
     )
+    return CarryOver(quiet, version)
 
 
 def test_carry_over_wastes_nothing_but_uninformative_groups_and_respects_the_bound():
-    source, collector, state = EndlessSource(half_informative), collector_of(), CarryState()
+    source, collector, state = EndlessSource(half_informative), collector_of(), FillState()
     for step in range(6):
         done = carry(collector, source, state, 2 * step)
         assert len(done.groups) == N
@@ -302,7 +322,7 @@ def test_carry_over_wastes_nothing_but_uninformative_groups_and_respects_the_bou
 
 
 def test_no_group_is_trained_on_twice_and_none_is_lost():
-    source, collector, state = EndlessSource(lambda _: 0.5), collector_of(), CarryState()
+    source, collector, state = EndlessSource(lambda _: 0.5), collector_of(), FillState()
     trained = [group.problem.id for step in range(5) for group in carry(collector, source, state, step).groups]
     assert len(trained) == len(set(trained)) == 5 * N
     left = {group.problem.id for group in state.carried} | {pending.problem.id for pending in state.pending}
@@ -310,9 +330,9 @@ def test_no_group_is_trained_on_twice_and_none_is_lost():
     assert uninformative <= 2  # p = 0.5 and 8 responses: all equal once in 128 groups
 
 
-def with_surplus() -> tuple[Collector, CarryState]:
+def with_surplus() -> tuple[Collector, FillState]:
     """After one step at version 0: more groups ended together than were needed; the rest is carried."""
-    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), CarryState()
+    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), FillState()
     carry(collector, EndlessSource(lambda _: 0.5), state, 0, partial_rollouts=False)
     assert len(state.carried) >= N
     return collector, state
@@ -347,15 +367,14 @@ def test_border_a_group_may_be_as_old_as_the_bound_and_not_older(bound: int | No
 @pytest.mark.parametrize(("version", "is_kept"), [(4, True), (5, False)])
 def test_border_a_group_on_its_way_is_given_up_once_a_response_is_too_old(version: int, is_kept: bool):
     """One response of each group ended at version 0, the others go on: by tick 100 they have written 90 tokens more."""
-    collector, state = collector_of(lambda r: 10 if r.key.response_index == 0 else 10**6, limit=10**6), CarryState()
+    collector, state = collector_of(lambda r: 10 if r.key.response_index == 0 else 10**6, limit=10**6), FillState()
     collector.engine.load_weights(None, 0)  # type: ignore[arg-type]
     state.pending = [collector.submit(Problem(str(i), "", "", meta={"pass_rate": 0.5}), 0, (0,)) for i in range(2)]
     collector.advance()
     assert [[c is not None for c in group.completions].count(True) for group in state.pending] == [1, 1]
     collector.engine.tick = 100
     config = settings_of(partial_rollouts=True, max_staleness_updates=4)
-    quiet: Progress = lambda _known, _wanted: None  # noqa: E731
-    filling = _CarryFilling(collector, Nothing(lambda _: 0.0), config, state, version, 10, quiet)
+    filling = carrying(collector, Nothing(lambda _: 0.0), config, state, version).fill
     assert len(state.pending) == len(collector.groups) == (2 if is_kept else 0)
     assert filling.accounting.wasted_tokens["stale"] == (0 if is_kept else 2 * (10 + (G - 1) * 100))
     assert filling.accounting.wasted_tokens["aborted"] == 0
@@ -375,25 +394,28 @@ def test_relax_takes_the_youngest_of_the_stale_and_no_more_than_are_missing():
 
 
 def test_without_partial_rollouts_only_what_is_likely_to_be_needed_is_begun():
-    collector, state = collector_of(), CarryState(acceptance=AcceptanceRate(accepted=0.25, tried=1.0))
+    collector = collector_of(max_concurrent=50 * G)
+    state = FillState(acceptance=AcceptanceRate(accepted=0.25, tried=1.0))
     state.carried = with_surplus()[1].carried[:3]
-    quiet: Progress = lambda _known, _wanted: None  # noqa: E731
-    config = settings_of(carry_over=True)
-    filling = _CarryFilling(collector, EndlessSource(lambda _: 0.5), config, state, 0, 500, quiet)
-    state.pending = [collector.submit(Problem(str(i), "", ""), 0, (0,)) for i in range(35)]
-    assert filling.wants_more()  # 3 + 35 / 4 < 12
-    state.pending.append(collector.submit(Problem("35", "", ""), 0, (0,)))
-    assert not filling.wants_more()  # 3 + 36 / 4 = 12
-    filling.config = settings_of(carry_over=True, partial_rollouts=True)
-    assert filling.wants_more()
+    policy = carrying(collector, EndlessSource(lambda _: 0.5), settings_of(carry_over=True), state, 0)
+    assert policy.n_to_submit() == 36  # 3 + 36 / 4 = 12
+    policy.fill.submit(35)
+    assert policy.n_to_submit() == 1
+    policy.fill.submit(1)
+    assert policy.n_to_submit() == 0
+    policy.fill.config = settings_of(carry_over=True, partial_rollouts=True)
+    assert policy.n_to_submit() == 50 - 36  # as many as there is room for
+
+
+def test_without_partial_rollouts_too_no_more_is_begun_than_there_is_room_for():
+    policy = carrying(collector_of(max_concurrent=5 * G), EndlessSource(lambda _: 0.5), settings_of(carry_over=True))
+    assert policy.n_to_submit() == 5
 
 
 def test_with_carry_over_too_the_budget_bounds_what_is_tried():
     config = settings_of(carry_over=True, partial_rollouts=True)
     collector, source = collector_of(lambda _: 20), EndlessSource(lambda _: 0.0)
-    done = fill_step_carrying(
-        collector, source, config, CarryState(), version=0, filter_truncated=False, max_prompts_tried=9
-    )
+    done = fill_step(collector, source, config, FillState(), version=0, filter_truncated=False, max_prompts_tried=9)
     assert done.accounting.prompts_tried == source.at == len(done.resolved) == 9
 
 
@@ -408,7 +430,7 @@ def test_a_group_is_as_old_as_its_oldest_token():
 
 
 def test_without_carry_over_what_is_ready_and_not_used_is_surplus():
-    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), CarryState()
+    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), FillState()
     done = carry(collector, EndlessSource(lambda _: 0.5), state, 0, carry_over=False)
     assert not state.carried
     resolved = sum(n_tokens(group) for group in done.resolved)
@@ -457,7 +479,7 @@ def test_border_every_carried_group_is_trained_on_once_in_its_order(n_carried: i
     collector, source, state = (
         collector_of(lambda _: 20, max_concurrent=G * 100),
         EndlessSource(lambda _: 0.0),
-        CarryState(),
+        FillState(),
     )
     collector.judge = EvenIsMixed()
     every = fill(collector, source, prompts_per_step=4 * N, budget=8 * N).groups

@@ -18,9 +18,9 @@ from dapo.planning.virtual import (
 )
 from dapo.rollout.engine import Engine, Request
 from dapo.sampling.accounting import CAUSES, Accounting
-from dapo.sampling.carry import CarryState, fill_step_carrying
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import fill_step
+from dapo.sampling.dynamic import FillState
+from dapo.sampling.fill import fill_step
 
 STRATEGIES: dict[str, dict[str, object]] = {
     "rounds x 1": {"schedule": "rounds", "generation_multiple": 1},
@@ -113,7 +113,7 @@ class Contender:
             max_new_tokens=load.max_new_tokens,
             seed=load.seed,
         )
-        self.source, self.state = EndlessSource(pass_rate_of), CarryState()
+        self.source, self.state = EndlessSource(pass_rate_of), FillState()
         self.accounts: list[Accounting] = []
         self.seconds = self.cpu_seconds = 0.0
 
@@ -122,10 +122,7 @@ class Contender:
         self.clocked.engine.load_weights(self.clocked.policy, version)
         before, cpu_before = self.clocked.seconds(), time.process_time()
         parts = (self.collector, self.source, self.config, self.state)
-        if self.config.carry_over or self.config.partial_rollouts:
-            filled = fill_step_carrying(*parts, version=version, filter_truncated=False, max_prompts_tried=budget)
-        else:
-            filled = fill_step(*parts, filter_truncated=False, max_prompts_tried=budget)
+        filled = fill_step(*parts, version=version, filter_truncated=False, max_prompts_tried=budget)
         self.accounts.append(filled.accounting)
         self.seconds += self.clocked.seconds() - before
         self.cpu_seconds += time.process_time() - cpu_before

@@ -15,9 +15,9 @@ from dapo.planning.virtual import (
     half_informative,
     log_normal_lengths,
 )
-from dapo.sampling.carry import CarryState, fill_step_carrying
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import Fill, fill_step
+from dapo.sampling.dynamic import FillState
+from dapo.sampling.fill import fill_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,20 @@ def simulate_fill(
         max_new_tokens=config.limits.max_response_tokens,
         seed=0,
     )
-    source, state = EndlessSource(half_informative), CarryState()
+    source, state = EndlessSource(half_informative), FillState()
     generated = trained = 0
     for step in range(steps):
         version = step * config.updates_per_step
         engine.load_weights(None, version)
-        accounting = fill_once(config, collector, source, state, version).accounting
+        accounting = fill_step(
+            collector,
+            source,
+            config.sampling,
+            state,
+            version=version,
+            filter_truncated=False,
+            max_prompts_tried=config.max_prompts_tried_per_step,
+        ).accounting
         generated += accounting.generated_tokens
         trained += accounting.trained_tokens
     busy = generated / (replicas * slots) * cost.of(slots)
@@ -102,12 +110,3 @@ def largest_scale(config: Config, replicas: int) -> int:
     ):
         scale *= 2
     return scale
-
-
-def fill_once(config: Config, collector: Collector, source: EndlessSource, state: CarryState, version: int) -> Fill:
-    sampling, budget = config.sampling, config.max_prompts_tried_per_step
-    if sampling.carry_over or sampling.partial_rollouts:
-        return fill_step_carrying(
-            collector, source, sampling, state, version=version, filter_truncated=False, max_prompts_tried=budget
-        )
-    return fill_step(collector, source, sampling, state, filter_truncated=False, max_prompts_tried=budget)

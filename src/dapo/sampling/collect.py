@@ -101,7 +101,6 @@ class Collector:
         self.delay_ticks = delay_ticks
         self.journal = journal or VerdictJournal()
         self.n_submitted = 0
-        self.aborted_tokens = 0
         self.n_failures = 0  # judgements in a row that failed
         self.groups: dict[int, PendingGroup] = {}
         self.due: list[tuple[int, Request, int | None]] = []  # (tick, request, ticket), in order of tick
@@ -110,9 +109,9 @@ class Collector:
     def is_idle(self) -> bool:
         return self.engine.n_in_flight == 0 and self.engine.n_waiting == 0 and not self.due
 
-    def has_room(self) -> bool:
-        """Could the engine start a whole group on its next tick?"""
-        return self.engine.capacity() >= self.responses_per_prompt
+    def room(self) -> int:
+        """Groups the engine could start on its next tick; one where it is idle, however few slots it has."""
+        return self.engine.capacity() // self.responses_per_prompt or int(self.is_idle)
 
     def submit(self, problem: Problem, visit: int, prompt: tuple[int, ...]) -> PendingGroup:
         G = self.responses_per_prompt
@@ -141,21 +140,21 @@ class Collector:
             now = self.due[0][0] if self.due else self.engine.tick
         self._apply_due(now)
 
-    def drop(self, groups: Sequence[PendingGroup]) -> None:
-        """Give up groups: what they still write is aborted, their verdicts are no longer waited for."""
+    def drop(self, groups: Sequence[PendingGroup]) -> int:
+        """Give up groups: abort their running responses and forget their verdicts. Returns the tokens aborted."""
         numbers = set()
         for group in groups:
             group.is_dropped = True
             numbers.add(group.number)
         G = self.responses_per_prompt
         running = [n * G + i for n in numbers for i, done in enumerate(self.groups[n].completions) if done is None]
-        for _, completion in self.engine.abort(running):
-            self.aborted_tokens += len(completion.tokens)
+        aborted_tokens = sum(len(completion.tokens) for _, completion in self.engine.abort(running))
         gone = [entry for entry in self.due if entry[1].group in numbers]
         self.due = [entry for entry in self.due if entry[1].group not in numbers]
         self.judge.wait([ticket for _, _, ticket in gone if ticket is not None])  # leave no ticket behind
         for number in numbers:
             del self.groups[number]
+        return aborted_tokens
 
     def forget_all(self) -> None:
         """Give up whatever is in flight, without a trace."""

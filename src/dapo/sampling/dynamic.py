@@ -1,19 +1,12 @@
-"""Dynamic sampling (DAPO eq. 11, Algorithm 1): fill a step with informative groups.
-
-The choice is the prefix rule: groups are numbered at submission, and the step takes the first N informative ones in
-that order, once every earlier group is resolved. How many groups run beside them changes only what is wasted, never
-what is chosen; so short responses are not preferred, and scheduling, rank layout or a restart cannot change it.
-"""
+"""Dynamic sampling (DAPO eq. 11, Algorithm 1): one step's fill with informative groups, whatever its policy."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from dapo.config.schema import SamplingConfig
-from dapo.errors import DataError
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.collect import Collector, PendingGroup
 from dapo.types import Group, Problem
@@ -56,6 +49,8 @@ class FillState:
 
     acceptance: AcceptanceRate = field(default_factory=AcceptanceRate)
     held: list[Group] = field(default_factory=list)  # accepted in a skipped step; no update came between: on policy
+    carried: list[Group] = field(default_factory=list)  # complete surplus groups
+    pending: list[PendingGroup] = field(default_factory=list)  # partial rollouts, still being generated
 
 
 @dataclass(slots=True)
@@ -72,108 +67,69 @@ class Fill:
 Progress = Callable[[int, int], None]  # (informative groups known, groups wanted)
 
 
-def fill_step(
-    collector: Collector,
-    source: Source,
-    config: SamplingConfig,
-    state: FillState,
-    *,
-    filter_truncated: bool,
-    max_prompts_tried: int,
-    progress: Progress = lambda _known, _wanted: None,
-) -> Fill:
-    """The groups of one step. Ends within its budget of prompts, by `config.fill_policy` when that is spent."""
-    source.start_step()
-    wanted = config.prompts_per_step - len(state.held)
-    filling = _Filling(collector, source, config, state.acceptance, wanted, max_prompts_tried, progress)
-    chosen = filling.run()
-    source.rewind(filling.n_used(chosen))
-    accounting = filling.account(chosen)
-    groups = [*state.held, *(group.finished() for group in chosen)]
-    state.held = []
-    events: list[str] = []
-    if config.dynamic and len(groups) < config.prompts_per_step:
-        groups = apply_fill_policy(config, state, groups, accounting, events)
-    elif len(groups) < config.prompts_per_step:
-        events.append(
-            f"step not full: sampling.prompts_per_step = {config.prompts_per_step}, but the set has only {len(groups)} "
-            "problems, and none comes twice in a step. Lower the key, or use a larger set."
-        )
-    accounting.trained(groups, filter_truncated=filter_truncated)
-    return Fill(groups, accounting, events, filling.resolved)
+class FillPolicy(Protocol):
+    """What may be chosen and when, and what happens to the surplus."""
+
+    def n_to_submit(self) -> int:
+        """Groups to start before the next tick."""
+        ...
+
+    def is_known(self, group: PendingGroup) -> bool:
+        """Is the outcome of this group certain enough to count towards the acceptance rate?"""
+        ...
+
+    def observe(self, known: Sequence[PendingGroup]) -> int:
+        """Take note of groups whose outcome has just become known. Returns the informative groups so far."""
+        ...
+
+    def choose(self) -> list[Group] | None:
+        """The step's groups once they are certain, else None. Ends the fill: every other group is accounted for."""
+        ...
 
 
-def apply_fill_policy(
-    config: SamplingConfig, state: FillState, groups: list[Group], accounting: Accounting, events: list[str]
-) -> list[Group]:
-    """The budget is spent and the step is not full. Accepted groups are trained on or held, never lost."""
-    easy, hard, equal = accounting.groups_all_correct, accounting.groups_all_wrong, accounting.groups_all_equal
-    graded = f", {equal} all equal" if equal else ""
-    what = (
-        f"only {len(groups)} of {config.prompts_per_step} informative groups in {accounting.prompts_tried} prompts "
-        f"({easy} all right, {hard} all wrong{graded})"
-    )
-    if equal > easy + hard:
-        remedy = "Use a reward that grades more finely, other problems, or more responses per prompt."
-    elif easy >= hard:
-        remedy = "Use harder problems, or drop those that are always solved."
-    else:
-        remedy = (
-            "Use easier problems, a stronger model or more responses per prompt; `dapo data probe` shows pass rates."
-        )
-    match config.fill_policy:
-        case "error":
-            raise DataError(f"sampling.fill_policy = error: {what}.", remedy=remedy)
-        case "skip":
-            events.append(f"step skipped, its groups held for the next: {what}. {remedy}")
-            state.held = groups
-            return []
-        case _:
-            events.append(f"step not full: {what}. {remedy}")
-            return groups
-
-
-class _Filling:
-    """One step's fill in progress."""
+class StepFill:
+    """One step's fill in progress: submits groups, advances the engine, observes verdicts, accounts for tokens."""
 
     def __init__(
         self,
         collector: Collector,
         source: Source,
         config: SamplingConfig,
-        acceptance: AcceptanceRate,
-        wanted: int,
+        state: FillState,
+        *,
         max_prompts_tried: int,
         progress: Progress,
     ) -> None:
         self.collector = collector
         self.source = source
         self.config = config
-        self.wanted = wanted
-        self.acceptance = acceptance
+        self.state = state
         self.budget = max_prompts_tried
         self.progress = progress
-        self.groups: list[PendingGroup] = []  # in submission order
-        self.is_exhausted = False  # budget spent, or every problem tried
+        self.accounting = Accounting()
+        self.groups: list[PendingGroup] = []  # of this step, in submission order
+        self.open: list[PendingGroup] = []  # outcome not known yet
         self.resolved: list[Group] = []
-        self.open: list[PendingGroup] = []  # not yet known to be informative or not
-        self.start_tick = collector.engine.tick
-        self.start_aborted = collector.aborted_tokens
+        self.is_exhausted = False  # budget spent, or every problem tried
 
-    def run(self) -> list[PendingGroup]:
-        """Submit, advance and judge until the prefix holds enough informative groups, or nothing more can come."""
-        while (chosen := self.chosen()) is None:
-            self.submit_more()
+    @property
+    def wanted(self) -> int:
+        """Groups this step has to find: all but those held from a skipped step."""
+        return self.config.prompts_per_step - len(self.state.held)
+
+    def run(self, policy: FillPolicy) -> list[Group]:
+        """Submit, advance and observe until the policy has made its choice."""
+        start_tick = self.collector.engine.tick
+        while (chosen := policy.choose()) is None:
+            if not self.is_exhausted:
+                self.submit(policy.n_to_submit())
             self.collector.advance()
-            self.observe()
-            self.drop_surplus()
-        self.collector.drop([group for group in self.groups if not group.is_dropped and not group.is_resolved])
+            self.observe(policy)
+        self.accounting.ticks = self.collector.engine.tick - start_tick
         return chosen
 
-    # -------------------------------------------------------------- submitting
-
-    def submit_more(self) -> None:
-        for _ in range(self.n_to_submit()):
+    def submit(self, n: int) -> None:
+        for _ in range(n):
             came = self.source.next() if len(self.groups) < self.budget else None
             if came is None:
                 self.is_exhausted = True
@@ -182,95 +138,20 @@ class _Filling:
             self.groups.append(group)
             self.open.append(group)
 
-    def n_to_submit(self) -> int:
-        if self.is_exhausted:
-            return 0
-        if not self.config.dynamic:
-            return self.wanted - len(self.groups)
-        if self.config.schedule == "rounds":
-            everything_resolved = all(group.is_resolved for group in self.groups)
-            return self.config.generation_multiple * self.wanted if everything_resolved else 0
-        return self.n_to_stream() if self.collector.has_room() or self.collector.is_idle else 0
+    def observe(self, policy: FillPolicy) -> None:
+        known = [group for group in self.open if policy.is_known(group)]
+        self.open = [group for group in self.open if not (policy.is_known(group) or group.is_dropped)]
+        for group in known:
+            self.state.acceptance.observe(group.is_informative)
+        wanted = self.wanted
+        self.progress(min(wanted, policy.observe(known)), wanted)
 
-    def n_to_stream(self) -> int:
-        """Groups still missing if the open ones come out as groups did lately; at most what the engine has room for."""
-        missing = self.wanted - sum(self.chance(group) for group in self.groups if not group.is_dropped)
-        if missing <= 0:
-            return 0
-        room = max(1, self.collector.engine.capacity() // self.collector.responses_per_prompt)
-        return min(room, math.ceil(missing / self.acceptance.rate))
-
-    def chance(self, group: PendingGroup) -> float:
-        """That this group ends informative: certain, or as often as lately, less with each further equal verdict."""
-        if group.is_informative:
-            return 1.0
-        return self.acceptance.rate * (1 - group.n_judged / len(group.judgements))
-
-    # -------------------------------------------------------------- choosing
-
-    def observe(self) -> None:
-        for group in self.open:
-            if group.is_resolved or group.is_informative:
-                self.acceptance.observe(group.is_informative)
-        self.open = [
-            group for group in self.open if not (group.is_resolved or group.is_informative or group.is_dropped)
-        ]
-        self.progress(min(self.wanted, sum(group.is_informative for group in self.groups)), self.wanted)
-
-    def drop_surplus(self) -> None:
-        """Groups behind the N-th known informative one cannot be chosen any more, whatever the earlier ones become."""
-        if not self.config.dynamic or self.config.schedule == "rounds":
-            return
-        known = 0
-        for place, group in enumerate(self.groups):
-            known += group.is_informative
-            if known == self.wanted:
-                late = [g for g in self.groups[place + 1 :] if not g.is_dropped and not g.is_resolved]
-                if late:
-                    self.collector.drop(late)
-                return
-
-    def chosen(self) -> list[PendingGroup] | None:
-        """The step's groups once they are certain, else None."""
-        if not self.config.dynamic:
-            done = all(group.is_resolved for group in self.groups)
-            return list(self.groups) if done and (self.is_exhausted or len(self.groups) == self.wanted) else None
-        if self.config.schedule == "rounds" and not all(group.is_resolved for group in self.groups):
-            return None
-        chosen: list[PendingGroup] = []
-        for group in self.groups:
-            if not group.is_resolved:
-                return None
-            if group.is_informative:
-                chosen.append(group)
-            if len(chosen) == self.wanted:
-                return chosen
-        return chosen if self.is_exhausted else None
-
-    def n_used(self, chosen: list[PendingGroup]) -> int:
-        """Submissions up to and including the last group used; all of them when the step did not fill."""
-        if len(chosen) < self.wanted or not chosen:
-            return len(self.groups)
-        return next(place for place, group in enumerate(self.groups) if group is chosen[-1]) + 1
-
-    # -------------------------------------------------------------- accounting
-
-    def account(self, chosen: list[PendingGroup]) -> Accounting:
-        """Count the prefix up to the last group used; what ran beyond it is surplus or was aborted."""
-        accounting = Accounting(ticks=self.collector.engine.tick - self.start_tick)
-        used = {group.number for group in chosen}
-        n_used = self.n_used(chosen)
-        for place, pending in enumerate(self.groups):
-            if place >= n_used:
-                accounting.wasted_tokens["surplus"] += pending.n_tokens
-            else:
-                group = pending.finished()
-                self.resolved.append(group)
-                accounting.resolved(group)
-                if pending.number not in used:
-                    accounting.wasted(group)
-            if not pending.is_dropped:
-                self.collector.forget(pending)
-        accounting.prompts_tried = n_used
-        accounting.wasted_tokens["aborted"] += self.collector.aborted_tokens - self.start_aborted
-        return accounting
+    def count(self, pending: PendingGroup) -> Group:
+        """Account for a complete group. Dynamic sampling trains on no uninformative one: its tokens are waste."""
+        self.collector.forget(pending)
+        group = pending.finished()
+        self.resolved.append(group)
+        self.accounting.resolved(group)
+        if self.config.dynamic and not group.is_informative:
+            self.accounting.wasted(group)
+        return group

@@ -1,47 +1,90 @@
-"""Fill a step: by the prefix rule, or with carry-over and partial rollouts where a switch asks for them."""
+"""Fill a step: by the prefix rule, or with carry-over and partial rollouts where the config asks for them."""
 
 from __future__ import annotations
 
 import time
 
-from dapo.config.schema import Config
-from dapo.sampling.carry import CarryState, fill_step_carrying
+from dapo.config.schema import Config, SamplingConfig
+from dapo.errors import DataError
+from dapo.sampling.accounting import Accounting
+from dapo.sampling.carry import CarryOver
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import Fill, Progress, Source, fill_step
+from dapo.sampling.dynamic import Fill, FillState, Progress, Source, StepFill
+from dapo.sampling.prefix import PrefixRule
+from dapo.types import Group
 
 
 def fill(
-    collector: Collector, source: Source, config: Config, state: CarryState, *, version: int, progress: Progress
+    collector: Collector, source: Source, config: Config, state: FillState, *, version: int, progress: Progress
 ) -> Fill:
-    """The groups of one step at weight version `version`."""
-    start = time.perf_counter()
-    filled = _filled(collector, source, config, state, version, progress)
-    filled.seconds = time.perf_counter() - start
-    return filled
-
-
-def _filled(
-    collector: Collector, source: Source, config: Config, state: CarryState, version: int, progress: Progress
-) -> Fill:
-    sampling = config.sampling
-    filter_truncated, budget = config.shaping.overlong_filter, config.max_prompts_tried_per_step
-    if sampling.carry_over or sampling.partial_rollouts:
-        return fill_step_carrying(
-            collector,
-            source,
-            sampling,
-            state,
-            version=version,
-            filter_truncated=filter_truncated,
-            max_prompts_tried=budget,
-            progress=progress,
-        )
+    """A training step's groups, with the budget and the overlong filter of its config."""
     return fill_step(
         collector,
         source,
-        sampling,
+        config.sampling,
         state,
-        filter_truncated=filter_truncated,
-        max_prompts_tried=budget,
+        version=version,
+        filter_truncated=config.shaping.overlong_filter,
+        max_prompts_tried=config.max_prompts_tried_per_step,
         progress=progress,
     )
+
+
+def fill_step(
+    collector: Collector,
+    source: Source,
+    config: SamplingConfig,
+    state: FillState,
+    *,
+    version: int,
+    filter_truncated: bool,
+    max_prompts_tried: int,
+    progress: Progress = lambda _known, _wanted: None,
+) -> Fill:
+    """One step's groups at weight version `version`. Tries at most `max_prompts_tried` prompts."""
+    start = time.perf_counter()
+    source.start_step()
+    step = StepFill(collector, source, config, state, max_prompts_tried=max_prompts_tried, progress=progress)
+    carries = config.carry_over or config.partial_rollouts
+    groups = step.run(CarryOver(step, version) if carries else PrefixRule(step))
+    events: list[str] = []
+    if len(groups) < config.prompts_per_step:
+        groups = apply_fill_policy(config, state, groups, step.accounting, events)
+    step.accounting.trained(groups, filter_truncated=filter_truncated)
+    return Fill(groups, step.accounting, events, step.resolved, time.perf_counter() - start)
+
+
+def apply_fill_policy(
+    config: SamplingConfig, state: FillState, groups: list[Group], accounting: Accounting, events: list[str]
+) -> list[Group]:
+    """The budget is spent and the step is not full. Accepted groups are trained on or held, never lost."""
+    if not config.dynamic:
+        events.append(
+            f"step not full: sampling.prompts_per_step = {config.prompts_per_step}, but the set has only {len(groups)} "
+            "problems, and none comes twice in a step. Lower the key, or use a larger set."
+        )
+        return groups
+    easy, hard, equal = accounting.groups_all_correct, accounting.groups_all_wrong, accounting.groups_all_equal
+    graded = f", {equal} all equal" if equal else ""
+    what = (
+        f"only {len(groups)} of {config.prompts_per_step} informative groups in {accounting.prompts_tried} prompts "
+        f"({easy} all right, {hard} all wrong{graded})"
+    )
+    if equal > easy + hard:
+        remedy = "Use a reward that grades more finely, other problems, or more responses per prompt."
+    elif easy >= hard:
+        remedy = "Use harder problems, or drop those that are always solved."
+    else:
+        remedy = (
+            "Use easier problems, a stronger model or more responses per prompt; `dapo data probe` shows pass rates."
+        )
+    match config.fill_policy:
+        case "error":
+            raise DataError(f"sampling.fill_policy = error: {what}.", remedy=remedy)
+        case "skip":
+            events.append(f"step skipped, its groups held for the next: {what}. {remedy}")
+            state.held = groups
+            return []
+        case _:
+            events.append(f"step not full: {what}. {remedy}")
+            return groups

@@ -24,9 +24,8 @@ from dapo.rewards import VerifierPool
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.make import make_engine, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
-from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector, VerdictJournal
-from dapo.sampling.dynamic import Source
+from dapo.sampling.dynamic import FillState, Source
 from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
 from dapo.trainer.budget import Budget
@@ -87,7 +86,7 @@ def assemble(
         ordered=ordered,
         source=make_source(config, ordered, posteriors),
         posteriors=posteriors,
-        fill=CarryState(),
+        fill=FillState(),
         observers=observers,
         budget=Budget(config.train, world),
         token_pieces=token_pieces(policy.tokenizer) if config.records.every_steps else None,

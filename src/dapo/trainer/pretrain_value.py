@@ -20,8 +20,8 @@ from dapo.learner.optimizer import warmup_share
 from dapo.learner.scoring import old_values_of_critic
 from dapo.learner.sums import Sums
 from dapo.learner.update import update_critic
-from dapo.sampling.carry import CarryState
-from dapo.sampling.dynamic import fill_step
+from dapo.sampling.dynamic import FillState
+from dapo.sampling.fill import fill_step
 from dapo.tracking.metrics import finite
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.faults import UNTRAINED, report_faults
@@ -68,7 +68,8 @@ def value_step(run: Run, step: int, sampling: SamplingConfig) -> None:
         run.collector,
         run.source,
         sampling,
-        CarryState(),
+        FillState(),
+        version=run.version,
         filter_truncated=False,
         max_prompts_tried=sampling.prompts_per_step,
         progress=run.on_fill,

@@ -23,9 +23,8 @@ from dapo.models.policy import Policy
 from dapo.report.pieces import TokenPieces
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine
-from dapo.sampling.carry import CarryState
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import AcceptanceRate, Fill, Source
+from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, Source
 from dapo.sampling.predictive import Posteriors
 from dapo.sampling.state import collector_from_state, collector_to_state, groups_from_state, groups_to_state
 from dapo.tracking.metrics import check_declared, finite
@@ -53,7 +52,7 @@ class Run:
     ordered: OrderedSource
     source: Source  # the ordered one, or predictive selection on top of it
     posteriors: Posteriors
-    fill: CarryState
+    fill: FillState
     observers: Sequence[Observer]
     budget: Budget
     world: World = ALONE
@@ -180,7 +179,7 @@ class Run:
         problems, train = self.problems.by_id, self.config.train
         self.ordered.order = ProblemOrder.restore(state["order"], n_problems=len(problems), seed=train.seed)
         self.collector.forget_all()
-        self.fill = CarryState(
+        self.fill = FillState(
             AcceptanceRate(**state["acceptance"]),
             groups_from_state(state["held"], tensors, problems, "held"),
             groups_from_state(state["carried"], tensors, problems, "carried"),
