@@ -14,13 +14,15 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
 
 # Pages that are a file of the repository's root.
 ROOT = Path(__file__).parents[1]
-ROOT_FILES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+ROOT_FILES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     if page.file.src_uri in ROOT_FILES:
         text = (ROOT / ROOT_FILES[page.file.src_uri]).read_text(encoding="utf-8")
         markdown = text.replace("](docs/", "](")
+        for page_name, name in ROOT_FILES.items():
+            markdown = markdown.replace(f"]({name})", f"]({page_name})")
     return MARKED_FENCE.sub(r"\1", markdown)
 
 

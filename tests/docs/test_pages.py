@@ -89,6 +89,15 @@ def test_every_recipe_and_preset_is_in_the_readme():
     assert not [name for name in (*recipe_names(), *preset_names()) if f"`{name}`" not in text]
 
 
+def test_the_map_of_the_code_is_true():
+    text = (DOCS / "architecture.md").read_text()
+    package = ROOT / "src" / "dapo"
+    files = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", text)
+    assert [name for name in files if not (package / name).exists() and not (ROOT / name).exists()] == []
+    areas = {path.name for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert {name for name in areas - {"__init__.py", "__main__.py"} if not re.search(rf"`{name}/?`", text)} == set()
+
+
 # ------------------------------------------------------------------ the doctor's findings and the tuning guide
 
 
