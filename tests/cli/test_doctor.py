@@ -49,7 +49,7 @@ def test_this_machine():
         assert version is not None or told, package
     shown = doctor().stdout
     assert f"Fits this machine: {found['recipe']}" in shown
-    assert ("a CPU's parts of a step are compiled" in shown) == found["is_compiled"]
+    assert ("CPU kernels are compiled" in shown) == found["is_compiled"]
 
 
 def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch):

@@ -15,7 +15,7 @@ from dapo.report.chunks import parse_script
 from dapo.report.examined import examine_run
 from dapo.report.load import load_run
 from dapo.report.page import SCRIPTS, asset, write_page
-from dapo.report.page_data import read_beside
+from dapo.report.page_data import read_overlay
 from dapo.tracking.metrics import METRICS
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \u202e\u2028\x00<!--"
@@ -233,21 +233,28 @@ def test_another_phrase_list_is_counted_anew(run: Path):
     assert data_of(run)["runs"][0]["rollouts"][0]["behaviour"]["doubt"] == 8
 
 
-def test_curves_to_lay_beside(tmp_path: Path):
+def test_curves_to_overlay(tmp_path: Path):
     path = tmp_path / "fig.csv"
     path.write_text("metric,step,value,label\npolicy/entropy,1,0.5,paper\npolicy/entropy,2,0.4,paper\navg@k,1,0.3,\n")
-    curves = read_beside(path)
+    curves = read_overlay(path)
     assert curves[0] == {"metric": "policy/entropy", "label": "paper", "x": [1.0, 2.0], "y": [0.5, 0.4]}
     assert curves[1]["label"] == "fig"  # without a label, the name of the file
     path.write_text("metric,step,value\nnonsense,1,2\n")
     with pytest.raises(DataError, match="nonsense"):
-        read_beside(path)
+        read_overlay(path)
     path.write_text("metric,step,value\naccuracy,one,2\n")
     with pytest.raises(DataError, match="line 2"):
-        read_beside(path)
+        read_overlay(path)
 
 
 # ------------------------------------------------------------------ the command
+
+
+def test_the_old_name_of_the_overlay_names_the_new_one(run: Path):
+    answer = dapo("report", str(run), "--beside", "fig.csv")
+    assert answer.returncode == 2
+    assert "Use --overlay fig.csv." in answer.stderr
+    assert "--beside" not in dapo("report", "--help").stdout
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):

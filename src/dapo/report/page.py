@@ -17,7 +17,7 @@ from urllib.parse import quote
 from dapo.files import refuse_links, replace_file
 from dapo.report.chunks import script
 from dapo.report.examined import examine_run
-from dapo.report.page_data import history_of, page_data, read_beside
+from dapo.report.page_data import history_of, page_data, read_overlay
 
 SCRIPTS = ("base.js", "overview.js", "curves.js", "rollouts.js", "main.js")
 ASSETS = (*SCRIPTS, "style.css")
@@ -34,7 +34,7 @@ def write_page(
     *others: Path,
     out: Path | None = None,
     phrases: Path | None = None,
-    beside: Path | None = None,
+    overlay: Path | None = None,
 ) -> Path:
     """`report.html` in the run's folder, or in `out`; scripts that are missing are made from parquet."""
     for run in (folder, *others):
@@ -50,7 +50,7 @@ def write_page(
     for at, examined in enumerate(runs):
         replace_file(assets / f"history-{at}.js", script(f"history-{at}", json.dumps(history_of(examined))))
     places = [os.path.relpath(run.run.folder.resolve() / "rollouts", home.resolve()) for run in runs]
-    data = page_data(runs, [quote(place) for place in places], read_beside(beside))
+    data = page_data(runs, [quote(place) for place in places], read_overlay(overlay))
     replace_file(assets / "data.js", script("page", dumps(data)))
     path = home / "report.html"
     replace_file(path, html(is_live=False))

@@ -164,7 +164,7 @@ const curves = {
         });
       }
     });
-    for (const curve of dapo.data.beside) {
+    for (const curve of dapo.data.overlay) {
       const own = chart.kind === "evaluation" ? "avg@k" : null;
       if (curve.metric === own || (chart.series || []).some(([metric]) => metric === curve.metric)) {
         if (curves.axis === "step" && lines.length) lines.push({ label: curve.label, run: -1, x: curve.x, y: curve.y, colour: "soft", dash: "dash" });
