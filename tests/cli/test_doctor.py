@@ -21,7 +21,7 @@ def test_a_run_with_a_fault_is_told_with_its_remedy(tmp_path: Path):
     folder = write_run(tmp_path / "run", metrics(length__truncated=0.4))
     answer = doctor(str(folder))
     assert answer.returncode == 0
-    assert "Many responses are cut off" in answer.stdout
+    assert "Many responses are truncated" in answer.stdout
     assert "40.0%" in answer.stdout
     assert "Remedy: Raise limits.max_response_tokens" in answer.stdout
     told = json.loads(doctor(str(folder), "--json").stdout)

@@ -102,7 +102,7 @@ def findings_in_the_source() -> set[str]:
     ]
     assert len(calls) >= 18
     names = {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
-    return names | {word for word in words if word in ("too-easy", "too-hard", "all-equal", "low-acceptance")}
+    return names | {word for word in words if word in ("too-easy", "too-hard", "all-equal", "few-mixed-groups")}
 
 
 def test_every_finding_has_a_remedy_in_the_tuning_guide():

@@ -86,7 +86,7 @@ def test_the_questions_of_a_newcomer_are_answered(run: Path):
     assert answers["clipped"]["answer"] == "0.40% low, 0.20% high"
     assert answers["waste"]["answer"] == "40% of the tokens"  # 300 + 100 of 1000
     assert dict(answers["waste"]["shares"])["all wrong"] == pytest.approx(0.3)
-    assert answers["flips"]["answer"] == "1 learnt, 1 lost"
+    assert answers["flips"]["answer"] == "1 learned, 1 lost"
 
 
 def test_a_problem_can_be_followed_over_the_steps(run: Path):
@@ -149,7 +149,7 @@ def test_a_torn_line_is_said_and_left_out(run: Path):
         file.write('{"step": 11, "accu')
     write_page(run)
     (shown,) = data_of(run)["runs"]
-    assert shown["missing"] == ["metrics.jsonl: line 11 is torn and left out"]
+    assert shown["missing"] == ["metrics.jsonl: line 11 is corrupt and left out"]
     assert shown["step"] == 10
 
 
@@ -183,7 +183,7 @@ def test_parquet_alone_is_enough_and_scripts_alone_are_too(run: Path):
 def test_a_run_without_steps_and_one_without_anything(tmp_path: Path):
     write_run(tmp_path / "a", [])
     write_page(tmp_path / "a")
-    assert "No step has ended" in data_of(tmp_path / "a")["runs"][0]["verdict"]
+    assert "No step has finished" in data_of(tmp_path / "a")["runs"][0]["verdict"]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "config.toml").write_text("")
     write_page(tmp_path / "b")
@@ -305,8 +305,6 @@ def test_border_every_missing_record_is_named_or_counted(n: int, tmp_path: Path)
         (tmp_path / "run" / "rollouts" / "step-000001").mkdir(parents=True)
     told = [text for text in load_run(tmp_path / "run").missing if text.startswith("rollouts/")]
     if n <= 3:
-        assert told == [f"rollouts/step-{i:06d}.parquet: missing, and so are its scripts" for i in range(1, n + 1)]
+        assert told == [f"rollouts/step-{i:06d}.parquet: missing, with its scripts" for i in range(1, n + 1)]
     else:
-        assert told == [
-            f"rollouts/step-000001.parquet … step-{n:06d}.parquet: {n} files missing, and so are their scripts"
-        ]
+        assert told == [f"rollouts/step-000001.parquet … step-{n:06d}.parquet: {n} files missing, with their scripts"]

@@ -1,4 +1,4 @@
-"""What the page knows of its runs, as plain data: no markup, and names from data are never keys."""
+"""The page's data about its runs, as plain JSON: no markup, and names from data are never keys."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_data(examined: Examined, place: str) -> dict[str, Any]:
 
 
 def headline(run: RunRecord) -> dict[str, Any]:
-    """The large number at the top, what it is, and whether it tells a change: improved, worse or inconclusive."""
+    """The large number at the top, what it is, and its change: improved, worse or inconclusive."""
     change = change_of(run)
     if change is not None:
         start = "before" if change.steps[0] == 0 else f"after step {change.steps[0]}"
@@ -102,7 +102,13 @@ def headline(run: RunRecord) -> dict[str, Any]:
             "why": "",
         }
     why = "Evaluation is switched off." if run.is_never_evaluated else "No evaluation yet."
-    return {"what": why if run.steps else "No step has ended yet.", "from": None, "to": None, "verdict": "", "why": ""}
+    return {
+        "what": why if run.steps else "No step has finished yet.",
+        "from": None,
+        "to": None,
+        "verdict": "",
+        "why": "",
+    }
 
 
 def trimmed(line: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +153,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[list[str]]:
 
 
 def history_of(examined: Examined) -> dict[str, Any]:
-    """Every recorded visit to every problem: which steps, where its group lies, how many were right."""
+    """Every recorded visit to every problem: which steps, where its group is, how many responses were correct."""
     steps = sorted(examined.indexes)
     visits: dict[str, list[list[int]]] = {}
     for at, step in enumerate(steps):
