@@ -175,7 +175,7 @@ def test_a_group_opens_and_its_heat_maps_switch(watch: Watch, run: Path):
     page = watch.open(run / "report.html")
     pick(page, "p1")
     assert page.locator(".response").count() == 4
-    assert page.locator(".response").first.inner_text().startswith("right")
+    assert page.locator(".response").first.inner_text().startswith("correct")
     seen = set()
     for heat in ("probability", "entropy", "ratio", "advantage", "clipped", "plain"):
         page.locator("#heat").get_by_role("button", name=heat).click()
@@ -222,7 +222,7 @@ def test_filters(watch: Watch, run: Path):
     page.select_option("#filter-verdict", "UNPARSEABLE")
     assert rows.count() == 0
     page.select_option("#filter-verdict", "WRONG")
-    for name in ("onlyCut", "onlySplit", "onlyClipped"):
+    for name in ("onlyTruncated", "onlySplit", "onlyClipped"):
         page.check(f"#filter-{name}")
     assert rows.count() == 3
     watch.check()
@@ -333,8 +333,8 @@ def test_what_is_missing_is_said(watch: Watch, tmp_path: Path, what: str):
     page = watch.open(write_page(folder))
     text = page.locator("main").inner_text()
     expected = {
-        "no steps": "No step has ended yet",
-        "torn": "line 6 is torn",
+        "no steps": "No step has finished yet",
+        "torn": "line 6 is corrupt",
         "no rollouts": "step-000005.parquet: missing",
     }
     assert expected[what] in text

@@ -21,7 +21,7 @@ def test_a_run_with_a_fault_is_told_with_its_remedy(tmp_path: Path):
     folder = write_run(tmp_path / "run", metrics(length__truncated=0.4))
     answer = doctor(str(folder))
     assert answer.returncode == 0
-    assert "Many responses are cut off" in answer.stdout
+    assert "Many responses are truncated" in answer.stdout
     assert "40.0%" in answer.stdout
     assert "Remedy: Raise limits.max_response_tokens" in answer.stdout
     told = json.loads(doctor(str(folder), "--json").stdout)
@@ -49,7 +49,7 @@ def test_this_machine():
         assert version is not None or told, package
     shown = doctor().stdout
     assert f"Fits this machine: {found['recipe']}" in shown
-    assert ("a CPU's parts of a step are compiled" in shown) == found["is_compiled"]
+    assert ("CPU kernels are compiled" in shown) == found["is_compiled"]
 
 
 def test_a_machine_without_a_compiler(monkeypatch: pytest.MonkeyPatch):

@@ -23,22 +23,22 @@ def test_the_setting_bounds_where_memory_holds_more():
     memory, said = words("rollout.max_concurrent_sequences=100")
     full = memory["full_length_responses_at_once"]
     assert full > 100
-    assert said["responses at once"].startswith("100: rollout.max_concurrent_sequences = 100,")
-    assert f"{full:,} of full length (1,536 tokens)" in said["responses at once"]
-    assert said["responses of a step"] == "512, in 6 rounds or more"  # 512 / 100
+    assert said["concurrent responses"].startswith("100: rollout.max_concurrent_sequences = 100;")
+    assert f"{full:,} at full length (1,536 tokens)" in said["concurrent responses"]
+    assert said["responses per step"] == "512, in 6 rounds or more"  # 512 / 100
 
 
 def test_memory_bounds_where_the_setting_allows_more():
     memory, said = words("rollout.max_concurrent_sequences=5000")
     full = memory["full_length_responses_at_once"]
-    assert said["responses at once"].startswith(f"{full:,} to 5,000: memory holds {full:,} of full length")
-    assert said["responses of a step"] == "512"
+    assert said["concurrent responses"].startswith(f"{full:,} to 5,000: memory holds {full:,} at full length")
+    assert said["responses per step"] == "512"
 
 
 def test_the_setting_is_shared_by_all_replicas():
     memory, said = words("rollout.max_concurrent_sequences=100", gpus=4)
     assert (memory["replicas"], memory["allowed_responses_at_once"]) == (4, 25)
-    assert "100 / 4 replicas = 25 each" in said["responses at once"]
+    assert "100 / 4 replicas = 25 each" in said["concurrent responses"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_is_no_dense_decoder_has_no_shape_here():
 
 
 def test_why_the_memory_is_not_estimated_fits_what_the_path_is(tmp_path):
-    assert why_no_shape("owner/my model", None).endswith("Fetch it: hf download 'owner/my model' config.json")
+    assert why_no_shape("owner/my model", None).endswith("Download it: hf download 'owner/my model' config.json")
     gone = why_no_shape(str(tmp_path / "my moe"), None)
     assert "no config.json" in gone
     assert "hf download" not in gone

@@ -125,7 +125,7 @@ def test_a_plan_says_how_far_a_reward_reaches(keys: list[str], said: str):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["preset=vanilla-ppo"], "about the last 20 tokens, and a response may have 1,024"),
+        (["preset=vanilla-ppo"], "about the last 20 tokens of up to 1,024"),
         (["preset=vanilla-ppo"], "Try algorithm.gae.lam = 1.0."),
         (["preset=ppo", "algorithm.gae.gamma=0.99"], "Try algorithm.gae.gamma = 1.0 (now 0.99)."),
         (["preset=vapo", "algorithm.gae.length_adaptive_floor=1"], "Try algorithm.gae.length_adaptive_floor = 400."),

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from blocks import FENCE, PAGES, ROOT
 
-from dapo.cli.main import VERBS
+from dapo.cli.main import COMMANDS
 from dapo.config import renamed
 from dapo.config.load import known_keys, preset_names, recipe_names
 from dapo.rewards import verify
@@ -64,7 +64,7 @@ def test_links_lead_to_files_and_anchors(page: Path):
 def test_keys_verbs_and_presets_in_the_text_exist(page: Path):
     for span in SPAN.findall(prose(page)):
         if span.startswith("dapo ") and span.split()[1].islower():
-            assert span.split()[1] in VERBS, f"{page.name}: `{span}`: no such verb"
+            assert span.split()[1] in COMMANDS, f"{page.name}: `{span}`: no such command"
         key = re.match(r"(?:--set )?([a-z]+\.[a-z_.]+[a-z])(?= ?=|$)", span)
         if key is None or key[1].partition(".")[0] not in SECTIONS or page.name in PEERS_KEYS or "/" in span:
             continue
@@ -111,7 +111,7 @@ def findings_in_the_source() -> set[str]:
     ]
     assert len(calls) >= 18
     names = {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
-    return names | {word for word in words if word in ("too-easy", "too-hard", "all-equal", "low-acceptance")}
+    return names | {word for word in words if word in ("too-easy", "too-hard", "all-equal", "few-mixed-groups")}
 
 
 def test_every_finding_has_a_remedy_in_the_tuning_guide():

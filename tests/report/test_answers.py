@@ -24,7 +24,7 @@ def test_more_certain_is_good_only_where_it_is_more_often_right(tmp_path: Path, 
     said = collapsed(run, examine(run))
     assert (said.answer, said.tone) == (answer, tone)
     assert f"(0.60 → {end:.2f})" in said.detail
-    assert ("more often right" in said.detail.replace("not more often right", "")) == (end > 0.6)
+    assert ("more accurate" in said.detail.replace("not more accurate", "")) == (end > 0.6)
 
 
 # ------------------------------------------------------------------ did it learn? The doctor and the page agree
@@ -127,7 +127,7 @@ def test_graded_rewards_without_values_are_not_paired_by_what_was_right(tmp_path
     text = "".join(json.dumps({"step": step, **same}) + "\n" for step in (0, 30))
     (tmp_path / "eval_problems.jsonl").write_text(text)
     shown = headline(load_run(tmp_path))
-    assert (shown["from"], shown["to"], shown["why"]) == (0.31, 0.74, "not known problem by problem")
+    assert (shown["from"], shown["to"], shown["why"]) == (0.31, 0.74, "no scores per problem")
 
 
 def test_the_headline_is_of_the_first_set(tmp_path: Path):
@@ -140,7 +140,7 @@ def test_the_headline_is_of_the_first_set(tmp_path: Path):
 def test_a_finished_run_is_never_too_early(tmp_path: Path, exams: list[dict]):
     assert learnt(load_run(write_run(tmp_path / "done", metrics(30), evaluations=exams))).answer == "Not measured"
     running = load_run(write_run(tmp_path / "running", metrics(30), evaluations=exams, wanted=100))
-    assert learnt(running).answer == "Too early to say"
+    assert learnt(running).answer == "Too early to tell"
     for path in (tmp_path / "running").iterdir():
         os.utime(path, (0, 0))
     assert learnt(load_run(tmp_path / "running")).answer == "Not measured"  # it stopped
@@ -166,8 +166,8 @@ def test_evaluation_that_is_off_is_not_missing(tmp_path: Path):
             "rollout and reward",
             [],
         ),  # 180 s of 400 go into sampling, 100 into evaluation: no more than a quarter
-        (150.0, "rollout and reward", ["Much time goes into evaluation"]),  # a third, and sampling still has more
-        (200.0, "evaluation", ["Most time goes into evaluation"]),
+        (150.0, "rollout and reward", ["Much of the time is evaluation"]),  # a third, and sampling still has more
+        (200.0, "evaluation", ["Most of the time is evaluation"]),
     ],
 )
 def test_page_and_doctor_name_the_same_phase_as_the_largest(

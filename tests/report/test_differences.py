@@ -62,7 +62,7 @@ def test_as_many_other_problems_are_no_difference(tmp_path):
     run = made(tmp_path / "a", {10: first(210)})
     other = made(tmp_path / "b", {10: [*first(200, 200), *[0] * 10, *[1] * 10, *[0] * 180]})
     found = compared(run, other)
-    assert found.answer == "No difference to b can be seen"
+    assert found.answer == "No significant difference to b"
     assert found.tone == ""
     assert found.rows[-1].difference.low < 0 < found.rows[-1].difference.high
 
@@ -156,4 +156,4 @@ def test_page_and_terminal_say_it(tmp_path, capsys):
     print_differences(runs)
     printed = " ".join(capsys.readouterr().out.split())
     assert "0.100 above a" in printed
-    assert "Too little to compare with a" in printed
+    assert "Too little data to compare with a" in printed

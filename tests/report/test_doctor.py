@@ -69,7 +69,7 @@ BY_METRICS = {
             sampling__groups_kept=T.acceptance - 0.01, sampling__groups_all_correct=80, sampling__groups_all_wrong=20
         ),
     ),
-    "low-acceptance": (
+    "few-mixed-groups": (
         metrics(
             sampling__groups_kept=T.acceptance - 0.01, sampling__groups_all_correct=50, sampling__groups_all_wrong=50
         ),
@@ -134,7 +134,7 @@ def test_skipped_updates_are_not_dead_gradients(tmp_path: Path):
 
 def test_dead_gradients_of_imitation_lead_to_the_verdicts(tmp_path: Path):
     lines = metrics(policy__gradient_norm=0.0)
-    for config, where in (("", "sampling/acceptance"), ('[algorithm]\nadvantage = "none"\n', "accuracy")):
+    for config, where in (("", "sampling/groups_kept"), ('[algorithm]\nadvantage = "none"\n', "accuracy")):
         run = load_run(write_run(tmp_path / where, lines, config=config))
         (finding,) = [finding for finding in examine(run) if finding.name == "dead-gradients"]
         assert finding.metrics[1] == where
@@ -254,7 +254,7 @@ def test_a_truncated_response_may_count_where_the_config_says_so(tmp_path: Path)
     lines = metrics(length__truncated=T.truncated + 0.01)
     never = the(look(tmp_path / "never", lines), "truncation")
     may = the(look(tmp_path / "may", lines, config=config_of("rewards", truncated_may_be_correct=True)), "truncation")
-    assert "never counts as right" in never.detail
+    assert "never counts as correct" in never.detail
     assert "never" not in may.detail
 
 
@@ -298,13 +298,13 @@ def test_groups_of_equal_graded_values_are_counted(tmp_path: Path):
         "sampling__groups_all_wrong": 0,
     }
     graded = the(look(tmp_path / "graded", metrics(**few, sampling__groups_all_equal=9)), "all-equal")
-    assert "of the others 9 a step had one value throughout." in graded.detail
+    assert "of the others 9 per step had equal rewards." in graded.detail
     assert "sampling/groups_all_equal" in graded.metrics
     # 6 of 10 all right: no cause makes up one_cause of all three kinds.
     mixed = metrics(**few | {"sampling__groups_all_correct": 6}, sampling__groups_all_equal=4)
     assert T.one_cause > 0.6
-    finding = the(look(tmp_path / "mixed", mixed), "low-acceptance")
-    assert "4 a step had one value throughout, 6 a step were all right and 0 all wrong." in finding.detail
+    finding = the(look(tmp_path / "mixed", mixed), "few-mixed-groups")
+    assert "4 per step had equal rewards, 6 per step were all correct and 0 all wrong." in finding.detail
 
 
 def test_nothing_is_dropped_without_dynamic_sampling(tmp_path: Path):
@@ -316,21 +316,21 @@ def test_nothing_is_dropped_without_dynamic_sampling(tmp_path: Path):
     assert "trained on" not in the(look(tmp_path / "dynamic", easy), "too-easy").detail
     assert "trained on with an advantage of 0." in the(look(tmp_path / "group", easy, config=group), "too-easy").detail
     assert the(look(tmp_path / "critic", easy, config=critic), "too-easy").detail.endswith("They are trained on.")
-    assert "low-acceptance" in names(look(tmp_path / "both", both, config=group))
-    assert "low-acceptance" not in names(look(tmp_path / "lone", both, config=critic))
+    assert "few-mixed-groups" in names(look(tmp_path / "both", both, config=group))
+    assert "few-mixed-groups" not in names(look(tmp_path / "lone", both, config=critic))
     for finding in look(tmp_path / "word", easy, config=group):
         assert "dropped" not in finding.detail
 
 
 def test_a_critic_that_explains_less_than_a_constant_is_named(tmp_path: Path):
     bad, good = (metrics(critic__explained_variance=T.critic_explained + off) for off in (-0.01, 0.01))
-    finding = the(look(tmp_path / "bad", bad), "critic-worse-than-none")
+    finding = the(look(tmp_path / "bad", bad), "negative-explained-variance")
     assert finding.remedy.startswith("Pretrain it")
     started = config_of("algorithm.critic", pretrain_responses=10)
-    assert the(look(tmp_path / "started", bad, config=started), "critic-worse-than-none").remedy.startswith(
+    assert the(look(tmp_path / "started", bad, config=started), "negative-explained-variance").remedy.startswith(
         "Try another"
     )
-    assert "critic-worse-than-none" not in names(look(tmp_path / "good", good))
+    assert "negative-explained-variance" not in names(look(tmp_path / "good", good))
 
 
 def test_a_reward_that_reaches_only_the_end_is_named(tmp_path: Path):
@@ -338,16 +338,16 @@ def test_a_reward_that_reaches_only_the_end_is_named(tmp_path: Path):
     gae = config_of("algorithm.gae", gamma=1.0, lam=0.9)
     stuck = {"accuracy": 0.5, "critic__explained_variance": 0.9}
     long, short = (metrics(**stuck, length__mean=length) for length in (51, 49))
-    finding = the(look(tmp_path / "long", long, config=gae), "short-reach")
-    assert "the last 10 of a response's 51 tokens" in finding.detail
+    finding = the(look(tmp_path / "long", long, config=gae), "short-gae-horizon")
+    assert "the last 10 of 51 tokens" in finding.detail
     assert finding.detail.endswith("accuracy 0.500 half-way, 0.500 now.")
     assert finding.remedy.startswith("Try algorithm.gae.lam = 1.0; or")
     discounted = config_of("algorithm.gae", gamma=0.9, lam=1.0)
-    assert "gamma = 1.0 (now 0.9)" in the(look(tmp_path / "gamma", long, config=discounted), "short-reach").remedy
+    assert "gamma = 1.0 (now 0.9)" in the(look(tmp_path / "gamma", long, config=discounted), "short-gae-horizon").remedy
     gaining = metrics(**stuck | {"accuracy": falls(0.3, 0.7)}, length__mean=400)
-    assert the(look(tmp_path / "gaining", gaining, config=gae), "short-reach").detail.endswith("makes of it.")
+    assert the(look(tmp_path / "gaining", gaining, config=gae), "short-gae-horizon").detail.endswith("values alone.")
     adaptive = config_of("algorithm.gae", lam=0.9, length_adaptive_alpha=0.05)
-    assert "short-reach" in names(look(tmp_path / "adaptive, gaining", gaining, config=adaptive))
+    assert "short-gae-horizon" in names(look(tmp_path / "adaptive, gaining", gaining, config=adaptive))
     floor = config_of("algorithm.gae", length_adaptive_alpha=0.05, length_adaptive_floor=400.0)
     silent = {
         "short": (short, gae),
@@ -358,7 +358,7 @@ def test_a_reward_that_reaches_only_the_end_is_named(tmp_path: Path):
         "no critic": (metrics(accuracy=0.5, length__mean=400), gae),
     }
     for name, (lines, config) in silent.items():
-        assert "short-reach" not in names(look(tmp_path / name, lines, config=config)), name
+        assert "short-gae-horizon" not in names(look(tmp_path / name, lines, config=config)), name
 
 
 def test_graded_rewards_are_progress_where_no_response_counts_as_right(tmp_path: Path):
@@ -386,8 +386,13 @@ def test_a_collapse_without_accuracy_or_reward_says_nothing_of_them(tmp_path: Pa
 
 def test_a_reach_that_grows_with_the_length_may_be_too_short_too(tmp_path: Path):
     lines = metrics(accuracy=0.5, critic__explained_variance=0.1, length__mean=400)
-    finding = the(look(tmp_path, lines, config=config_of("algorithm.gae", length_adaptive_alpha=0.05)), "short-reach")
-    assert "algorithm.gae.length_adaptive_alpha = 0.05 about the last 20 of a response's 400 tokens" in finding.detail
+    finding = the(
+        look(tmp_path, lines, config=config_of("algorithm.gae", length_adaptive_alpha=0.05)), "short-gae-horizon"
+    )
+    assert (
+        "algorithm.gae.length_adaptive_alpha = 0.05 the reward reaches about the last 20 of 400 tokens"
+        in finding.detail
+    )
     assert "algorithm.gae.length_adaptive_floor = 400" in finding.remedy
 
 
@@ -452,14 +457,14 @@ def test_the_recorded_vapo_run_on_gsm8k_is_seen_through(tmp_path: Path):
     lines = [right_of(step, problems[f"vapo-20-seed0, step {step}"], "gsm8k:test") for step in (0, 10, 20)]
     (folder / "eval_problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = load_run(folder)
-    assert {"short-reach", "worse-than-before"} <= names(examine(run))
+    assert {"short-gae-horizon", "worse-than-before"} <= names(examine(run))
     assert learnt(run).answer == "Worse"  # the card above the doctor's findings says the same
 
 
 def test_the_recorded_ppo_run_on_gsm8k_is_seen_through(tmp_path: Path):
     folder = shutil.copytree(ROOT / "docs/results/gsm8k-coder-1.5b/decay/ppo-20-seed0", tmp_path / "ppo")
     found = names(examine(load_run(folder)))
-    assert {"short-reach", "forgetting", "truncation"} <= found
+    assert {"short-gae-horizon", "forgetting", "truncation"} <= found
 
 
 def test_bypass_is_not_said_to_save_time_nor_checkpoints_to_be_in_a_step(tmp_path: Path):
@@ -566,7 +571,7 @@ def test_every_finding_stands_in_the_docs():
     known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | {
         "too-easy",
         "too-hard",
-        "low-acceptance",
+        "few-mixed-groups",
         "all-equal",
         "bound-by-",
     }

@@ -96,7 +96,7 @@ def printed(run: Path, **options: object) -> str:
 def test_the_terminal_marks_them(run: Path):
     assert "step 000005: 2 problems, 1 of them dropped" in printed(run, step=5)
     assert "[dropped: all wrong] What is lost?" in printed(run)
-    assert "[dropped: all wrong] 0 of 4 right" in printed(run, problem="lost")
+    assert "[dropped: all wrong] 0 of 4 correct" in printed(run, problem="lost")
 
 
 def test_an_audit_tells_them_apart(run: Path, capsys: pytest.CaptureFixture[str]):

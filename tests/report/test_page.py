@@ -15,7 +15,7 @@ from dapo.report.chunks import parse_script
 from dapo.report.examined import examine_run
 from dapo.report.load import load_run
 from dapo.report.page import SCRIPTS, asset, write_page
-from dapo.report.page_data import read_beside
+from dapo.report.page_data import read_overlay
 from dapo.tracking.metrics import METRICS
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \u202e\u2028\x00<!--"
@@ -86,7 +86,7 @@ def test_the_questions_of_a_newcomer_are_answered(run: Path):
     assert answers["clipped"]["answer"] == "0.40% low, 0.20% high"
     assert answers["waste"]["answer"] == "40% of the tokens"  # 300 + 100 of 1000
     assert dict(answers["waste"]["shares"])["all wrong"] == pytest.approx(0.3)
-    assert answers["flips"]["answer"] == "1 learnt, 1 lost"
+    assert answers["flips"]["answer"] == "1 learned, 1 lost"
 
 
 def test_a_problem_can_be_followed_over_the_steps(run: Path):
@@ -149,7 +149,7 @@ def test_a_torn_line_is_said_and_left_out(run: Path):
         file.write('{"step": 11, "accu')
     write_page(run)
     (shown,) = data_of(run)["runs"]
-    assert shown["missing"] == ["metrics.jsonl: line 11 is torn and left out"]
+    assert shown["missing"] == ["metrics.jsonl: line 11 is corrupt and left out"]
     assert shown["step"] == 10
 
 
@@ -183,7 +183,7 @@ def test_parquet_alone_is_enough_and_scripts_alone_are_too(run: Path):
 def test_a_run_without_steps_and_one_without_anything(tmp_path: Path):
     write_run(tmp_path / "a", [])
     write_page(tmp_path / "a")
-    assert "No step has ended" in data_of(tmp_path / "a")["runs"][0]["verdict"]
+    assert "No step has finished" in data_of(tmp_path / "a")["runs"][0]["verdict"]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "config.toml").write_text("")
     write_page(tmp_path / "b")
@@ -233,21 +233,28 @@ def test_another_phrase_list_is_counted_anew(run: Path):
     assert data_of(run)["runs"][0]["rollouts"][0]["behaviour"]["doubt"] == 8
 
 
-def test_curves_to_lay_beside(tmp_path: Path):
+def test_curves_to_overlay(tmp_path: Path):
     path = tmp_path / "fig.csv"
     path.write_text("metric,step,value,label\npolicy/entropy,1,0.5,paper\npolicy/entropy,2,0.4,paper\navg@k,1,0.3,\n")
-    curves = read_beside(path)
+    curves = read_overlay(path)
     assert curves[0] == {"metric": "policy/entropy", "label": "paper", "x": [1.0, 2.0], "y": [0.5, 0.4]}
     assert curves[1]["label"] == "fig"  # without a label, the name of the file
     path.write_text("metric,step,value\nnonsense,1,2\n")
     with pytest.raises(DataError, match="nonsense"):
-        read_beside(path)
+        read_overlay(path)
     path.write_text("metric,step,value\naccuracy,one,2\n")
     with pytest.raises(DataError, match="line 2"):
-        read_beside(path)
+        read_overlay(path)
 
 
 # ------------------------------------------------------------------ the command
+
+
+def test_the_old_name_of_the_overlay_names_the_new_one(run: Path):
+    answer = dapo("report", str(run), "--beside", "fig.csv")
+    assert answer.returncode == 2
+    assert "Use --overlay fig.csv." in answer.stderr
+    assert "--beside" not in dapo("report", "--help").stdout
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
@@ -298,8 +305,6 @@ def test_border_every_missing_record_is_named_or_counted(n: int, tmp_path: Path)
         (tmp_path / "run" / "rollouts" / "step-000001").mkdir(parents=True)
     told = [text for text in load_run(tmp_path / "run").missing if text.startswith("rollouts/")]
     if n <= 3:
-        assert told == [f"rollouts/step-{i:06d}.parquet: missing, and so are its scripts" for i in range(1, n + 1)]
+        assert told == [f"rollouts/step-{i:06d}.parquet: missing, with its scripts" for i in range(1, n + 1)]
     else:
-        assert told == [
-            f"rollouts/step-000001.parquet … step-{n:06d}.parquet: {n} files missing, and so are their scripts"
-        ]
+        assert told == [f"rollouts/step-000001.parquet … step-{n:06d}.parquet: {n} files missing, with their scripts"]

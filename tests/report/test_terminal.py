@@ -43,7 +43,7 @@ def test_a_group_is_shown_with_verdict_parts_and_stop_reason(run: Path):
     text = printed(run, problem="p5")
     for part in (
         "What is p5?",
-        "1 of 2 right",
+        "1 of 2 correct",
         "CORRECT",
         "WRONG",
         "verdict -1.00, overlong -0.50",
@@ -79,5 +79,5 @@ def test_the_start_of_an_id_is_enough_and_a_wrong_one_is_refused(run: Path):
         printed(run, problem="p5", step=7)
     with pytest.raises(DataError, match="does not have it"):
         printed(run, problem="p5", step=10)
-    with pytest.raises(DataError, match="no such colouring"):
+    with pytest.raises(DataError, match="unknown colouring"):
         printed(run, problem="p5", heat="loudness")

@@ -1,1 +1,1 @@
-"""The command line: `main.py` lists the verbs, one file per verb does the work."""
+"""The command line: `main.py` lists the commands, one file per command does the work."""

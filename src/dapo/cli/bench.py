@@ -1,4 +1,4 @@
-"""`dapo bench`: speed against the peers that are installed, ratios measured in one run."""
+"""`dapo bench`: speed compared with other frameworks that are installed; ratios are measured in one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dapo.bench.step import bench_step
 from dapo.bench.train import bench_train
 from dapo.bench.verify import bench_verify
 
-command = typer.Typer(no_args_is_help=True, help="Measure speed against the peers that are installed.")
+command = typer.Typer(no_args_is_help=True, help="Compare speed with other frameworks that are installed.")
 command.command("parity")(bench_parity)
 command.command("rollout")(bench_rollout)
 command.command("sampling")(bench_sampling)
@@ -22,4 +22,4 @@ command.command("verify")(bench_verify)
 
 @command.callback()
 def options() -> None:
-    """Each sub-verb measures one part; all print ratios from one run on this machine."""
+    """Each subcommand measures one part; all print ratios from one run on this machine."""

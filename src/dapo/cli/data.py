@@ -1,4 +1,4 @@
-"""`dapo data`: what is wrong with a problem set, a cleaned one, and how hard it is for a model."""
+"""`dapo data`: check a problem set, clean it, and measure how hard it is for a model."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ Against = Annotated[
     list[str] | None,
     typer.Option("--against", metavar="FILE_OR_NAME", help="An evaluation set to compare with; repeatable."),
 ]
-Verifier = Annotated[str, typer.Option(help="The verifier that must be able to use every reference.")]
-Share = Annotated[float, typer.Option(min=0.05, max=1.0, help="Share of an evaluation problem's 13-grams that counts.")]
+Verifier = Annotated[str, typer.Option(help="The verifier that must be able to parse every reference answer.")]
+Share = Annotated[
+    float,
+    typer.Option(min=0.05, max=1.0, help="Share of an evaluation problem's 13-grams that counts as contamination."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -45,13 +48,13 @@ def check_command(
     share: Share = SHARE,
     verifier: Verifier = "math",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A model folder: count prompt tokens with its tokenizer.")
+        Path | None, typer.Option(help="A model folder; its tokenizer counts the prompt tokens.")
     ] = None,
     template: Annotated[str, typer.Option(help=f"Prompt template for the count: {', '.join(TEMPLATES)}.")] = "dapo",
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Count the prompts over this limit.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is wrong with a problem set: duplicates, conflicting answers, references no verifier can use, contamination.
+    """Check a problem set for duplicates, conflicting answers, unparseable references and contamination.
 
     Example: dapo data check train.jsonl --against aime24 --against gsm8k:test
     """
@@ -75,31 +78,34 @@ def prepare_command(
     share: Share = SHARE,
     verifier: Verifier = "math",
     n_held: Annotated[
-        int, typer.Option("--hold-out", min=0, help="Set so many problems aside for evaluation: OUT.held-out.jsonl.")
+        int, typer.Option("--hold-out", min=0, help="Hold out this many problems for evaluation: OUT.held-out.jsonl.")
     ] = 0,
     keep_twins: Annotated[
         bool,
         typer.Option(
-            "--keep-twins", help="Leave in what equals a held-out or --against problem up to numbers and names."
+            "--keep-twins", help="Keep problems that equal a held-out or --against one up to numbers and names."
         ),
     ] = False,
     integer_answers: Annotated[
-        bool, typer.Option("--integer-answers", help="Restate problems to ask for one integer; drop what cannot be.")
+        bool,
+        typer.Option(
+            "--integer-answers", help="Rewrite problems to ask for one integer; drop those that cannot be rewritten."
+        ),
     ] = False,
     llm: Annotated[
         str | None, typer.Option(metavar="URL", help="With --integer-answers: an OpenAI-compatible server.")
     ] = None,
     model: Annotated[str, typer.Option(help="The model's name at that server.")] = "",
-    llm_timeout_s: Annotated[float, typer.Option(min=1.0, help="Seconds for one reply.")] = 300.0,
-    llm_tries: Annotated[int, typer.Option(min=1, help="Tries per problem while the server is in trouble.")] = 3,
-    llm_workers: Annotated[int, typer.Option(min=1, max=256, help="Requests under way at once.")] = 8,
+    llm_timeout_s: Annotated[float, typer.Option(min=1.0, help="Timeout of one request, in seconds.")] = 300.0,
+    llm_tries: Annotated[int, typer.Option(min=1, help="Attempts per problem when the server fails.")] = 3,
+    llm_workers: Annotated[int, typer.Option(min=1, max=256, help="Concurrent requests.")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """The cleaned set, with OUT.manifest.json saying what was dropped and why.
+    """Write a cleaned problem set; OUT.manifest.json lists what was dropped and why.
 
     Example: dapo data prepare dapo-math-17k --against aime24 --out train.jsonl
 
-    Your own file, with problems to measure on: dapo data prepare my.jsonl --hold-out 200 --out train.jsonl
+    Your own file, with problems held out for evaluation: dapo data prepare my.jsonl --hold-out 200 --out train.jsonl
     """
     if llm is not None and not integer_answers:
         raise DataError(f"--llm {llm}: has no effect without --integer-answers.", remedy="Add --integer-answers.")
@@ -130,7 +136,7 @@ def parse_fields(pairs: list[str] | None) -> dict[str, str] | None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """A local folder only: nothing is fetched, and no code of the folder's is run."""
+    """From a local folder only: nothing is downloaded, and no code in the folder is run."""
     from transformers import AutoTokenizer
 
     if not folder.is_dir():
@@ -161,13 +167,15 @@ def show(report: Report) -> None:
 
 def lines(report: Report) -> list[tuple[str, str]]:
     once = (
-        f" = {report.rows_once:,} x {report.copies}: a repeated file, counted once below" if report.copies > 1 else ""
+        f" = {report.rows_once:,} x {report.copies}: repeated copies of one file, counted once below"
+        if report.copies > 1
+        else ""
     )
     spread = ", ".join(f"{n:,} x {times}" for times, n in report.times.items())
     chars = report.question_chars
     rows = [
         ("rows", f"{report.rows:,}{once}"),
-        ("distinct problems", f"{report.distinct:,} (white space and case folded; {spread})"),
+        ("distinct problems", f"{report.distinct:,} (after normalizing white space and case; {spread})"),
         ("duplicate rows", f"{report.duplicate_rows:,}"),
         ("conflicting answers", f"{len(report.conflicts):,} problems"),
         ("rows without reference", f"{len(report.no_reference):,}"),
@@ -188,8 +196,8 @@ def lines(report: Report) -> list[tuple[str, str]]:
             )
         )
     if report.over_limit is not None:
-        rows.append(("prompts over the limit", f"{report.over_limit:,} (dropped, never cut)"))
-    rows += [(f"{what} taken off", f"{n:,} rows") for what, n in report.removed.items()]
+        rows.append(("prompts over the limit", f"{report.over_limit:,} (dropped, never truncated)"))
+    rows += [(f"{what} removed", f"{n:,} rows") for what, n in report.removed.items()]
     for one in report.contamination:
         kinds = {"exact": "exact", "loose": "loose", "13-gram": "n-gram", "twin": "twin"}
         found = ", ".join(f"{shown} {one.count(how):,}" for shown, how in kinds.items())
@@ -235,22 +243,22 @@ def summary(prepared: Prepared) -> dict[str, Any]:
 
 
 def show_prepared(prepared: Prepared, resemblance: str) -> None:
-    """What was written; `resemblance`: what was looked for between the problems held out and the others."""
+    """What was written; `resemblance` says how problems were compared with the held-out ones."""
     problems = prepared.problems
-    typer.echo(f"{prepared.out}: {len(problems):,} problems; {prepared.manifest.name} says what was dropped and why.")
+    typer.echo(f"{prepared.out}: {len(problems):,} problems; {prepared.manifest.name} lists what was dropped and why.")
     for note in problems.notes:
         if not note.startswith("dropped"):
             typer.echo(f"  {note}")
     for why, n in problems.dropped.items():
         typer.echo(f"  dropped {n:,}: {why}")
     if prepared.n_restated:
-        typer.echo(f"  restated {prepared.n_restated:,} to ask for an integer")
+        typer.echo(f"  rewrote {prepared.n_restated:,} to ask for an integer")
     if prepared.held_out:
         typer.echo(
             f"{prepared.held_out}: {prepared.n_held:,} problems held out; {prepared.n_like_held:,} others resemble one "
             f"of them and were dropped."
         )
-        typer.echo(f"  Looked for: {resemblance}.")
+        typer.echo(f"  Compared by: {resemblance}.")
         evaluation = json.dumps([str(prepared.held_out)], ensure_ascii=False)
         keys = {"data.train": prepared.out, "data.eval": evaluation}
         typer.echo(f"Train: {dapo_command('train', 'RECIPE', *set_options(keys))}")

@@ -1,4 +1,4 @@
-"""`dapo data probe`: pass rate and length per problem under a model, and what groups of it will be worth."""
+"""`dapo data probe`: pass rate and length per problem under a model, and how many groups will be mixed."""
 
 from __future__ import annotations
 
@@ -38,23 +38,25 @@ def probe_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.jsonl", help="A line per problem. FILE.responses.jsonl beside it makes it resumable."
+            metavar="FILE.jsonl",
+            help="One line per problem. FILE.responses.jsonl next to it makes the probe resumable.",
         ),
     ] = None,
     select: Annotated[
-        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Keep problems with such a pass rate.")
+        tuple[float, float] | None,
+        typer.Option(metavar="LOW HIGH", help="Keep problems with a pass rate in this range."),
     ] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Where --select writes what it keeps.")
     ] = None,
     as_json: exam.AsJson = False,
 ) -> None:
-    """Pass rate, length and truncated share per problem under a model, sampled as in training.
+    """Measure pass rate, length and truncated share per problem under a model, sampled as in training.
 
     \b
     dapo data probe dapo.quickstart.task:eval_problems --model bundled
     dapo data probe train.jsonl --model M --out probe.jsonl --select 0.1 0.9 --write medium.jsonl
-    The file of --out also seeds predictive selection: --set sampling.posteriors=probe.jsonl
+    The --out file also seeds predictive selection: --set sampling.posteriors=probe.jsonl
     """
     check_selection(select, write)
     journal = check_out(out)
@@ -90,7 +92,7 @@ def probe_command(
 
 
 def check_selection(select: tuple[float, float] | None, write: Path | None) -> None:
-    """--select and --write come together, and what cannot be written is refused before the model answers."""
+    """--select needs --write and vice versa; an output that cannot be written fails before the model is loaded."""
     from dapo.data.whole_file import refuse_existing
 
     if (select is None) != (write is None):
@@ -129,7 +131,7 @@ def show(figures: dict[str, Any], table: list[Difficulty]) -> None:
     if "mean_value" in figures:
         console.print(
             f"graded rewards: mean value {figures['mean_value']:.3f}; a response counts as passed where its value is "
-            "above the mean of its problem's, and a group as informative where values differ"
+            "above its problem's mean, and a group as mixed where values differ"
         )
     rates = Table("pass rate", "problems", "share", box=None, padding=(0, 2, 0, 0))
     for row in figures["histogram"]:
@@ -138,7 +140,7 @@ def show(figures: dict[str, Any], table: list[Difficulty]) -> None:
         rates.add_row(name, f"{row['problems']:,}", f"{100 * share:5.1f} %  {'█' * round(30 * share)}")
     console.print(rates)
     shares = "   ".join(f"G = {G}: {100 * share:.1f} %" for G, share in figures["informative"].items())
-    console.print(f"groups expected to be informative   {shares}")
+    console.print(f"groups expected to be mixed (neither all right nor all wrong)   {shares}")
     problems = Table("id", "pass rate", "tokens", "truncated", "question", box=None, padding=(0, 2, 0, 0))
     for one in table[:SHOWN]:
         question = " ".join(one.question.split())

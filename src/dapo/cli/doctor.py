@@ -1,4 +1,4 @@
-"""`dapo doctor`: what is wrong with a run, by name and with the remedy; or what this machine can run."""
+"""`dapo doctor`: what is wrong with a run, with the remedy; or what this machine can run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Name what is wrong with a run and the remedy; without a run, say what this machine can run.
+    """Diagnose a run: what is wrong, and the remedy. Without a run, show what this machine can run.
 
     \b
     dapo doctor runs/first
@@ -79,7 +79,7 @@ def print_findings(run: RunRecord, findings: Sequence[Finding], missing: Sequenc
 
 
 def print_verdict(folder: Path) -> None:
-    """What the doctor says at the end of a run; never a reason for the run to fail."""
+    """The doctor's verdict at the end of a run; an error here never fails the run."""
     try:
         examined = examine_run(folder)
     except Exception as error:
@@ -93,7 +93,7 @@ def print_verdict(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is here."""
+    """What this machine has."""
 
     python: str
     cores: int
@@ -149,13 +149,13 @@ def advice(found: Machine) -> list[str]:
     if found.torch is None:
         told.append("torch is missing: pip install torch")
     elif found.gpus_gib and not found.torch_sees.startswith(tuple("123456789")):
-        told.append("there is a GPU, but torch does not see it: install a CUDA build of torch 2.11 to 2.13")
+        told.append("torch does not see the GPU: install a CUDA build of torch 2.11 to 2.13")
     if not found.gpus_gib:
         told.append("no NVIDIA GPU: the quickstart runs on the CPU; real models need a card of 8 GB or more")
     if not found.gpus_gib and not found.is_compiled:
-        told.append("no C compiler, or DAPO_COMPILE=0: steps on the CPU run in torch alone, and slower")
+        told.append("no C compiler, or DAPO_COMPILE=0: CPU steps run in plain torch, which is slower")
     if found.disk_free_gib < 5:
-        told.append(f"only {found.disk_free_gib} GiB of disk are free here: checkpoints of a 1.5 B model take about 20")
+        told.append(f"only {found.disk_free_gib} GiB of disk free here: checkpoints of a 1.5 B model take about 20")
     told += [f"{EXTRAS[name][0]}: {EXTRAS[name][1]}" for name, version in found.packages.items() if version is None]
     return told
 
@@ -170,13 +170,13 @@ def print_machine(found: Machine, *, as_json: bool) -> None:
         ("GPU", gpus),
         ("Python", found.python),
         ("torch", f"{found.torch or 'missing'}: {found.torch_sees}"),
-        ("C compiler", "a CPU's parts of a step are compiled" if found.is_compiled else "none that can be used"),
+        ("C compiler", "found: CPU kernels are compiled" if found.is_compiled else "none found"),
         *((name, version or "not installed") for name, version in found.packages.items()),
     ]
     for name, text in rows:
         typer.echo(f"  {name:<12} {text}")
     start = "dapo quickstart" if found.recipe == "quickstart" else f"dapo train {found.recipe}"
-    typer.echo(f"\nFits this machine: {found.recipe} ({start}; what it will do: dapo explain {found.recipe})")
+    typer.echo(f"\nFits this machine: {found.recipe} ({start}; details: dapo explain {found.recipe})")
     if found.recipe_next:
         typer.echo(f"Next larger: {found.recipe_next}, for a card of {RECIPE_CARD_GB[found.recipe_next]} GB")
     for text in advice(found):

@@ -19,7 +19,7 @@ def command(
     data: Annotated[str, typer.Option(help="Problem set: file, known name (aime24, gsm8k, …) or pkg.mod:function.")],
     k: Annotated[int, typer.Option(min=1, max=10**6, help="Responses per problem.")] = 32,
     temperature: exam.Temperature = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus; the papers evaluate at 0.7.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling; the papers evaluate at 0.7.")] = 0.7,
     max_response_tokens: exam.MaxResponseTokens = None,
     max_prompt_tokens: exam.MaxPromptTokens = None,
     template: exam.Template = None,
@@ -30,7 +30,7 @@ def command(
     concurrent: exam.Concurrent = 256,
     device: exam.Device = "auto",
     engine: exam.Engine = "local",
-    out: Annotated[Path | None, typer.Option(help="JSONL of all responses; an existing one is gone on with.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSONL of all responses; appends to an existing file.")] = None,
     as_json: exam.AsJson = False,
 ) -> None:
     """Score a model on a problem set: avg@k, pass@k, maj@k with 95 % bootstrap intervals over problems.
@@ -74,7 +74,7 @@ def print_table(line: dict[str, Any]) -> None:
     console.print(
         f"\n{line['problems']} problems x {line['k']}; unparseable {100 * line['unparseable']:.1f} %, "
         f"truncated {100 * line['truncated']:.1f} %, mean length {line['mean_tokens']:.0f} tokens"
-        + (f"; {line['faults']} responses given up by the engine (non-finite logits)" if line.get("faults") else "")
+        + (f"; {line['faults']} responses aborted by the engine (non-finite logits)" if line.get("faults") else "")
         + (f"; {line['dropped_prompts']} prompts over the limit dropped" if line["dropped_prompts"] else "")
     )
     if "mean_value" in line:

@@ -1,4 +1,4 @@
-"""Options of the verbs that let a model answer a problem set, and their progress bar."""
+"""Options of the commands that let a model answer a problem set, and their progress bar."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.progress import Progress
 
 DEFAULT_LIMIT = 2048
 
-Model = Annotated[str, typer.Option(help="Hugging Face folder, hub name, run folder, or embedded.")]
+Model = Annotated[str, typer.Option(help="Hugging Face folder, hub name, run folder, or bundled (the toy model).")]
 Temperature = Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")]
 MaxResponseTokens = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="Limit of a response; default: the run's, else 2048 or half of the model's positions.",
+        help="Maximum response length; default: the run's, else 2048 or half of the model's context.",
         show_default=False,
     ),
 ]
@@ -34,22 +34,24 @@ Template = Annotated[
 Chat = Annotated[
     bool | None,
     typer.Option(
-        "--chat/--no-chat", help="Use the tokenizer's chat template; default: as the run, else yes.", show_default=False
+        "--chat/--no-chat",
+        help="Use the tokenizer's chat template; default: as in the run, else yes.",
+        show_default=False,
     ),
 ]
 Verifier = Annotated[
-    str | None, typer.Option(help="How answers are judged; default: as in the run, else math.", show_default=False)
+    str | None, typer.Option(help="Verifier of the answers; default: the run's, else math.", show_default=False)
 ]
-Trust = Annotated[bool, typer.Option("--trust", help="Run the verifier that somebody else's run names.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Allow the custom verifier named by somebody else's run.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling noise.")]
-Concurrent = Annotated[int, typer.Option(min=1, max=10**7, help="Responses written at the same time.")]
-Engine = Annotated[str, typer.Option(help="Who writes: local, or vllm where that is installed.")]
+Concurrent = Annotated[int, typer.Option(min=1, max=10**7, help="Max concurrent sequences.")]
+Engine = Annotated[str, typer.Option(help="Inference engine: local, or vllm where it is installed.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 class Way(TypedDict):
-    """How questions are put and answers are judged."""
+    """How prompts are built and answers are scored."""
 
     max_response_tokens: int
     max_prompt_tokens: int
@@ -68,7 +70,7 @@ def way_of(
     *,
     trust: bool = False,
 ) -> Way:
-    """What was typed; for the rest a run is asked as it was trained, and so is the embedded model."""
+    """What was typed; otherwise the settings a run, or the bundled toy model, was trained with."""
     folder, config = Path(model), None
     if (folder / "config.toml").is_file():
         from dapo.trainer.resume import read_run_config
@@ -104,7 +106,7 @@ def way_of(
 
 
 def default_limit(model: str) -> int:
-    """Of prompts and of responses, where nobody typed one: half of a small model's positions."""
+    """Default limit of prompts and responses: half of a small model's context."""
     from dapo.config.model_shapes import config_of, positions_of
 
     positions = positions_of(config_of(model) or {})

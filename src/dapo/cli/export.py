@@ -1,4 +1,4 @@
-"""`dapo export`: a run's model as a Hugging Face folder with a model card, and with the run's record if wanted."""
+"""`dapo export`: a run's model as a Hugging Face folder with a model card and, with --bundle, the run's record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the newest intact checkpoint's model as a plain Hugging Face folder, with a card that states its origin.
+    """Export the newest intact checkpoint as a plain Hugging Face folder with a model card.
 
     \b
     dapo export runs/first --out models/first

@@ -1,4 +1,4 @@
-"""`dapo import-config`: a config of verl, TRL or OpenRLHF as a recipe."""
+"""`dapo import-config`: turn a config of verl, TRL or OpenRLHF into a recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dapo.errors import ConfigError, DiskError
 from dapo.peers.settings import Remark, Translation
 from dapo.peers.translate import PEERS, check, recipe_text, translate
 
-MOST = 10**12  # GPUs or rows; beyond it a number is a slip, and beyond a float it cannot be counted with
+MOST = 10**12  # GPUs or rows; a larger number is a typing error, and too large a one overflows a float
 
 
 def command(
@@ -21,23 +21,24 @@ def command(
     out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the recipe here; must be new.")] = None,
     peer: Annotated[str | None, typer.Option(help="verl, trl or openrlhf; default: auto-detected.")] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="TRL counts per device: on so many of them (1).")
+        int | None,
+        typer.Option(min=1, max=MOST, help="Number of GPUs, since TRL's batch sizes are per device. Default: 1."),
     ] = None,
     rows: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="Rows of the training file, to turn epochs into steps.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Turn another framework's config into a recipe; say what is not carried over and what means something else here.
+    """Turn another framework's config into a recipe; list what is not carried over and what differs in meaning.
 
-    Nothing in the file is run: variables of a script are put in as text, of Python only literals are read.
+    Nothing in the file is executed: shell variables are substituted as text, and only Python literals are read.
 
     \b
     dapo import-config run_dapo.sh --out mine.toml
     dapo import-config grpo.py --gpus 4 --rows 7473 > mine.toml
     """
     if peer is not None and peer not in PEERS:
-        raise ConfigError(f"--peer {peer}: not known.", remedy=f"There are: {', '.join(PEERS)}.")
+        raise ConfigError(f"--peer {peer}: unknown framework.", remedy=f"Use one of: {', '.join(PEERS)}.")
     refuse_existing(out)
     found = translate(file, peer=peer, gpus=gpus, rows=rows)
     resolved = check(found, file.stem)
@@ -76,17 +77,17 @@ def as_data(found: Translation, text: str, out: Path | None) -> dict[str, object
 
 def refuse_existing(out: Path | None) -> None:
     if out is not None and out.suffix != ".toml":
-        raise ConfigError(f"--out {out}: a recipe is a TOML file.", remedy=f"Write --out {out}.toml.")
+        raise ConfigError(f"--out {out}: a recipe is a TOML file.", remedy=f"Use --out {out}.toml.")
     try:
         is_there = out is not None and (out.exists() or out.is_symlink())
-    except OSError as error:  # a folder that may not be looked into, a name that is too long
+    except OSError as error:  # a folder without read permission, a name that is too long
         raise not_written(f"{out}: cannot be written: {error.strerror}.") from None
     if is_there:
         raise ConfigError(f"--out {out}: exists already.", remedy="Name a new file.")
 
 
 def write_new(out: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     from dapo.files import replace_file
 
     try:

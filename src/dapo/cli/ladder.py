@@ -1,4 +1,4 @@
-"""`dapo ladder`: the paper's ablation ladder on any recipe; every arm an ordinary run, one table and one plot."""
+"""`dapo ladder`: the paper's ablation ladder on any recipe; every arm is an ordinary run; one table, one plot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-# Two tiny steps of every rung: that all of it works, not what comes out.
+# Two tiny steps of every rung: a smoke test, not a result.
 SMOKE = (
     "train.steps=2", "train.updates_per_step=2", "sampling.prompts_per_step=4", "sampling.responses_per_prompt=4",
     "eval.every_steps=2", "eval.k=1", "checkpoint.every_steps=0",
@@ -31,36 +31,38 @@ SMOKE = (
 def command(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe or a TOML file.")] = "ladder",
     arms: Annotated[
-        str, typer.Option(help="ladder (the six rungs), all, or names with commas: naive,clip-higher,dapo.")
+        str, typer.Option(help="ladder (the six rungs), all, or comma-separated names: naive,clip-higher,dapo.")
     ] = "ladder",
-    seeds: Annotated[str | None, typer.Option(help="Seeds of every arm, with commas. [0,1,2; with --smoke: 0]")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Comma-separated seeds of every arm. [0,1,2; with --smoke: 0]")
+    ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="The same for all arms: steps=N, tokens=N (generated) or minutes=N. Default: the recipe's."),
+        typer.Option(help="Budget of every arm: steps=N, tokens=N (generated) or minutes=N. Default: the recipe's."),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time. Default: one per core, each with one thread; one on a GPU."),
+        typer.Option(min=1, help="Concurrent runs. Default: one per core, each with one thread; one on a GPU."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder; the same command again goes on in it. Default: runs/ladder-RECIPE.")
+        Path | None, typer.Option(help="Output folder; the same command again resumes it. Default: runs/ladder-RECIPE.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a key: in every arm train.lr=1e-4, in one naive:train.lr=5e-5."),
+        typer.Option("--set", help="Override a key in every arm (train.lr=1e-4) or in one (naive:train.lr=5e-5)."),
     ] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Two tiny steps of every arm: does all of it work?")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Smoke test: two tiny steps of every arm.")] = False,
     table_only: Annotated[
-        bool, typer.Option("--table-only", help="Start nothing: the table of the runs that are done.")
+        bool, typer.Option("--table-only", help="Start no runs; only show the table of the finished ones.")
     ] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run what the config of somebody else's run names: programs, modules.")
+        bool, typer.Option("--trust", help="Allow programs and modules named by somebody else's config.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Naive GRPO to DAPO, one technique more a rung, several seeds: what does each of them do?
+    """Run the ablation from naive GRPO to DAPO with several seeds; each row adds one technique.
 
-    Every arm is an ordinary run, DIR/ARM/seed-0 and so on. Ctrl-C stops at checkpoints; the same command goes on.
+    Every arm is an ordinary run, DIR/ARM/seed-0 and so on. Ctrl-C stops at checkpoints; the same command resumes.
 
     \b
     dapo ladder --smoke
@@ -99,7 +101,7 @@ def command(
                 outcome = run_jobs(planned, recipe, at_once=at_once, lock=lock, progress=progress)
         if outcome.is_stopped:
             typer.echo(
-                f"Stopped. {len(outcome.done)} of {len(planned)} runs are done. Go on: the same command.", err=True
+                f"Stopped. {len(outcome.done)} of {len(planned)} runs are done. Resume with the same command.", err=True
             )
             raise typer.Exit(EXIT_INTERRUPTED)
         config = planned[0].config
@@ -123,7 +125,9 @@ def done_so_far(planned: Sequence[Job], folder: Path) -> Outcome:
 
     done = [job for job in planned if job.state is State.DONE]
     if not done:
-        raise ConfigError(f"--table-only: no run under {folder} is done.", remedy="Leave out --table-only to run them.")
+        raise ConfigError(
+            f"--table-only: no run under {folder} has finished.", remedy="Leave out --table-only to run them."
+        )
     return Outcome(done=done)
 
 
@@ -139,7 +143,7 @@ def summary_of(
 
 
 def default_folder(recipe: str, *, is_smoke: bool) -> Path:
-    """The same for the same recipe, so that the command again goes on; a smoke test is always new."""
+    """The same for the same recipe, so that the same command resumes; a smoke test is always new."""
     name = f"ladder-smoke-{time.strftime('%Y%m%d-%H%M%S')}" if is_smoke else f"ladder-{Path(recipe).stem}"
     return Path("runs") / name
 
@@ -156,5 +160,5 @@ def refuse_own_keys(sets: list[str], budget: str) -> None:
 
 
 def typed_command() -> str:
-    """What made the runs: without the option that only tabulates them."""
+    """The command that made the runs: without the options that only print the table."""
     return shlex.join(["dapo", *(argument for argument in sys.argv[1:] if argument not in ("--table-only", "--json"))])

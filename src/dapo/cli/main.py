@@ -1,4 +1,4 @@
-"""`dapo`: the list of verbs. A verb's module is imported only when it is called, so `--help` answers at once."""
+"""`dapo`: the list of commands. A command's module is imported only when it is called, so `--help` is instant."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from dapo.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, DapoError, DiskError, 
 COMPLETION = "_DAPO_COMPLETE"  # set by a shell that asks for completions
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-# verb -> the line `dapo --help` shows. Module dapo.cli.<verb> defines `command`: a function, or a Typer with sub-verbs.
-VERBS = {
-    "quickstart": "Train the embedded model on its task and show it learning.",
-    "train": "Train a model by a recipe.",
-    "resume": "Go on with a run that was stopped or killed.",
+# command -> its line in `dapo --help`. Module dapo.cli.NAME defines `command`: a function or a Typer with subcommands.
+COMMANDS = {
+    "quickstart": "Train the bundled toy model: first result in minutes.",
+    "train": "Train a model from a recipe.",
+    "resume": "Resume a run that was stopped or killed.",
     "eval": "Score a model or a run: avg@k, pass@k, maj@k.",
-    "export": "A run's model as a Hugging Face folder with a model card.",
-    "report": "Runs as one page that opens offline.",
-    "watch": "The same page, live, on 127.0.0.1.",
-    "doctor": "What is wrong with a run, or what this machine can run.",
-    "ladder": "What each technique does: the paper's ablation ladder.",
+    "export": "Export a run's model as a Hugging Face folder.",
+    "report": "Write a page about one or more runs; it opens offline.",
+    "watch": "Serve the same page live, on 127.0.0.1.",
+    "doctor": "Diagnose a run, or show what this machine can run.",
+    "ladder": "Run the ablation ladder: what each technique adds.",
     "data": "Check, clean or probe a problem set.",
-    "explain": "What a recipe will do, or how two configs differ.",
-    "import-config": "A verl, TRL or OpenRLHF config as a recipe.",
+    "explain": "Show what a recipe will do, or how two configs differ.",
+    "import-config": "Turn a verl, TRL or OpenRLHF config into a recipe.",
     "verify": "Score responses against answers; audit a run's verdicts.",
-    "bench": "Measure speed against the peers that are installed.",
-    "selfcheck": "Check equations and invariances, in seconds.",
+    "bench": "Compare speed with other frameworks that are installed.",
+    "selfcheck": "Check the equations and their invariances, in seconds.",
 }
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one verb. A DapoError becomes one message and its exit code, mostly 2, never a traceback."""
+    """Run one command. A DapoError becomes one message and its exit code, mostly 2, never a traceback."""
     arguments = sys.argv[1:] if argv is None else argv
-    # Idle threads of torch sleep instead of spinning: on a machine that also does other work this is 3 times faster.
+    # Idle torch threads sleep instead of spinning: 3 times faster on a machine that also does other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         try:
-            build_app(verb_in(being_completed() or arguments))(args=arguments, prog_name="dapo")
+            build_app(command_in(being_completed() or arguments))(args=arguments, prog_name="dapo")
         except SystemExit:
             flush_output()  # here, where a failure can be told
             raise
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.stderr.write(render_error(known))
         try:
             flush_output()
-        except OSError:  # what went wrong first is said, and decides how it ends
+        except OSError:  # the first error is reported and decides the exit code
             drop_output()
         raise SystemExit(known.exit_code) from None
     except BrokenPipeError:  # `dapo ... | head`: the reader has seen enough
@@ -80,7 +80,7 @@ def flush_output() -> None:
 
 
 def drop_output() -> None:
-    """What is still to be written to standard output goes nowhere, and no one complains at the end."""
+    """Discard what is still to be written to standard output, so that Python does not complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -95,36 +95,37 @@ def leave() -> NoReturn:
 
 
 def build_app(wanted: str | None) -> typer.Typer:
-    """All verbs by name and summary; only the wanted one with its real code and options."""
+    """All commands by name and summary; only the wanted one with its real code and options."""
     app = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-        help="Reinforcement learning for language models with DAPO; GRPO, PPO and VAPO are presets of the same parts.",
-        epilog="First result on this machine: dapo quickstart. What a run would do: dapo explain quickstart.",
+        help="Reinforcement learning for language models with DAPO; GRPO, PPO and VAPO are presets "
+        "built from the same components.",
+        epilog="First result on this machine: dapo quickstart. What a run will do: dapo explain quickstart.",
     )
     app.callback()(options)
-    for verb, summary in VERBS.items():
-        if verb != wanted:
-            app.command(verb, help=summary)(not_loaded)
+    for name, summary in COMMANDS.items():
+        if name != wanted:
+            app.command(name, help=summary)(not_loaded)
             continue
-        command = importlib.import_module(f"dapo.cli.{verb.replace('-', '_')}").command
+        command = importlib.import_module(f"dapo.cli.{name.replace('-', '_')}").command
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=verb, help=summary)
+            app.add_typer(command, name=name, help=summary)
         else:
-            app.command(verb)(command)
+            app.command(name)(command)
     return app
 
 
-def verb_in(arguments: list[str]) -> str | None:
+def command_in(arguments: list[str]) -> str | None:
     return next((argument for argument in arguments if not argument.startswith("-")), None)
 
 
 def being_completed() -> list[str]:
-    """The words that a shell asks to complete, without `dapo`: their verb is the one to load, for its options.
+    """The words that a shell asks to complete, without `dapo`: the command among them is loaded for its options.
 
-    bash hands them over in one variable, the other shells in another; both are typer's.
+    bash passes them in one variable, the other shells in another; typer defines both.
     """
     if COMPLETION not in os.environ:
         return []
@@ -142,15 +143,15 @@ def options(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before the verb; the version is printed by its callback."""
+    """Options before the command; the version is printed by its callback."""
 
 
 def not_loaded() -> None:
-    raise AssertionError("build_app loads the verb that was asked for")
+    raise AssertionError("build_app loads the command that was asked for")
 
 
 def render_error(error: DapoError) -> str:
-    """`ConfigError: key = value: why.` and the remedy indented below it. What a file said is shown, never acted on."""
+    """`ConfigError: key = value: why.` and the remedy indented below it. Control characters are made visible."""
     from dapo.commands import visible
 
     name = type(error).__name__

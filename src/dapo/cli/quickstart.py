@@ -1,4 +1,4 @@
-"""`dapo quickstart`: watch DAPO teach the embedded model on this machine."""
+"""`dapo quickstart`: train the bundled toy model with DAPO on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set preset=grpo.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
 ) -> None:
-    """Train the embedded model on the embedded task and show it learning: minutes on a laptop, nothing to download.
+    """Train the bundled toy model on its task and show it learning: minutes on a laptop, nothing to download.
 
     \b
     dapo quickstart

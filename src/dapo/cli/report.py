@@ -1,4 +1,4 @@
-"""`dapo report`: runs as one page, or a group of responses on the terminal."""
+"""`dapo report`: runs as a page that opens offline, or a run and its responses on the terminal."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ def command(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, finished or not.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the page. Default: the run's own; for several runs `comparison` beside it."),
+        typer.Option(help="Folder of the page. Default: the run's own; for several runs, `comparison` next to it."),
     ] = None,
     phrases: Annotated[
         Path | None,
-        typer.Option(help="A phrase list for emergent behaviour. Default: RUN/phrases.toml, or the shipped one."),
+        typer.Option(help="Phrase list for emergent behaviour. Default: RUN/phrases.toml, or the shipped list."),
     ] = None,
-    beside: Annotated[
-        Path | None, typer.Option(help="Curves to lay beside the run's: a CSV with metric,step,value,label.")
+    overlay: Annotated[
+        Path | None, typer.Option(help="Curves to overlay on the run's: a CSV with metric,step,value,label.")
     ] = None,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Print on the terminal; write nothing.")] = False,
-    problem: Annotated[str | None, typer.Option(help="With --terminal: a problem's id, or the start of it.")] = None,
-    step: Annotated[int | None, typer.Option(help="With --terminal: a recorded step. Default: the last.")] = None,
+    beside: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Print to the terminal; write no page.")] = False,
+    problem: Annotated[str | None, typer.Option(help="With --terminal: a problem id, or its first characters.")] = None,
+    step: Annotated[int | None, typer.Option(help="With --terminal: a recorded step. Default: the latest.")] = None,
     heat: Annotated[
         str,
-        typer.Option(
-            help="With --problem: what colours the tokens: probability, entropy, ratio, advantage, clipped, none."
-        ),
+        typer.Option(help="With --problem: colour tokens by probability, entropy, ratio, advantage, clipped or none."),
     ] = "clipped",
 ) -> None:
     """Write report.html: curves, the doctor's verdict and a rollout browser in a page that opens offline.
@@ -40,6 +39,8 @@ def command(
     dapo report runs/first runs/grpo --out comparison
     dapo report runs/first --terminal --problem quickstart-0a1b
     """
+    if beside is not None:
+        raise ConfigError(f"--beside {beside}: has another name now.", remedy=f"Use --overlay {beside}.")
     if not terminal:
         for name, value in (("--problem", problem), ("--step", step)):
             if value is not None:
@@ -49,16 +50,16 @@ def command(
         from dapo.report.page import write_page
 
         try:
-            page = write_page(*folders, out=out, phrases=phrases, beside=beside)
+            page = write_page(*folders, out=out, phrases=phrases, overlay=overlay)
         except OSError as error:
-            where = error.filename2 or error.filename or out or folders[0]  # of a copy the second one is written
+            where = error.filename2 or error.filename or out or folders[0]  # of a copy, filename2 is the target
             raise ConfigError(
                 f"{where}: the page cannot be written: {error.strerror or error}.",
-                remedy="Name a folder with room that you may write to: --out DIR.",
+                remedy="Name a writable folder with free space: --out DIR.",
             ) from None
         typer.echo(str(page))
         return
-    for name, path in (("--out", out), ("--beside", beside), ("--phrases", phrases)):
+    for name, path in (("--out", out), ("--overlay", overlay), ("--phrases", phrases)):
         if path is not None:
             raise ConfigError(
                 f"{name} {path}: has no effect on the terminal.", remedy=f"Leave out {name} or --terminal."

@@ -1,4 +1,4 @@
-"""`dapo resume`: go on with a run that was stopped or killed."""
+"""`dapo resume`: resume a run that was stopped or killed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from dapo.trainer.trust import agree_on_code, is_told, refuse_strangers_run
 def command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a key that cannot change what is learnt: train.steps=200.")
+        list[str] | None,
+        typer.Option("--set", help="Override a key that does not change what is learned, e.g. train.steps=200."),
     ] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run what the config of somebody else's run names: programs, modules.")
+        bool, typer.Option("--trust", help="Allow programs and modules named by somebody else's config.")
     ] = False,
 ) -> None:
-    """Go on with a run from its newest intact checkpoint, exactly as if it had never stopped.
+    """Resume a run from its newest intact checkpoint, exactly as if it had never stopped.
 
     \b
     dapo resume runs/first
@@ -68,7 +69,7 @@ def command(
 
 
 def check_early(folder: Path, changes: list[str], *, trust: bool = False) -> None:
-    """Whose run it is, and what it needs and may be missing by now, before torch is loaded. The first rank looks."""
+    """Check before torch is loaded, on the first rank: who made the run, and that its inputs are still there."""
     if os.path.isfile(folder / "config.toml"):
         config = load_recipe(str(folder / "config.toml"), changes).config
         if is_told(config):

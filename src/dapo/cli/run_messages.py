@@ -1,4 +1,4 @@
-"""What `dapo train` and `dapo resume` say of a run that ends, however it ends: always with the run's own name."""
+"""What `dapo train` and `dapo resume` print when a run ends, however it ends: always with the run's own name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dapo.config.schema import Config
 from dapo.errors import DapoError, out_of_memory
 
 
-class Ended(Protocol):
+class EndedRun(Protocol):
     step: int
     config: Config
 
@@ -22,7 +22,7 @@ class Ended(Protocol):
     def is_complete(self) -> bool: ...
 
 
-def say_end(run: Ended, folder: Path) -> None:
+def say_end(run: EndedRun, folder: Path) -> None:
     """At the end of a run, or where a signal has stopped it."""
     if not run.is_complete:
         typer.echo(
@@ -31,13 +31,13 @@ def say_end(run: Ended, folder: Path) -> None:
         return
     typer.echo(f"Done: {run.step} steps in {folder}.")
     typer.echo(f"  Evaluate: {dapo_command('eval', '--model', folder, '--data', 'FILE')}")
-    typer.echo(f"  Look at it: {dapo_command('report', folder)}")
+    typer.echo(f"  Report: {dapo_command('report', folder)}")
     typer.echo(f"  Export: {dapo_command('export', folder, '--out', 'DIR')}")
 
 
 @contextmanager
 def errors_name(folder: Path) -> Iterator[None]:
-    """Errors that say `dapo resume RUN` say which run; an interrupt that waits for no checkpoint says it too."""
+    """Put the run's folder into errors that say `dapo resume RUN`, and print that command after a second Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:

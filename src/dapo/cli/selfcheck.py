@@ -15,10 +15,10 @@ from dapo.errors import EngineError
 
 
 def command(
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda or mps.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or mps.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """The equations and their invariances, checked on this machine in seconds. Exits 1 if one fails.
+    """Check the equations and their invariances on this machine, in seconds. Exits with 1 if one fails.
 
     \b
     dapo selfcheck

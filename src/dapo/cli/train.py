@@ -22,10 +22,10 @@ def command(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set train.lr=1e-5.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new. Default: runs/RECIPE-TIME.")] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run what the config of somebody else's run names: programs, modules.")
+        bool, typer.Option("--trust", help="Allow programs and modules named by somebody else's config.")
     ] = False,
 ) -> None:
-    """Train a model by a recipe. Ctrl-C stops after the current update, with a checkpoint.
+    """Train a model from a recipe. Ctrl-C stops after the current update, with a checkpoint.
 
     \b
     dapo train quickstart --set train.steps=5 --out runs/first
@@ -38,7 +38,7 @@ def command(
 
 
 def run_to_end(resolved: Resolved, out: Path | None) -> Path:
-    """Start a run and train it; say how to resume it. What is missing is named before torch is loaded."""
+    """Start a run and train it; say how to resume it. Missing inputs are reported before torch is loaded."""
     if is_ray_driver(resolved.config.cluster):
         return train_on_ray(resolved, out)
     if not is_told(resolved.config):
@@ -91,8 +91,12 @@ def train_on_ray(resolved: Resolved, out: Path | None) -> Path:
     own = [] if "--out" in typed else ["--out", str(folder)]
 
     def command() -> list[str]:
-        goes_on = (folder / "config.toml").exists()
-        return ["-m", "dapo", *(["resume", str(folder), *still_ours(folder, resolved)] if goes_on else [*typed, *own])]
+        is_started = (folder / "config.toml").exists()
+        return [
+            "-m",
+            "dapo",
+            *(["resume", str(folder), *still_ours(folder, resolved)] if is_started else [*typed, *own]),
+        ]
 
     supervise(resolved.config.cluster, command, folder, on_gpus=resolved.config.model.device != "cpu")
     return folder

@@ -48,15 +48,14 @@ def command(
         ),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per core, at most 8.")] = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="CPU time a response may use, child processes included.")
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="CPU seconds per response, child processes included.")] = None,
     memory_mb: Annotated[int | None, typer.Option(help="Memory limit per worker.")] = None,
     audit: Annotated[
-        Path | None, typer.Option(help="A run folder: judge its rollouts again, list the disagreements.", metavar="RUN")
+        Path | None,
+        typer.Option(help="A run folder: verify its rollouts again and list the disagreements.", metavar="RUN"),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --audit: JSON, not a table (lines are always JSON).")
+        bool, typer.Option("--json", help="With --audit: JSON instead of a table. (Verdicts are always JSON.)")
     ] = False,
 ) -> None:
     """Score responses: {"response", "answer"} lines in, one JSON verdict per line out, in the same order.
@@ -64,7 +63,7 @@ def command(
     A line may also hold "id", "stop_reason" (EOS, LENGTH, ABORTED), "meta", and columns as in a data file, such as
     "tests" for the verifier code, which needs no answer. The verdict is CORRECT, WRONG, UNPARSEABLE, TIMEOUT or CRASH.
 
-    Works as pasted:  echo '{"response": "Six by seven. Answer: 42.", "answer": "42"}' | dapo verify -
+    Example:  echo '{"response": "Six by seven. Answer: 42.", "answer": "42"}' | dapo verify -
     """
     if (file is None) == (audit is None):
         raise ConfigError(
@@ -98,12 +97,12 @@ def command(
 
 
 def open_rows(file: str) -> IO[bytes]:
-    """The input as a file that can be read twice; standard input is put aside first."""
+    """The input as a file that can be read twice; standard input is copied to a temporary file first."""
     if file == "-":
-        aside = tempfile.TemporaryFile()  # noqa: SIM115 the caller closes it
-        shutil.copyfileobj(sys.stdin.buffer, aside)
-        aside.seek(0)
-        return aside
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 the caller closes it
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.seek(0)
+        return copy
     try:
         return open(file, "rb")
     except OSError as error:
@@ -121,7 +120,7 @@ def rows_in(source: IO[bytes], file: str, verifier: str) -> Iterator[Row]:
         if len(line) > MAX_LINE_BYTES:
             raise DataError(
                 f"{shown}, row {number}: longer than {MAX_LINE_BYTES // 1_000_000} MB.",
-                remedy="One response a line; is this a JSON file without line breaks, or a binary file?",
+                remedy="One response per line; is this a JSON file without line breaks, or a binary file?",
             )
         if line.strip():
             n_rows += 1
@@ -153,7 +152,7 @@ def row_in(line: bytes, where: str, verifier: str) -> Row:
 
         answer = reference_text(answer) or ""  # as in a data file
     if isinstance(answer, float) and not math.isfinite(answer):
-        raise DataError(f'{where}: "answer" is {answer}: there is none.', remedy=f"Write {EXAMPLE_ROW}")
+        raise DataError(f'{where}: "answer" is {answer}, which is no answer.', remedy=f"Write {EXAMPLE_ROW}")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     for key, value in (("response", response), ("answer", answer)):
@@ -187,7 +186,7 @@ def stop_reason_in(value: object, where: str) -> StopReason | None:
 
 
 def print_verdicts(pool: VerifierPool, rows: Iterator[Row]) -> Counter[str]:
-    """Judge in chunks, print in order."""
+    """Verify in chunks, print in order."""
     counts: Counter[str] = Counter()
     while chunk := list(islice(rows, CHUNK)):
         for row, judgement in zip(chunk, pool.judge_all([row.task for row in chunk]), strict=True):

@@ -1,4 +1,4 @@
-"""`dapo watch`: a run's page on this machine, up to date while the run goes on."""
+"""`dapo watch`: a run's page on this machine, updated while the run is training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import typer
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, going on or not.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 8265,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, finished or not.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")] = 8265,
     open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Serve the run's page on 127.0.0.1, updating while the run goes on. Ctrl-C ends it; the run does not notice.
+    """Serve the run's page on 127.0.0.1, updated while it trains. Ctrl-C stops the server, not the run.
 
     From another machine: ssh -L 8265:127.0.0.1:8265 SERVER
 
@@ -25,7 +25,7 @@ def command(
 
     server = make_server(folder, port)
     address = f"http://{HOST}:{server.server_address[1]}/"
-    typer.echo(f"{address}  (Ctrl-C ends it)")
+    typer.echo(f"{address}  (Ctrl-C stops the server)")
     if open_:
         import webbrowser
 

@@ -32,16 +32,16 @@ def terminal_observer(*, is_shown: bool = True) -> Iterator[Observer]:
 
 
 def step_line(metrics: Mapping[str, float]) -> str:
-    """One line a step, same columns, plain numbers."""
+    """One line per step, same columns, plain numbers."""
     cells = [
         f"step {int(metrics['step']):>4}",
         f"accuracy {metrics['accuracy']:.3f}",
         f"reward {metrics.get('reward/mean', 0.0):+.3f}",
         f"len {metrics.get('length/mean', 0.0):.0f}",
-        f"cut {100 * metrics.get('length/truncated', 0.0):.1f}%",
+        f"truncated {100 * metrics.get('length/truncated', 0.0):.1f}%",
         f"entropy {metrics.get('policy/entropy', 0.0):.3f}",
         f"clip {metrics.get('clip/low', 0.0):.4f}/{metrics.get('clip/high', 0.0):.4f}",
-        f"accepted {100 * metrics['sampling/groups_kept']:.0f}%",
+        f"groups kept {100 * metrics['sampling/groups_kept']:.0f}%",
         f"{metrics['timing.step_s']:.1f} s",
     ]
     return "  ".join(cells)
@@ -59,7 +59,7 @@ def evaluation_cells(line: Mapping[str, Any]) -> list[str]:
         f"pass@{k} {line['pass@k']:.3f}",
         f"maj@{k} {'n/a' if line['maj@k'] is None else format(line['maj@k'], '.3f')}",
         f"unparseable {100 * line['unparseable']:.1f}%",
-        *([f"given up by the engine {line['faults']}"] if line.get("faults") else []),
+        *([f"engine faults {line['faults']}"] if line.get("faults") else []),
     ]
 
 
@@ -86,7 +86,7 @@ class PlainLines(Observer):
     """For logs and pipes."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Nothing to restore."""
 
     def on_start(self, run: Run) -> None:
         for problem_set in (run.problems, *run.eval_sets):
@@ -108,7 +108,7 @@ class PlainLines(Observer):
 
 
 class LiveView(Observer):
-    """Progress of run, fill and updates, the latest numbers, and what was evaluated."""
+    """Progress of run, rollouts and updates, the latest metrics, and the evaluations."""
 
     def __init__(self) -> None:
         self.console = Console(markup=False, emoji=False)  # folders and sets are named by others
@@ -120,7 +120,7 @@ class LiveView(Observer):
             console=self.console,
         )
         self.steps = self.progress.add_task("steps", total=None)
-        self.phase = self.progress.add_task("sampling", total=None)
+        self.phase = self.progress.add_task("rollout", total=None)
         self.latest: Mapping[str, float] = {}
         self.live: Live | None = None
         self.drawn = 0.0
@@ -133,13 +133,13 @@ class LiveView(Observer):
         self.live.start()
 
     def on_fill(self, known: int, wanted: int) -> None:
-        self.show("sampling", known, wanted)
+        self.show("rollout", known, wanted)
 
     def on_update(self, done: int, total: int) -> None:
         self.show("updates", done, total)
 
     def on_evaluation_progress(self, done: int, total: int) -> None:
-        self.show("evaluating", done, total)
+        self.show("evaluation", done, total)
 
     def on_value_step(self, line: Mapping[str, float], total: int) -> None:
         self.show("critic", int(line["step"]), total)
@@ -185,6 +185,6 @@ class LiveView(Observer):
             f"length {self.latest.get('length/mean', 0.0):.0f}",
             f"truncated {100 * self.latest.get('length/truncated', 0.0):.1f}%",
             f"entropy {self.latest.get('policy/entropy', 0.0):.3f}",
-            f"accepted {100 * self.latest['sampling/groups_kept']:.0f}%",
+            f"groups kept {100 * self.latest['sampling/groups_kept']:.0f}%",
         ]
         return Group(self.progress, Text(fit(cells, self.console.width)))

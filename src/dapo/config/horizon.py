@@ -1,4 +1,4 @@
-"""How far a reward reaches back into a response under GAE, and when that is too little."""
+"""The effective GAE horizon: how far a reward reaches back into a response, and when that is too little."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENOUGH_TOKENS, SHORT_SHARE = 400.0, 0.2
 
 
 def horizon(gae: GaeConfig, length: float) -> float:
-    """Σ_t (γλ)^t = 1 / (1 − γλ): so many tokens at the end of a response hear of its reward, the others of V alone."""
+    """Σ_t (γλ)^t = 1 / (1 − γλ): the tokens before the end that the reward reaches; the others depend on V alone."""
     lam = gae.lam
     if gae.length_adaptive_alpha is not None:
         lam = 1 - 1 / max(gae.length_adaptive_alpha * length, gae.length_adaptive_floor)
@@ -18,7 +18,7 @@ def horizon(gae: GaeConfig, length: float) -> float:
 
 
 def is_short(gae: GaeConfig, length: float) -> bool:
-    """Whether a reward reaches below a fifth of a response of `length` tokens, and below 400 tokens.
+    """Whether the horizon is below a fifth of a response of `length` tokens, and below 400 tokens.
 
     With λ = 0.95, 20 tokens, and with VAPO's λ, 15, a model of 1.5 B got worse on responses of 300: docs/results.md.
     From 400 on, which is 8,000 tokens at α = 0.05, VAPO's λ is known to work.
@@ -27,7 +27,7 @@ def is_short(gae: GaeConfig, length: float) -> bool:
 
 
 def longer(gae: GaeConfig) -> str:
-    """What makes a reward reach further."""
+    """The settings that lengthen the horizon."""
     is_adaptive = gae.length_adaptive_alpha is not None
     key = f"length_adaptive_floor = {ENOUGH_TOKENS:g}" if is_adaptive else "lam = 1.0"
     is_lam_short = gae.length_adaptive_floor < ENOUGH_TOKENS if is_adaptive else gae.lam < 1
@@ -37,12 +37,12 @@ def longer(gae: GaeConfig) -> str:
 
 
 def warnings_of(config: Config) -> list[str]:
-    """What a config allows and is likely to regret, with the remedy."""
+    """Warnings about settings that are allowed but likely to fail, with the remedy."""
     gae, limit = config.algorithm.gae, config.limits.max_response_tokens
     if not config.has_critic or not is_short(gae, limit):
         return []
     return [
-        f"algorithm.gae: its horizon is short. A reward reaches about the last {horizon(gae, limit):,.0f} tokens, and "
-        f"a response may have {limit:,}: the others learn only what the critic makes of it, by which models got worse. "
-        f"Try {longer(gae)}."
+        f"algorithm.gae: the effective GAE horizon is short. The reward reaches about the last "
+        f"{horizon(gae, limit):,.0f} tokens of up to {limit:,}; the others learn from the critic's values alone, and "
+        f"models got worse that way. Try {longer(gae)}."
     ]

@@ -1,4 +1,4 @@
-"""The questions a newcomer asks of a run, answered in a sentence each from its own numbers."""
+"""The questions a newcomer asks about a run, each answered in a sentence from its metrics."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ GOOD, BAD, PLAIN = "good", "bad", "plain"
 
 CAUSES = {
     "all_wrong": "all wrong",
-    "all_correct": "all right",
+    "all_correct": "all correct",
     "all_equal": "all equal",
-    "truncated": "cut off",
+    "truncated": "truncated",
     "surplus": "surplus",
     "aborted": "aborted",
-    "stale": "too old",
+    "stale": "stale",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question, its short answer, the numbers behind it, and shares that add up to one where there are such."""
+    """A question, its short answer, the numbers behind it, and, where there are any, shares that add up to 1."""
 
     name: str
     question: str
@@ -67,7 +67,7 @@ def learnt(run: RunRecord) -> Answer:
     if run.is_never_evaluated:
         return Answer("learnt", question, "Not evaluated", f"The run has no evaluations.{also}")
     if run.state == "running":
-        return Answer("learnt", question, "Too early to say", f"Nothing has been evaluated twice yet.{also}")
+        return Answer("learnt", question, "Too early to tell", f"There are no two evaluations yet.{also}")
     return Answer(
         "learnt", question, "Not measured", f"The run was not evaluated both before and after training.{also}"
     )
@@ -77,7 +77,7 @@ def collapsed(run: RunRecord, findings: Sequence[Finding]) -> Answer:
     question = "Did entropy collapse?"
     series = run.series("policy/entropy")
     if not series:
-        return Answer("entropy", question, "Not measured", "No step has written an entropy yet.")
+        return Answer("entropy", question, "Not measured", "No step has logged entropy yet.")
     for finding in findings:
         if finding.name.startswith("entropy-"):
             answer = "Yes" if finding.name == "entropy-collapse" else "No, it is exploding"
@@ -89,8 +89,8 @@ def collapsed(run: RunRecord, findings: Sequence[Finding]) -> Answer:
     if series[-1][1] < series[0][1] / 2 and len(accuracy) > 1:
         moved = f"({accuracy[0][1]:.2f} → {accuracy[-1][1]:.2f})"
         if accuracy[-1][1] <= accuracy[0][1]:
-            return Answer("entropy", question, "Not yet", f"{detail}: more certain, but not more often right {moved}.")
-        detail += f": more certain, and more often right {moved}"
+            return Answer("entropy", question, "Not yet", f"{detail}: more certain, but not more accurate {moved}.")
+        detail += f": more certain, and more accurate {moved}"
     return Answer("entropy", question, "No", f"{detail}.", GOOD)
 
 
@@ -98,12 +98,12 @@ def slow(run: RunRecord) -> Answer:
     question = "Where does the time go?"
     shares = [(PHASES[name], share) for name, _, share in time_shares(run)]
     if not shares:
-        return Answer("time", question, "Not measured", "No step has written its times yet.")
+        return Answer("time", question, "Not measured", "No step has logged timings yet.")
     step = statistics.median(value for _, value in run.series("timing.step_s"))
     tokens = sum(value for _, value in run.series("tokens/generated"))
     seconds = sum(value for _, value in run.series("timing.step_s"))
     rest = ", ".join(f"{name} {share:.0%}" for name, share in shares[1:4])
-    pace = f"{step:.1f} s a step" + (f", {tokens / seconds:,.0f} generated tokens a second" if seconds else "")
+    pace = f"{step:.1f} s per step" + (f", {tokens / seconds:,.0f} generated tokens per second" if seconds else "")
     detail = (f"Then {rest}. " if rest else "") + f"{pace}."
     return Answer("time", question, f"{shares[0][0].capitalize()}, {shares[0][1]:.0%}", detail, PLAIN, shares)
 
@@ -112,7 +112,7 @@ def clipped(run: RunRecord, summaries: Sequence[tuple[int, Mapping[str, Any]]]) 
     question = "Which tokens were clipped?"
     low, high = run.series("clip/low"), run.series("clip/high")
     if not low or not high:
-        return Answer("clipped", question, "Not measured", "No step has written its clip fractions yet.")
+        return Answer("clipped", question, "Not measured", "No step has logged clip fractions yet.")
     shares = f"{statistics.fmean(v for _, v in low):.2%} low, {statistics.fmean(v for _, v in high):.2%} high"
     counts: dict[str, int] = {}
     for _, summary in summaries:
@@ -124,10 +124,10 @@ def clipped(run: RunRecord, summaries: Sequence[tuple[int, Mapping[str, Any]]]) 
 
 
 def wasted(run: RunRecord) -> Answer:
-    question = "What was wasted, and why?"
+    question = "Which tokens were wasted, and why?"
     generated = sum(value for _, value in run.series("tokens/generated"))
     if not generated:
-        return Answer("waste", question, "Not measured", "No step has counted its tokens yet.")
+        return Answer("waste", question, "Not measured", "No step has logged token counts yet.")
     shares = [
         (label, sum(value for _, value in run.series(f"tokens/wasted_{cause}")) / generated)
         for cause, label in CAUSES.items()
@@ -146,15 +146,15 @@ def flipped(run: RunRecord, flips: Sequence[Mapping[str, Any]]) -> Answer:
         return Answer("flips", question, "None known", why)
     up = [flip for flip in flips if flip["change"] >= 0.5]
     down = [flip for flip in flips if flip["change"] <= -0.5]
-    detail = f"Of {len(flips)} held-out problems, by half or more of their responses."
-    counts = [("learnt", len(up)), ("little changed", len(flips) - len(up) - len(down)), ("lost", len(down))]
+    detail = f"Of {len(flips)} held-out problems, in at least half of their responses."
+    counts = [("learned", len(up)), ("little changed", len(flips) - len(up) - len(down)), ("lost", len(down))]
     shares = [(label, n / len(flips)) for label, n in counts]
     tone = BAD if len(down) > len(up) else PLAIN
-    return Answer("flips", question, f"{len(up)} learnt, {len(down)} lost", detail, tone, shares)
+    return Answer("flips", question, f"{len(up)} learned, {len(down)} lost", detail, tone, shares)
 
 
 def flips_of(run: RunRecord) -> list[dict[str, Any]]:
-    """Every problem of the first evaluation set with its right responses over the steps, the most changed first."""
+    """Every problem of the first evaluation set with its correct responses over the steps, most changed first."""
     lines = [line for line in run.eval_problems if line["set"] == run.eval_problems[0]["set"]]
     if len(lines) < 2:
         return []

@@ -1,4 +1,4 @@
-"""`dapo verify --audit RUN`: the run's verdicts against a second method's, disagreements listed by kind."""
+"""`dapo verify --audit RUN`: the run's verdicts compared with a second verifier's, disagreements listed by kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH_ROWS = 2_048
 
 @dataclass(slots=True)
 class Tally:
-    """Verdicts of the run against those of the second method: (the run's, the second one's) -> how often, examples."""
+    """(the run's verdict, the second verifier's) -> how often, with examples."""
 
     counts: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
@@ -110,13 +110,13 @@ def batches(run: Path) -> Iterator[tuple[list[dict[str, Any]], bool]]:
         odd = [name for name in COLUMNS if not is_text(source.schema_arrow.field(name).type)]
         if odd:
             raise DataError(
-                f"{path}: column {', '.join(odd)}: is no text.", remedy="Remove the file: no run writes such a one."
+                f"{path}: column {', '.join(odd)}: is not text.", remedy="Remove the file: no run writes such a file."
             )
         try:
             for batch in source.iter_batches(batch_size=BATCH_ROWS, columns=list(COLUMNS)):
                 rows = [{**plain(row), "file": str(path.relative_to(home))} for row in batch.to_pylist()]
                 yield rows, path.parent.name == DROPPED
-        except broken as error:  # damage behind a whole footer shows where its page is read
+        except broken as error:  # a file with an intact footer may still have corrupt pages
             raise unreadable(path, error) from None
 
 
@@ -125,7 +125,7 @@ def unreadable(path: Path, error: Exception) -> DataError:
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Texts as they are, and none where there is none; a stop reason that we do not know is none."""
+    """Texts as they are; None where there is none, and for an unknown stop reason."""
     texts = {name: "" if value is None else value for name, value in row.items()}
     return texts | {"stop_reason": texts["stop_reason"] if texts["stop_reason"] in set(StopReason) else ""}
 
@@ -142,7 +142,7 @@ def report(run: Path, verifier: str, trained: Tally, dropped: Tally, *, as_json:
 
 def show(what: str, verifier: str, tally: Tally) -> None:
     share = tally.n_agreeing / tally.n_rows if tally.n_rows else 1.0
-    typer.echo(f"{what}, {tally.n_agreeing} ({share:.2%}) judged the same by {verifier}")
+    typer.echo(f"{what}, {tally.n_agreeing} ({share:.2%}) get the same verdict from {verifier}")
     for kind in tally.disagreements:
         typer.echo(f"\n{tally.counts[kind]:>8}  run {visible(kind[0])}, {verifier} {kind[1]}")
         for example in tally.kinds[kind]:

@@ -1,4 +1,4 @@
-"""Signs that a response checks, doubts or restarts itself: phrases per language, and a value restated and changed."""
+"""Emergent behaviour: phrases by which a response checks, doubts or restarts itself, and revised values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANSWER_ONLY_CHARACTERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """The phrases of each kind, each with the word that a text must hold for it to be worth a closer look."""
+    """The phrases of each kind, each with a word whose absence rules the phrase out cheaply."""
 
     phrases: dict[str, list[tuple[str, re.Pattern[str]]]]
     name: str  # of the list they came from
@@ -70,7 +70,7 @@ def load_phrases(path: Path = SHIPPED) -> Phrases:
 
 
 def key_word(phrase: str) -> str:
-    """The longest word, in lower case: looking for it costs next to nothing, and most responses lack it."""
+    """The longest word, in lower case: a cheap test that most responses fail."""
     return max(phrase.lower().split(), key=len, default="")
 
 
@@ -101,7 +101,7 @@ def plain(number: str) -> str:
 
 
 def is_answer_only(text: str, extracted: str | None) -> bool:
-    """Nothing but the answer and its label: no working is left to read."""
+    """Nothing but the answer and its label: no reasoning."""
     if extracted is None:
         return False
     rest = LABELS.sub(" ", text)

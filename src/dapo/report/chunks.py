@@ -1,8 +1,8 @@
 """Rollouts as scripts a browser can load from the file system: an index per step, and pieces of a few groups each.
 
-A run writes them beside its parquet as it goes (`rollouts/step-000120/index.js`, `000.js`, …); for a run that has only
+A run writes them next to its parquet as it goes (`rollouts/step-000120/index.js`, `000.js`, …); for a run that has only
 parquet, the report does. A script is one call, `dapo.put("step-000120/000", {...})`, and its argument is plain JSON. A
-folder may come from anybody: a script is shown to a browser only where it is that and nothing else.
+run folder may come from anybody, so a script reaches a browser only if it is exactly that.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def script(name: str, body: str) -> str:
 
 
 def read_script(path: Path) -> Any:
-    """The argument of a script of ours; None for a file that is torn, a link or something else."""
+    """The argument of a script of ours; None for a file that is corrupt, a link or something else."""
     try:
         if path.is_symlink() or path.stat().st_size > MAX_SCRIPT_BYTES:
             return None
@@ -178,7 +178,7 @@ def are_data(parquet: Path, index: Mapping[str, Any]) -> bool:
 
 
 def read_table(parquet: Path) -> pa.Table | None:
-    """The rollouts of a step; None for a file that is missing, torn or `too_large`."""
+    """The rollouts of a step; None for a file that is missing, corrupt or `too_large`."""
     try:
         if too_large(parquet):
             return None
@@ -419,7 +419,7 @@ class Index:
             line[kind] = sum(kind in r["behaviour"] for r in responses)
         for name, value in line.items():
             self.groups[name].append(value)
-        if line[DROPPED]:  # shown, and counted in no sum: what a step learnt from is told by the others
+        if line[DROPPED]:  # shown, but in no sum: the sums describe what the step was trained on
             return
         self.references[value_of(clean(first.get("answer")))] += 1
         for said in (r["extracted"] for r in responses if r["extracted"] is not None):

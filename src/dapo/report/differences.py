@@ -13,7 +13,7 @@ from dapo.report.load import RunRecord, is_number
 from dapo.report.paired import Difference, Matrix, paired_difference
 
 SHOWN_STEPS = 6
-SURE = 0.05  # p below which a difference is called one
+SURE = 0.05  # a smaller p counts as a difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def compare(run: RunRecord, other: RunRecord) -> Comparison:
     if any(value is not None for _, value in values):
         said = ", ".join(f"{of_run} {'none' if value is None else f'{value:.3f}'}" for of_run, value in values)
         return Comparison(
-            "Not compared", f"Rewards are graded: no response counts as right. Mean value at the end: {said}.", ""
+            "Not compared", f"Rewards are graded: no response counts as correct. Mean value at the end: {said}.", ""
         )
     end = row_of(mine, theirs, max(mine), max(theirs))
     if end is None:
@@ -61,13 +61,13 @@ def compare(run: RunRecord, other: RunRecord) -> Comparison:
     found = end.difference
     is_sure = found.shown_p is not None and found.p < SURE
     word = "above" if found.value > 0 else "below"
-    unsure = "No difference to {} can be seen" if found.shown_p is not None else "Too little to compare with {}"
+    unsure = "No significant difference to {}" if found.shown_p is not None else "Too little data to compare with {}"
     answer = f"{abs(found.value):.3f} {word} {of}" if is_sure else unsure.format(of)
     told_p = f"p = {found.p:.2g}" if found.shown_p is not None else f"no p ({found.held_back})"
     detail = (
         f"At the end of each {signed(found.value)}, 95 % interval {signed(found.low)} to {signed(found.high)}, "
         f"{told_p}, paired over {len(mine[max(mine)][0]):,} problems. "
-        "Another seed of either run may come out differently: that is not in the interval."
+        "The interval does not cover variation between seeds."
     )
     return Comparison(answer, detail, ("good" if found.value > 0 else "bad") if is_sure else "", (*middle, end))
 

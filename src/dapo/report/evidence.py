@@ -1,23 +1,23 @@
-"""How much there must be before anything is judged: one rule for the doctor's findings, verdicts and p-values."""
+"""How much evidence a finding, a verdict or a p-value needs: one rule for all."""
 
 from __future__ import annotations
 
-MIN_STEPS = 6  # fewer steps say nothing: neither a trend, nor a level that stays, nor a difference between runs
-MIN_CHANGED_PROBLEMS = 10  # right in one of two evaluations and not in the other: of fewer an interval tells little
+MIN_STEPS = 6  # fewer steps show no trend, no stable level and no difference between runs
+MIN_CHANGED_PROBLEMS = 10  # scored differently in two evaluations; with fewer, an interval means little
 
 
 def too_few_steps(steps: int) -> str:
-    """Why nothing is said after so many steps; empty where there are enough."""
+    """Why nothing is reported after this many steps; empty where there are enough."""
     return f"{steps} step{'s' * (steps != 1)}; findings need {MIN_STEPS}" if steps < MIN_STEPS else ""
 
 
 def too_little(*, steps: int, changed: int) -> str:
-    """Why a difference between two evaluations has no p and no verdict; empty where there is enough to go by.
+    """Why a difference between two evaluations has no p and no verdict; empty where the evidence is enough.
 
-    `steps` lie between the two evaluations, or behind the younger of two runs; `changed` problems came out differently.
+    `steps`: between the two evaluations, or of the shorter run. `changed`: problems with different scores.
     """
     if steps < MIN_STEPS:
         return too_few_steps(steps)
     if changed < MIN_CHANGED_PROBLEMS:
-        return f"{changed} problems came out differently; findings need {MIN_CHANGED_PROBLEMS}"
+        return f"{changed} problems changed; findings need {MIN_CHANGED_PROBLEMS}"
     return ""

@@ -1,4 +1,4 @@
-"""A run as its folder tells it: the record, the index of every recorded step, and what the doctor says."""
+"""A run read from its folder: the record, the index of every recorded step, and the doctor's findings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dapo.report.pieces import TokenPieces, find_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A run with the indexes of its recorded steps and what the doctor says."""
+    """A run with the indexes of its recorded steps and the doctor's findings."""
 
     run: RunRecord
     indexes: dict[int, dict[str, Any]]
@@ -40,7 +40,7 @@ class Examined:
 
 
 def examine_run(folder: Path, *, phrases: Path | None = None, is_writing: bool = False) -> Examined:
-    """Read a run, index its rollouts, and let the doctor look at it."""
+    """Read a run, index its rollouts, and diagnose it."""
     run = load_run(folder)
     indexes, missing = read_indexes(run, phrases, is_writing=is_writing)
     findings = examine(run, summaries_of(indexes), disk=Disk.of(folder))
@@ -56,26 +56,26 @@ def summaries_of(indexes: dict[int, dict[str, Any]]) -> list[tuple[int, dict[str
 def read_indexes(
     run: RunRecord, phrases: Path | None, *, is_writing: bool
 ) -> tuple[dict[int, dict[str, Any]], list[str]]:
-    """The index of every recorded step; where it is missing or of another phrase list, it is made if we may write."""
+    """The index of every recorded step; made again, if writing is allowed, for another phrase list or if missing."""
     listed = phrases_of(run.folder, phrases)
     pieces = None
     indexes, missing = {}, []
     for parquet in run.rollouts:
         index, why = read_index(parquet), ""
         if index is not None and is_writing and not are_data(parquet, index):
-            index, why = None, " (its scripts hold something else than data)"
+            index, why = None, " (its scripts hold more than data)"
         is_stale = index is None or index["phrases"] != listed.name
         if (index is None or (is_stale and is_writing)) and (table := read_step(parquet)) is not None:
             pieces = pieces or find_tokenizer(run.folder, run.config)
             try:
                 index = make_index(table, parquet, pieces, listed, is_writing=is_writing)
-            except OSError:  # of the disk, not of the record
+            except OSError:  # a disk error, not a corrupt record
                 raise
             except Exception as error:
                 why = f" ({type(error).__name__}: {error})"
         if index is None:
             why = f" (it {said})" if (said := why_unread(parquet)) else why
-            missing.append(f"rollouts/{parquet.name}: cannot be read{why}; its step is left out of the browser")
+            missing.append(f"rollouts/{parquet.name}: cannot be read{why}; the rollout browser leaves out its step")
         else:
             indexes[int(index["step"])] = index
     return indexes, missing
@@ -84,7 +84,7 @@ def read_indexes(
 def make_index(
     table: Table, parquet: Path, pieces: TokenPieces | None, phrases: Phrases, *, is_writing: bool
 ) -> dict[str, Any]:
-    """The index of a step that has only parquet; its scripts are written where we may write."""
+    """The index of a step that has only parquet; its scripts are written if writing is allowed."""
     if is_writing:
         write_chunks(table, chunk_folder(parquet), pieces, phrases)
         index = read_index(parquet)

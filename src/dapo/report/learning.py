@@ -50,7 +50,7 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
         verdict, why, interval = by_problems(*pair, steps[1] - steps[0])
         before, after = (float(scores.mean()) for scores in pair)
         return Change(verdict, why, name, score, before, after, steps, interval)
-    verdict, why = (INCONCLUSIVE, "not known problem by problem") if graded else by_intervals(first, last)
+    verdict, why = (INCONCLUSIVE, "no scores per problem") if graded else by_intervals(first, last)
     return Change(verdict, why, name, score, float(first[key]), float(last[key]), steps)
 
 
@@ -87,7 +87,7 @@ def scores_of(line: dict[str, Any]) -> Scores:
 
 
 def by_problems(before: Scores, after: Scores, steps: int) -> tuple[str, str, tuple[float, float]]:
-    """A normal interval instead of a bootstrap: a page that is watched asks at every step."""
+    """A normal interval instead of a bootstrap: a live page recomputes it at every step."""
     difference = after - before
     half = 1.96 * float(difference.std(ddof=1)) / math.sqrt(len(difference)) if len(difference) > 1 else math.inf
     low, high = float(difference.mean()) - half, float(difference.mean()) + half
@@ -95,11 +95,11 @@ def by_problems(before: Scores, after: Scores, steps: int) -> tuple[str, str, tu
         return INCONCLUSIVE, reason, (low, high)
     told = f"on the same problems {signed(low)} to {signed(high)} (95 % interval)"
     verdict = IMPROVED if low > 0 else WORSE if high < 0 else INCONCLUSIVE
-    return verdict, told if verdict != INCONCLUSIVE else f"{told}, which holds 0", (low, high)
+    return verdict, told if verdict != INCONCLUSIVE else f"{told}, which includes 0", (low, high)
 
 
 def by_intervals(first: dict[str, Any], last: dict[str, Any]) -> tuple[str, str]:
-    """For records without single problems: the two intervals must not touch."""
+    """For records without single problems: the two intervals must not overlap."""
     (low_before, high_before), (low, high) = first["avg@k_interval"], last["avg@k_interval"]
     told = f"95 % interval {low:.3f}–{high:.3f} now, {low_before:.3f}–{high_before:.3f} before"
     if reason := too_few_steps(int(last["step"]) - int(first["step"])):

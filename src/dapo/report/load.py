@@ -1,4 +1,4 @@
-"""What a run folder holds, as far as it is there: a running, finished or crashed run."""
+"""Reads a run folder, complete or not: of a running, finished or crashed run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dapo.config.toml_text import parse_toml
 from dapo.errors import DataError
 from dapo.report.chunks import records_of
 
-RUNNING_SECONDS = 60.0  # a run that wrote nothing for so long, and for five of its steps, is not running
+RUNNING_SECONDS = 60.0  # a run that wrote nothing for this long, and for five of its steps, is not running
 SHOWN_MISSING = 3  # files named one by one
-MOST_STEPS = 10**12  # a larger number is no step
+MOST_STEPS = 10**12  # a larger number is not a step
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The lines of a run, torn ones left out, and what was missing or torn."""
+    """The lines of a run without corrupt ones, and what was missing or corrupt."""
 
     folder: Path
     config: dict[str, Any]
@@ -37,7 +37,7 @@ class RunRecord:
 
     @property
     def steps(self) -> int:
-        """The last step that ended."""
+        """The last finished step."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     @property
@@ -47,7 +47,7 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """finished, running or stopped; a run that has been silent for long is taken to be stopped."""
+        """finished, running or stopped; a run that has written nothing for long counts as stopped."""
         has_spent_budget = any(e.get("kind") == "budget" and e.get("step") == self.steps for e in self.events)
         if self.metrics and (self.steps >= self.wanted_steps or has_spent_budget):
             return "finished"
@@ -87,7 +87,7 @@ def is_number(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -108,7 +108,7 @@ def load_run(folder: Path) -> RunRecord:
     missing: list[str] = []
     odd = [name for name, value in config.items() if not isinstance(value, str if name == "preset" else dict)]
     if odd:
-        missing.append(f"config.toml: {', '.join(odd)}: not what a config holds there, and left out")
+        missing.append(f"config.toml: {', '.join(odd)}: not valid in a config, and left out")
         config = {name: value for name, value in config.items() if name not in odd}
     config = in_todays_sections(config)
     metrics = [in_todays_metrics(m) for m in read(folder / "metrics.jsonl", missing) if is_step(m.get("step"))]
@@ -118,9 +118,9 @@ def load_run(folder: Path) -> RunRecord:
     rollouts = list(records_of(folder / "rollouts"))
     gone = [p.name for p in expected_rollouts(folder, config, metrics) if p not in rollouts]
     if len(gone) > SHOWN_MISSING:
-        missing.append(f"rollouts/{gone[0]} … {gone[-1]}: {len(gone)} files missing, and so are their scripts")
+        missing.append(f"rollouts/{gone[0]} … {gone[-1]}: {len(gone)} files missing, with their scripts")
     else:
-        missing += [f"rollouts/{name}: missing, and so are its scripts" for name in gone]
+        missing += [f"rollouts/{name}: missing, with its scripts" for name in gone]
     written = [(folder / f"{name}.jsonl") for name in ("metrics", "eval", "events", "value")]
     newest = max((p.stat().st_mtime for p in [path, *written] if p.exists()), default=0.0)
     return RunRecord(
@@ -137,7 +137,7 @@ def load_run(folder: Path) -> RunRecord:
 
 
 def read(path: Path, missing: list[str], *, is_optional: bool = False) -> Iterator[dict[str, Any]]:
-    """The whole lines of a JSONL file; what is torn or missing is noted."""
+    """The intact lines of a JSONL file; corrupt or missing ones are noted."""
     if not path.is_file():
         if not is_optional:
             missing.append(f"{path.name}: missing")
@@ -156,7 +156,7 @@ def read(path: Path, missing: list[str], *, is_optional: bool = False) -> Iterat
                 torn.append(at)
     if torn:
         lines = ", ".join(str(at) for at in torn[:5]) + (" …" if len(torn) > 5 else "")
-        missing.append(f"{path.name}: line {lines} is torn and left out")
+        missing.append(f"{path.name}: line {lines} is corrupt and left out")
 
 
 def is_never_evaluated(config: dict[str, Any]) -> bool:
@@ -189,7 +189,7 @@ def is_interval(value: object) -> bool:
 
 
 def is_per_problem(line: dict[str, Any]) -> bool:
-    """An evaluation problem by problem: for each a name, its question and how many of k responses were right."""
+    """An evaluation problem by problem: for each a name, its question and how many of k responses were correct."""
     ids, questions, correct, k = (line.get(name) for name in ("ids", "questions", "correct", "k"))
     if not (isinstance(ids, list) and isinstance(questions, list) and isinstance(correct, list) and is_number(k)):
         return False
@@ -202,7 +202,7 @@ def is_per_problem(line: dict[str, Any]) -> bool:
 
 
 def expected_rollouts(folder: Path, config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[Path]:
-    """The records that the steps so far should have left: every so many steps, where something was trained on."""
+    """The records that the steps so far should have left: every n steps, where something was trained on."""
     every = config.get("records", {}).get("every_steps", 0)
     if not isinstance(every, int) or every < 1:
         return []

@@ -1,7 +1,7 @@
-"""A page from run folders alone: it opens offline from the file system, and everything a model wrote stays text.
+"""A page made from run folders alone: it opens offline from the file system, and model output stays text.
 
-`report.html` lies beside a folder `report/` with its style, its scripts, plotly and the data; responses are loaded on
-demand from the scripts that the run wrote beside its parquet.
+`report.html` lies next to a folder `report/` with its style, its scripts, plotly and the data; responses are loaded on
+demand from the scripts that the run wrote next to its parquet.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from urllib.parse import quote
 from dapo.files import refuse_links, replace_file
 from dapo.report.chunks import script
 from dapo.report.examined import examine_run
-from dapo.report.page_data import history_of, page_data, read_beside
+from dapo.report.page_data import history_of, page_data, read_overlay
 
 SCRIPTS = ("base.js", "overview.js", "curves.js", "rollouts.js", "main.js")
 ASSETS = (*SCRIPTS, "style.css")
 
-# What the page may do: run the scripts beside it and draw. No network, no inline script, no frame, no form.
+# What the page may do: run the scripts next to it and draw. No network, no inline script, no frame, no form.
 POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline'; img-src data:; "
     "connect-src {connect}; base-uri 'none'; form-action 'none'"
@@ -34,7 +34,7 @@ def write_page(
     *others: Path,
     out: Path | None = None,
     phrases: Path | None = None,
-    beside: Path | None = None,
+    overlay: Path | None = None,
 ) -> Path:
     """`report.html` in the run's folder, or in `out`; scripts that are missing are made from parquet."""
     for run in (folder, *others):
@@ -50,7 +50,7 @@ def write_page(
     for at, examined in enumerate(runs):
         replace_file(assets / f"history-{at}.js", script(f"history-{at}", json.dumps(history_of(examined))))
     places = [os.path.relpath(run.run.folder.resolve() / "rollouts", home.resolve()) for run in runs]
-    data = page_data(runs, [quote(place) for place in places], read_beside(beside))
+    data = page_data(runs, [quote(place) for place in places], read_overlay(overlay))
     replace_file(assets / "data.js", script("page", dumps(data)))
     path = home / "report.html"
     replace_file(path, html(is_live=False))
@@ -58,7 +58,7 @@ def write_page(
 
 
 def html(*, is_live: bool) -> str:
-    """The frame: no data, no text of a model; the scripts fill it."""
+    """The empty page: no data, no model output; the scripts fill it."""
     scripts = "\n".join(f'<script src="report/{name}" defer></script>' for name in SCRIPTS)
     data = "" if is_live else '<script src="report/data.js" defer></script>'
     return (

@@ -1,4 +1,4 @@
-"""What the page knows of its runs, as plain data: no markup, and names from data are never keys."""
+"""The page's data about its runs, as plain JSON: no markup, and names from data are never keys."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SHOWN_EVENTS = 200
 SHOWN_FLIPS = 400
 
 
-def page_data(runs: Sequence[Examined], places: Sequence[str], beside: list[dict[str, Any]]) -> dict[str, Any]:
+def page_data(runs: Sequence[Examined], places: Sequence[str], overlay: list[dict[str, Any]]) -> dict[str, Any]:
     used = {name for examined in runs for line in examined.run.metrics for name in line}
     return {
         "runs": [run_data(examined, place) for examined, place in zip(runs, places, strict=True)],
         "differences": [differences.to_json(differences.compare(one.run, runs[0].run)) for one in runs[1:]],
         "glossary": [[name, unit, meaning] for name, (unit, meaning) in METRICS.items() if name in used],
         "behaviour": list(MEANINGS.items()),
-        "beside": beside,
+        "overlay": overlay,
     }
 
 
@@ -84,7 +84,7 @@ def run_data(examined: Examined, place: str) -> dict[str, Any]:
 
 
 def headline(run: RunRecord) -> dict[str, Any]:
-    """The large number at the top, what it is, and whether it tells a change: improved, worse or inconclusive."""
+    """The large number at the top, what it is, and its change: improved, worse or inconclusive."""
     change = change_of(run)
     if change is not None:
         start = "before" if change.steps[0] == 0 else f"after step {change.steps[0]}"
@@ -102,7 +102,13 @@ def headline(run: RunRecord) -> dict[str, Any]:
             "why": "",
         }
     why = "Evaluation is switched off." if run.is_never_evaluated else "No evaluation yet."
-    return {"what": why if run.steps else "No step has ended yet.", "from": None, "to": None, "verdict": "", "why": ""}
+    return {
+        "what": why if run.steps else "No step has finished yet.",
+        "from": None,
+        "to": None,
+        "verdict": "",
+        "why": "",
+    }
 
 
 def trimmed(line: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +153,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[list[str]]:
 
 
 def history_of(examined: Examined) -> dict[str, Any]:
-    """Every recorded visit to every problem: which steps, where its group lies, how many were right."""
+    """Every recorded visit to every problem: which steps, where its group is, how many responses were correct."""
     steps = sorted(examined.indexes)
     visits: dict[str, list[list[int]]] = {}
     for at, step in enumerate(steps):
@@ -157,15 +163,15 @@ def history_of(examined: Examined) -> dict[str, Any]:
     return {"steps": steps, "problems": list(visits.items())}
 
 
-def read_beside(path: Path | None) -> list[dict[str, Any]]:
-    """Curves to lay beside the run's, such as figures read off a paper: a CSV with metric, step, value and label."""
+def read_overlay(path: Path | None) -> list[dict[str, Any]]:
+    """Curves to overlay on the run's, such as figures read off a paper: a CSV with metric, step, value and label."""
     if path is None:
         return []
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
     except OSError as error:
-        raise DataError(f"--beside {path}: {error.strerror}.", remedy="Name a CSV file.") from None
+        raise DataError(f"--overlay {path}: {error.strerror}.", remedy="Name a CSV file.") from None
     curves: dict[tuple[str, str], dict[str, Any]] = {}
     for at, row in enumerate(rows, start=2):
         metric, label = (row.get("metric") or "").strip(), (row.get("label") or path.stem).strip()
@@ -173,12 +179,12 @@ def read_beside(path: Path | None) -> list[dict[str, Any]]:
             step, value = float(row["step"]), float(row["value"])
         except (KeyError, TypeError, ValueError):
             raise DataError(
-                f"--beside {path}: line {at} has no number for step and value.",
+                f"--overlay {path}: line {at} has no number for step and value.",
                 remedy="Columns: metric,step,value,label (label may be left out).",
             ) from None
         if metric not in METRICS and metric != "avg@k":
             raise DataError(
-                f"--beside {path}: line {at}: {metric!r} is no metric.", remedy="Names: docs/metrics.md, or avg@k."
+                f"--overlay {path}: line {at}: {metric!r} is not a metric.", remedy="Names: docs/metrics.md, or avg@k."
             )
         curve = curves.setdefault((metric, label), {"metric": metric, "label": label, "x": [], "y": []})
         curve["x"].append(step)

@@ -23,10 +23,10 @@ class Difference:
     high: float
     p: float
     seeds: int
-    held_back: str = ""  # why p is not told: too little to go by
+    held_back: str = ""  # why p is withheld: too little evidence
 
     def judged(self, *, steps: int, changed: int) -> Difference:
-        """The same, with its p held back where there is too little to go by."""
+        """The same, with its p withheld where there is too little evidence."""
         return replace(self, held_back=too_little(steps=steps, changed=changed))
 
     @property
@@ -53,8 +53,8 @@ def paired_difference(scores: Matrix, other: Matrix) -> Difference:
     difference = scores - other
     means = resampled_means(difference)
     low, high = np.quantile(means, [0.025, 0.975])
-    # One more in numerator and denominator: with R resamples p is never below 1/(R + 1). Few problems make many
-    # means of nothing, which a sum in another order would put on one side of it.
+    # One more in numerator and denominator: with R resamples p is never below 1/(R + 1). With few problems many
+    # resampled means are exactly 0 up to rounding; they count for both sides.
     below = (1 + np.sum(means <= ROUNDING)) / (len(means) + 1)
     above = (1 + np.sum(means >= -ROUNDING)) / (len(means) + 1)
     p = min(1.0, 2 * float(min(below, above)))

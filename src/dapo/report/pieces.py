@@ -1,4 +1,4 @@
-"""Token ids become the text each of them wrote, so that the pieces joined are the response; no torch."""
+"""The text of each token id, so that the joined pieces are the response; no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dapo.config.model_shapes import model_location
 
-WINDOW = 8  # tokens of context that a decoder of unknown kind gets, so that it can place spaces
+WINDOW = 8  # tokens of context for a decoder of unknown kind, so that it can place spaces
 
 
 def find_tokenizer(folder: Path, config: dict[str, Any]) -> TokenPieces | None:

@@ -1,4 +1,4 @@
-"""The page on the loopback interface, live: read-only, a fixed set of addresses, nothing outside the run folder."""
+"""The live page on the loopback interface: read-only, a fixed set of URLs, nothing outside the run folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEADERS = {
 
 
 class Watched:
-    """A run folder as the server reads it; what was made from the same files is not made again."""
+    """A run folder as the server reads it; results are cached until the files change."""
 
     def __init__(self, folder: Path) -> None:
         load_run(folder)  # refuses what is not a run, before anything is served
@@ -44,7 +44,7 @@ class Watched:
         self.kept: dict[str, tuple[str, Any]] = {}
 
     def version(self) -> str:
-        """Changes whenever a page made anew would differ: lines added or cut, a step recorded, the run gone silent."""
+        """Changes whenever a new page would differ: lines added or removed, a step recorded, the run gone silent."""
         sizes = [self.stamp(self.folder / name) for name in WATCHED]
         try:
             recorded = sorted(
@@ -76,7 +76,7 @@ class Watched:
             return self.kept[name][1]
 
     def chunk(self, step: str, part: str) -> str | None:
-        """What a script of the run says, written anew: it is data, whoever made it. Without one, made from parquet."""
+        """A script of the run, parsed and written again so that it can only be data. Without one, made from parquet."""
         root = self.folder / "rollouts"
         path = (root / step / f"{part}.js").resolve()
         if not path.is_relative_to(root.resolve()) or not root.resolve().is_relative_to(self.folder):
@@ -105,7 +105,7 @@ class Watched:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD for the addresses of the page, and nothing else."""
+    """Answers GET and HEAD for the URLs of the page, and nothing else."""
 
     watched: ClassVar[Watched]
     server_version = "dapo"
@@ -138,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(HTTPStatus.OK, *found)
 
     def is_for_us(self) -> bool:
-        """Refuse a name that merely points here (DNS rebinding): only the address itself may be asked for."""
+        """Refuse a host name that merely resolves to this address (DNS rebinding)."""
         assert isinstance(self.server, Server), "made by make_server"
         port = self.server.server_port
         return self.headers.get("Host", "") in {f"{HOST}:{port}", f"localhost:{port}"}
@@ -174,7 +174,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(raw)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A page that asks every two seconds is nothing to write about."""
+        """No log: a page polls every two seconds."""
 
 
 def plain_path(target: str) -> str:
@@ -197,7 +197,7 @@ class Server(ThreadingHTTPServer):
 
 
 def make_server(folder: Path, port: int = 0) -> Server:
-    """A server for this run on the loopback interface; port 0 takes a free one."""
+    """A server for this run on the loopback interface; port 0 picks a free one."""
     handler = type("RunHandler", (Handler,), {"watched": Watched(folder)})
     try:
         return Server((HOST, port), handler)

@@ -1,4 +1,4 @@
-"""A run and its groups on a terminal, for people on a server; control characters of a response are written out."""
+"""A run and its groups on a terminal, for people on a server; control characters of a response are escaped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def print_run(
 ) -> None:
     """The answers and the problems of a step; or one problem's responses."""
     if heat not in HEATS:
-        raise DataError(f"--heat {heat}: no such colouring.", remedy=f"Use one of {', '.join(HEATS)}.")
+        raise DataError(f"--heat {heat}: unknown colouring.", remedy=f"Use one of {', '.join(HEATS)}.")
     console = console or Console(markup=False, emoji=False, highlight=False)
     examined = examine_run(folder)
     if problem is None:
@@ -57,7 +57,7 @@ def print_run(
 
 
 def print_differences(folders: Sequence[Path], console: Console | None = None) -> None:
-    """Every run but the first against the first."""
+    """Compare every other run with the first."""
     console = console or Console(markup=False, emoji=False, highlight=False)
     first, *others = [load_run(folder) for folder in folders]
     for run in others:
@@ -72,7 +72,7 @@ def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:
     if step is not None:
         if step not in by_step:
             shown = ", ".join(str(s) for s in by_step)
-            raise DataError(f"--step {step}: is not recorded.", remedy=f"Recorded steps: {shown}.")
+            raise DataError(f"--step {step}: not recorded.", remedy=f"Recorded steps: {shown}.")
         return by_step[step]
     for path in reversed(run.rollouts):
         if problem is None or any(str(name).startswith(problem) for name in problem_ids(path)):
@@ -120,7 +120,7 @@ def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Cons
     also = f", {n_dropped} of them dropped" if n_dropped else ""
     title = f"{path.stem.replace('-', ' ')}: {len(groups)} problems{also}"
     table = Table(title=title, title_justify="left", box=None)
-    for name in ("problem", "right", "tokens", "question"):
+    for name in ("problem", "correct", "tokens", "question"):
         table.add_column(name, justify="right" if name == "tokens" else "left", no_wrap=name != "question")
     for rows in groups[:SHOWN_PROBLEMS]:
         right = sum(row.get("verdict") == "CORRECT" for row in rows)
@@ -148,8 +148,9 @@ def print_group(
     right = sum(row.get("verdict") == "CORRECT" for row in rows)
     console.print(Text(shown(str(first.get("question", ""))), style="bold"))
     console.print(
-        Text(f"{path.stem.replace('-', ' ')} · problem {shown(str(first['problem_id']))} · reference "
-             f"{shown(str(first.get('answer', '')))} · {dropped_word(first)}{right} of {len(rows)} right", style="dim")
+        Text(f"{path.stem.replace('-', ' ')} · problem {shown(str(first['problem_id']))} · "
+             f"reference {shown(str(first.get('answer', '')))} · {dropped_word(first)}{right} of {len(rows)} "
+             "correct", style="dim")
     )  # fmt: skip
     for at, row in enumerate(rows):
         response = readable_or_not(row, pieces, phrases)
@@ -160,7 +161,7 @@ def print_group(
         )
         colour = "green" if response["verdict"] == "CORRECT" else "red"
         kinds = f" ({', '.join(response['behaviour'])})" if response["behaviour"] else ""
-        answer = f"answer {response['extracted'] if response['extracted'] is not None else 'not read'}{kinds}"
+        answer = f"answer {response['extracted'] if response['extracted'] is not None else 'not parsed'}{kinds}"
         body = coloured(response, row, heat, pieces)
         panel = Panel(body, title=Text(shown(about)), title_align="left", border_style=colour, padding=(0, 1))
         panel.subtitle, panel.subtitle_align = Text(shown(answer)), "left"

@@ -12,8 +12,8 @@ const ladder = {
       el("h1", {}, `Ablation ladder: ${visible(settings.recipe)}`),
       el("p", { class: "sub" },
         `${visible(settings.budget)} for every arm, seeds ${settings.seeds.join(", ")}; avg@${dapo.data.k} on ${dapo.data.problems} held-out ` +
-        `problems of ${visible(settings.eval)}; model ${visible(settings.model)}, ${settings.prompts_per_step} x ${settings.responses_per_prompt} responses a ` +
-        `step, ${settings.updates_per_step} updates a step, lr ${settings.lr}, at most ${settings.max_response_tokens} tokens. ` +
+        `problems of ${visible(settings.eval)}; model ${visible(settings.model)}, ${settings.prompts_per_step} x ${settings.responses_per_prompt} responses per ` +
+        `step, ${settings.updates_per_step} updates per step, lr ${settings.lr}, at most ${settings.max_response_tokens} tokens. ` +
         (machine.date ? `${machine.date}, ${machine.cores} cores, Python ${machine.python}, torch ${machine.torch}.` : "")),
       commandLine(visible(settings.command)),
     );
@@ -40,7 +40,7 @@ const ladder = {
     const dots = el("div", { id: "dots" }), curves = el("div", { id: "curves-plot" });
     place.append(
       el("h2", {}, "Late score"), el("p", { class: "sub" }, "Mean over the evaluations of the last quarter of the run, over seeds; 95 % bootstrap interval over problems and seeds."), dots,
-      el("h2", {}, "On the way"), choices("against", ladder.AXES, ladder.axis, (axis) => { ladder.axis = axis; ladder.curves(); }), curves);
+      el("h2", {}, "Curves"), choices("against", ladder.AXES, ladder.axis, (axis) => { ladder.axis = axis; ladder.curves(); }), curves);
     const arms = [...dapo.data.arms].reverse();
     const late = arms.map((arm) => arm.late);
     const layout = ladder.layout(`avg@${dapo.data.k}`, 90 + 30 * arms.length);
@@ -83,10 +83,10 @@ const ladder = {
     ["tokens", (a) => (a.reaches_baseline_best ? ladder.whole(a.reaches_baseline_best.tokens) : "")],
     ["entropy", (a) => a.entropy.toFixed(3)],
     ["length", (a) => a.length.toFixed(1)],
-    ["cut", (a) => format.percent(a.truncated)],
+    ["truncated", (a) => format.percent(a.truncated)],
     ["clip", (a) => format.percent(a.clip)],
     ["waste", (a) => format.percent(a.waste)],
-    ["informative", (a) => format.percent(a.informative)],
+    ["mixed groups", (a) => format.percent(a.informative)],
   ],
 
   whole: (value) => Math.round(value).toLocaleString("en"),

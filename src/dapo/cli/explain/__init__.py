@@ -1,4 +1,4 @@
-"""`dapo explain`: a recipe in plain numbers, a cluster before it is rented, two configs compared."""
+"""`dapo explain`: what a recipe will do, what it needs on a cluster, how two configs differ."""
 
 from dapo.cli.explain.command import command
 

@@ -1,4 +1,4 @@
-"""`dapo explain RECIPE --gpus N --gpu KIND`: layouts that fit a cluster, and a step in the one that is chosen."""
+"""`dapo explain RECIPE --gpus N --gpu KIND`: layouts that fit a cluster, and the cost of a step in the chosen one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def cluster_of(config: Config, card: str, gpus: int, mean_tokens: int | None, sc
 
 
 def scaling_table(config: Config, card: str, mean: float) -> list[dict[str, Any]]:
-    """The same step on more and more cards, in the layout chosen for each number; the fill at its full size."""
+    """The same step on more and more GPUs, each with its own best layout, at the full batch size."""
     from dapo.planning.scaling import step_time
 
     shape = shape_of(config.model.path, config.model.revision)
@@ -102,7 +102,7 @@ def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
         return
     title = (
         f"{plan['gpus']} x {plan['gpu']}, by the cost model of docs/scaling.md (an estimate; responses of "
-        f"{plan['mean_response_tokens']:,.0f} tokens on the average, half of the problems informative)"
+        f"{plan['mean_response_tokens']:,.0f} tokens on average, half of the groups mixed)"
     )
     layouts = Table(
         "cluster.shard", "tensor parallel", "GiB per GPU", "responses per replica",
@@ -115,32 +115,32 @@ def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
     console.print()
     chosen = plan["chosen"]
     if chosen is None:
-        console.print("No layout fits. Use more or larger cards, LoRA (model.lora.rank), or train.moments = host.\n")
+        console.print("No layout fits. Use more or larger GPUs, LoRA (model.lora.rank), or train.moments = host.\n")
         return
     rows = [
         ("layout", f"cluster.shard = {chosen['shard']}, tensor parallel {chosen['tensor_parallel']}"),
         ("rollouts", f"{chosen['rollout_s']:,.0f} s, {100 * chosen['rollout_share']:.0f} % of the step"),
         ("updates", f"{chosen['training_s']:,.0f} s"),
-        ("idle in rollouts", f"{100 * chosen['idle_share_of_rollout']:.0f} % (waiting for the longest responses)"),
+        ("idle rollout time", f"{100 * chosen['idle_share_of_rollout']:.0f} % (waiting for the longest responses)"),
         ("wasted tokens", f"{100 * chosen['wasted_share_of_tokens']:.0f} % (not trained on)"),
-        ("responses at once", at_once_in_words(chosen)),
+        ("concurrent responses", at_once_in_words(chosen)),
         (
-            "the run",
+            "whole run",
             f"{chosen['hours']:,} hours of wall-clock time ({chosen['steps']:,} steps of {chosen['step_s']:,.0f} s) on "
             f"{plan['gpus']} GPUs = {chosen['gpu_hours']:,} GPU-hours, without evaluation",
         ),
     ]
-    print_table(console, "A step in it", rows)
+    print_table(console, "One step in this layout", rows)
     if plan.get("scaling"):
         names = list(plan["scaling"][0])
-        table = Table(*names, box=None, title="The same step on more cards", title_justify="left", padding=(0, 2, 0, 0))
+        table = Table(*names, box=None, title="The same step on more GPUs", title_justify="left", padding=(0, 2, 0, 0))
         for row in plan["scaling"]:
             table.add_row(*(str(row[name]) for name in names))
         console.print(table)
 
 
 def at_once_in_words(chosen: dict[str, Any]) -> str:
-    """What the step was reckoned with, and whether the recipe's own limit lets the run do the same."""
+    """The concurrency assumed for the step, and whether the recipe's own limit allows it."""
     slots, replicas, limit = chosen["slots"], chosen["replicas"], chosen["max_concurrent_sequences"]
     total, allowed = slots * replicas, -(-limit // replicas)
     counted, setting = (
@@ -148,11 +148,11 @@ def at_once_in_words(chosen: dict[str, Any]) -> str:
         f"rollout.max_concurrent_sequences = {limit:,}",
     )
     if slots == allowed:
-        return f"{counted}, by {setting}; memory would hold as many or more"
-    counted += ", as many as memory holds at the mean length"
+        return f"{counted}, limited by {setting}; memory would allow more"
+    counted += ", limited by memory at the mean length"
     if slots < allowed:
         return f"{counted}; {setting} allows more"
-    return f"{counted}. {setting} allows {allowed:,} per replica: set it to {total:,}, or a step takes longer than this"
+    return f"{counted}. {setting} allows {allowed:,} per replica: set it to {total:,}, or a step takes longer"
 
 
 def write_plot(path: Path, recipe: str, cluster: dict[str, Any] | None) -> None:
@@ -161,5 +161,5 @@ def write_plot(path: Path, recipe: str, cluster: dict[str, Any] | None) -> None:
 
     rows = (cluster or {}).get("scaling")
     if not cluster or not rows:
-        raise ConfigError(f"--plot {path}: no number of these cards holds the run.", remedy="Name a larger card.")
+        raise ConfigError(f"--plot {path}: the run fits no number of these GPUs.", remedy="Name a larger GPU.")
     replace_file(path, draw(rows, f"One step of {recipe} on {cluster['gpu']}, by the cost model"))

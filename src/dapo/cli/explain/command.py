@@ -1,4 +1,4 @@
-"""`dapo explain`: what a recipe will do, in plain numbers, before anything starts; or how two configs differ."""
+"""`dapo explain`: what a recipe will do, before anything starts; or how two configs differ."""
 
 from __future__ import annotations
 
@@ -36,43 +36,41 @@ def command(
         str | None, typer.Argument(help="A second recipe or run, or a preset: prints the difference only.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set train.lr=1e-5.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="Plan for this card, e.g. h100; default: this machine.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Plan for so many cards; default: cluster.gpus.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Plan for this GPU type, e.g. h100; default: this machine.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Plan for this many GPUs; default: cluster.gpus.")] = None,
     mean_tokens: Annotated[
         int | None, typer.Option(min=1, help="With --gpu: mean response length; default: a fifth of the limit.")
     ] = None,
     scaling: Annotated[
-        bool, typer.Option("--scaling", help="With --gpu: also the same recipe on 1 to 1,024 cards (minutes).")
+        bool, typer.Option("--scaling", help="With --gpu: also plan 1 to 1,024 GPUs (takes minutes).")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="With --scaling: draw that, as an SVG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="With --scaling: plot it as an SVG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What a recipe will do, in plain numbers; or how two configs differ.
+    """Show what a recipe will do, in numbers; or how two configs differ.
 
     \b
     dapo explain quickstart
-    dapo explain runs/first quickstart        # what a run had changed
+    dapo explain runs/first quickstart        # what a run changed
     dapo explain gsm8k-1.5b-24gb --set sampling.responses_per_prompt=16 --gpu rtx4090
-    dapo explain dapo-qwen2.5-32b dapo        # where the released script and the paper part
+    dapo explain dapo-qwen2.5-32b dapo        # where the released script and the paper differ
     dapo explain dapo-qwen2.5-32b --gpus 128 --gpu h100
     dapo explain dapo-qwen2.5-32b --gpus 128 --gpu h100 --scaling --plot scaling.svg
     """
     if other is not None:
         if plot is not None:
-            raise ConfigError(
-                "--plot: has no effect on the difference of two recipes.", remedy="Leave out one of them."
-            )
+            raise ConfigError("--plot: has no effect when two recipes are compared.", remedy="Leave out one of them.")
         print_difference(difference(recipe, other, set_ or []), recipe, other, as_json)
         return
     if plot is not None and not scaling:
-        raise ConfigError("--plot: has no effect here; it draws what --scaling finds.", remedy="Add --scaling.")
+        raise ConfigError("--plot: has no effect here; it plots the result of --scaling.", remedy="Add --scaling.")
     resolved = load_recipe_or_run(recipe, set_ or [])
     plan = plan_of(resolved, gpu, gpus)
     if gpu is not None and gpu.lower() in SHEET and gpus is not None:
         plan["cluster"] = cluster_of(resolved.config, gpu.lower(), gpus, mean_tokens, scaling)
     elif mean_tokens is not None or scaling:
         raise ConfigError(
-            "--mean-tokens, --scaling: have no effect here; they are of the plan for a cluster.",
+            "--mean-tokens, --scaling: have no effect here; they belong to the plan for a cluster.",
             remedy=f"Name it: --gpus N --gpu {'|'.join(SHEET)}.",
         )
     if plot is not None:
@@ -84,7 +82,7 @@ def command(
 
 
 def plan_of(resolved: Resolved, gpu: str | None, gpus: int | None) -> dict[str, Any]:
-    """Everything `explain` knows of one recipe, as plain data."""
+    """Everything `explain` knows about one recipe, as plain data."""
     config = resolved.config
     device, device_gib = device_for(gpu)
     shape = shape_of(config.model.path, config.model.revision)
@@ -120,10 +118,10 @@ def plan_of(resolved: Resolved, gpu: str | None, gpus: int | None) -> dict[str, 
 
 
 def device_for(gpu: str | None) -> tuple[str, float]:
-    """(name, memory in GiB) of the card asked for, or of this machine's largest, or of the CPU."""
+    """(name, memory in GiB) of the GPU asked for, or of this machine's largest, or of the CPU."""
     if gpu is not None and gpu.lower() != "cpu":
         if gpu.lower() not in CARDS_GIB:
-            raise ConfigError(f"--gpu {gpu}: unknown card.", remedy=suggest(gpu.lower(), [*CARDS_GIB, "cpu"]))
+            raise ConfigError(f"--gpu {gpu}: unknown GPU.", remedy=suggest(gpu.lower(), [*CARDS_GIB, "cpu"]))
         return gpu.lower(), CARDS_GIB[gpu.lower()]
     found = gpu_memory_gib() if gpu is None else []
     return ("this machine's GPU", max(found)) if found else ("cpu", system_memory_gib())
@@ -136,17 +134,17 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
     console.print(f"[bold]{escape(resolved.name)}[/bold]  preset {escape(config.preset)}{label}\n")
     lines = [
         (
-            "a step",
+            "per step",
             f"{config.sampling.prompts_per_step:,} prompts x {config.sampling.responses_per_prompt} responses = "
             f"{work['responses_per_step']:,} responses, at most {work['max_response_tokens_per_step']:,} tokens",
         ),
         (
-            "its updates",
+            "updates per step",
             f"{work['updates_per_step']:,}, of {work['prompts_per_update']:g} prompts each"
             + (f", in {config.train.epochs_per_step} epochs" if config.train.epochs_per_step > 1 else ""),
         ),
         (
-            "the run",
+            "whole run",
             f"{work['steps']:,} steps, {work['updates']:,} updates, {work['responses']:,} responses trained on, "
             f"at most {work['max_trained_tokens']:,} tokens",
         ),
@@ -154,13 +152,13 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
         ("evaluation", evaluation_in_words(config)),
     ]
     print_table(console, None, lines)
-    print_table(console, "Parts", list(plan["parts"].items()))
+    print_table(console, "Algorithm", list(plan["parts"].items()))
     for warning in plan["warnings"]:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}\n")
     print_memory(console, config, plan["memory"])
     print_cluster(console, plan.get("cluster"))
     if plan["unused"]:
-        print_table(console, "Unused here (switched off)", [(k, f"needs {need}") for k, need in plan["unused"].items()])
+        print_table(console, "Unused (switched off)", [(k, f"needs {need}") for k, need in plan["unused"].items()])
     settings = Table(
         "key", "value", "from", box=None, title="Resolved config", title_justify="left", padding=(0, 2, 0, 0)
     )
@@ -174,7 +172,7 @@ def print_memory(console: Console, config: Config, memory: dict[str, Any] | None
         console.print(f"Memory: {escape(why_no_shape(config.model.path, config.model.revision))}\n")
         return
     rows = [(part, f"{size:,.2f} GiB") for part, size in memory["parts_gib"].items()]
-    rows.append(("sum", f"{memory['fixed_gib']:,.2f} of {memory['device_gib']:g} GiB"))
+    rows.append(("total", f"{memory['fixed_gib']:,.2f} of {memory['device_gib']:g} GiB"))
     rows.append(("KV cache", f"{memory['kv_mib_per_1000_tokens']:,.2f} MiB per 1,000 tokens"))
     rows += at_once_in_words(config, memory)
     each = f" on each of {memory['gpus']}" if memory["gpus"] > 1 else ""
@@ -185,34 +183,34 @@ def print_memory(console: Console, config: Config, memory: dict[str, Any] | None
 def why_no_shape(path: str, revision: str | None) -> str:
     """Why the memory of a model is not estimated, and what would help."""
     if model_file(path, "config.json", revision=revision) is not None:
-        return f"not estimated: {path} is not a dense decoder (a mixture of experts, for one)."
+        return f"not estimated: {path} is not a dense decoder (e.g. it is a mixture of experts)."
     if not is_hub_name(path):
-        return f"the shape of {path} is not known: there is no config.json in such a folder."
+        return f"the shape of {path} is unknown: no config.json there."
     download = shlex.join(["hf", "download", path, "config.json"])
-    return f"the shape of {path} is not known: it is not in the Hugging Face cache. Fetch it: {download}"
+    return f"the shape of {path} is unknown: not in the Hugging Face cache. Download it: {download}"
 
 
 def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, str]]:
-    """What bounds the number of responses generated at once, and which of the bounds is the one that counts."""
+    """Which limit binds the number of responses generated concurrently: the setting, or memory."""
     fits, allowed, replicas = (
         memory[key] for key in ("full_length_responses_at_once", "allowed_responses_at_once", "replicas")
     )
     if not fits:
-        return [("responses at once", "[bold]does not fit[/bold]")]
+        return [("concurrent responses", "[bold]does not fit[/bold]")]
     limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
     shared = f" / {replicas:,} replicas = {allowed:,} each" if replicas > 1 else ""
     setting = f"rollout.max_concurrent_sequences = {config.rollout.max_concurrent_sequences:,}{shared}"
     if fits >= allowed:
-        verdict = f"{allowed:,}: {setting}, and memory would hold {fits:,} of full length ({limit:,} tokens)"
+        verdict = f"{allowed:,}: {setting}; memory would hold {fits:,} at full length ({limit:,} tokens)"
     else:
         verdict = (
-            f"{fits:,} to {allowed:,}: memory holds {fits:,} of full length ({limit:,} tokens), more while they are "
+            f"{fits:,} to {allowed:,}: memory holds {fits:,} at full length ({limit:,} tokens), more while they are "
             f"shorter, up to {setting}"
         )
     per_step = config.responses_per_step
     rounds = -(-per_step // min(per_step, allowed * replicas))
     step = f"{per_step:,}, in {rounds} rounds or more" if rounds > 1 else f"{per_step:,}"
-    return [("responses at once", verdict), ("responses of a step", step)]
+    return [("concurrent responses", verdict), ("responses per step", step)]
 
 
 def learning_rate_in_words(train: TrainConfig) -> str:
@@ -224,4 +222,4 @@ def evaluation_in_words(config: Config) -> str:
     if not config.data.eval or not config.eval.every_steps:
         return "none"
     sets = ", ".join(config.data.eval)
-    return f"{sets}: avg@{config.eval.k} before the first and every {config.eval.every_steps} steps"
+    return f"{sets}: avg@{config.eval.k} before step 1 and every {config.eval.every_steps} steps"

@@ -15,7 +15,7 @@ from dapo.console import Pipe
 
 
 def difference(first: str, second: str, overrides: list[str]) -> list[tuple[str, str, str, str]]:
-    """(key, first, second, meaning) where they differ; next to a preset only algorithm keys are compared."""
+    """(key, first, second, meaning) where they differ; against a preset only algorithm keys are compared."""
     sides = [preset_keys(name) if is_preset(name) else recipe_keys(name, overrides) for name in (first, second)]
     keys = [key for key in known_keys() if key in sides[0] and key in sides[1]]
     return [

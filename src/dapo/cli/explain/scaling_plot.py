@@ -1,4 +1,4 @@
-"""The same step on more and more cards, drawn: time of the phases above, idle share of the rollouts below."""
+"""Plot of one step on more and more GPUs: time of its phases above, idle share of the rollouts below."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 WIDTH, LEFT, RIGHT = 760, 70, 20
 TOP, TALL, SHORT, GAP = 48, 220, 110, 34
 COLOURS = {"rollouts": "#1f77b4", "updates": "#ff7f0e", "idle": "#d62728", "even": "#999999"}
-SHORTEST_S = 0.1  # what a table shows as nothing
+SHORTEST_S = 0.1  # the table rounds this to 0
 Point = tuple[float, float]
 
 
 def draw(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """An SVG of a scaling table, one row per number of cards."""
+    """An SVG of a scaling table, one row per number of GPUs."""
     cards = [row["gpus"] for row in rows]
     keys = {"rollouts": "rollout_s", "updates": "training_s"}
     phases = {name: [max(row[key], SHORTEST_S) for row in rows] for name, key in keys.items()}
@@ -36,23 +36,23 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str) -> str:
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{bottom + 46}" fill="white"/>',
         label(LEFT, 20, title, size=14),
-        label(LEFT, TOP - 8, "seconds a step"),
-        label(LEFT, TOP + TALL + GAP - 8, "idle: share of the rollouts' time lost against every slot taken"),
+        label(LEFT, TOP - 8, "seconds per step"),
+        label(LEFT, TOP + TALL + GAP - 8, "idle: share of rollout time lost to empty slots"),
     ]
     for power in range(low, high + 1):
         parts += [rule(y_seconds(10.0**power)), label(LEFT - 8, y_seconds(10.0**power) + 4, f"{10.0**power:,g}", "end")]
     for share in (0.0, 0.5, 1.0):
         parts += [rule(y_share(share)), label(LEFT - 8, y_share(share) + 4, f"{share:.0%}", "end")]
     parts += [label(x(n), bottom + 18, f"{n:,}", "middle") for n in cards]
-    parts.append(label(WIDTH / 2, bottom + 38, "cards", "middle"))
+    parts.append(label(WIDTH / 2, bottom + 38, "GPUs", "middle"))
     for name, seconds in phases.items():
         parts += line(name, [(x(n), y_seconds(s)) for n, s in zip(cards, seconds, strict=True)])
-    # What halving the time with twice the cards would be, from where a run first has room for all its responses.
+    # Ideal scaling, from the number of GPUs where all responses first fit.
     start = min(range(len(rows)), key=lambda i: rows[i]["gpu_seconds_per_step"])
     even = [(n, phases["rollouts"][start] * cards[start] / n) for n in cards[start:]]
     parts += line("even", [(x(n), y_seconds(s)) for n, s in even if s >= 10.0**low])
     parts += line("idle", [(x(n), y_share(row["idle_share_of_rollout"])) for n, row in zip(cards, rows, strict=True)])
-    names = [("rollouts", "rollouts"), ("updates", "updates"), ("even", "rollouts, if twice the cards took half")]
+    names = [("rollouts", "rollouts"), ("updates", "updates"), ("even", "rollouts, ideal scaling")]
     for i, (name, text) in enumerate(names):
         at = TOP + 16 + 16 * i
         parts.append(f'<line x1="{WIDTH - 270}" y1="{at}" x2="{WIDTH - 246}" y2="{at}" {stroke(name)}/>')

@@ -1,5 +1,5 @@
 "use strict";
-// The page's small toolbox: building elements from text (never from markup), loading data scripts, writing numbers.
+// Helpers of the page: build elements from text (never from markup), load data scripts, format numbers.
 
 const dapo = {
   data: null,
@@ -17,11 +17,11 @@ const dapo = {
     dapo.waiting.delete(name);
   },
 
-  // A value that a script beside the page holds. `fetch` does not work on file://, a script tag does.
+  // A value from a script next to the page. `fetch` does not work on file://, a script tag does.
   load(name, address) {
     if (dapo.chunks.has(name)) {
       const value = dapo.chunks.get(name);
-      dapo.chunks.delete(name); // used again: now the youngest
+      dapo.chunks.delete(name); // used again: now the most recent
       dapo.chunks.set(name, value);
       return Promise.resolve(value);
     }
@@ -45,7 +45,7 @@ const dapo = {
     });
   },
 
-  // Holds the youngest pieces only: a step of a large run is bigger than a page should be.
+  // Keeps only the most recent pieces: a step of a large run is bigger than a page should be.
   HELD_PIECES: 24,
   forget() {
     const pieces = [...dapo.chunks.keys()].filter((name) => /\/\d+$/.test(name));
@@ -75,7 +75,7 @@ function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-// Characters that would be invisible or reorder the line are written out.
+// Characters that would be invisible or reorder the line are escaped.
 const INVISIBLE = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 const visible = (text) =>
   text.replace(INVISIBLE, (c) => `⟨U+${c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);

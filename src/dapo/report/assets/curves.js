@@ -1,5 +1,5 @@
 "use strict";
-// The curves: one quiet chart per question, one hover for all of them, several runs in one picture.
+// The curves: one chart per question, one hover for all of them, several runs in one chart.
 
 // A series is a metric by name, or a function of a run that gives one value per step.
 const perStep = (run, f) => (run.metrics.step || []).map((_, i) => f((name) => (run.metrics[name] || [])[i] ?? null));
@@ -15,33 +15,33 @@ const clippedProbability = (which) => (run) => perStep(run, (m) => (m("clip/high
 const CHARTS = [
   { id: "evaluation", title: "Evaluation", kind: "evaluation", note: "avg@k on held-out problems with its 95 % interval; pass@k and maj@k thin.",
     paper: "DAPO Table 1, AIME 2024 avg@32, Qwen2.5-32B: naive GRPO 0.30, overlong filtering 0.36, clip-higher 0.38, soft punishment 0.41, token loss 0.42, dynamic sampling 0.50." },
-  { id: "accuracy", title: "Accuracy while training", series: [["accuracy", "all judged"]], unit: "share",
-    note: "Share of right responses among all that were judged, uninformative groups included." },
-  { id: "reward", title: "Reward and its parts", series: [["reward/mean", "reward"], ["reward/raw", "verdict"], ["reward/overlong", "overlong"]],
+  { id: "accuracy", title: "Training accuracy", series: [["accuracy", "all verified"]], unit: "share",
+    note: "Share of correct responses among all that were verified, dropped groups included." },
+  { id: "reward", title: "Reward and its components", series: [["reward/mean", "reward"], ["reward/raw", "verdict"], ["reward/overlong", "overlong"]],
     note: () => `Mean of the trained responses: ${dapo.data.runs.some((run) => run.verifier.includes(":") || run.verifier === "command") ? "what the reward function gives" : "the verifier’s ±1"}, plus the overlong penalty.`,
-    paper: "DAPO Fig. 7b: the training reward rises steadily, and says little of the held-out accuracy." },
+    paper: "DAPO Fig. 7b: the training reward rises steadily and predicts held-out accuracy poorly." },
   { id: "length", title: "Response length", series: [["length/mean", "mean"], ["length/p10", "10 %"], ["length/p90", "90 %"]], unit: "tokens",
-    note: "Tokens of the trained responses: mean, 10th and 90th percentile.", paper: "DAPO Fig. 7a: grows on the whole, with spells of standing still or shrinking." },
-  { id: "truncated", title: "Cut off", series: [["length/truncated", "truncated"]], unit: "share", note: "Share of judged responses that ran into the length limit.",
-    paper: "DAPO Fig. 5: taking truncated samples out of the loss steadies the training." },
-  { id: "verdicts", title: "Verdicts that are not right", series: [["verdict/wrong", "wrong"], ["verdict/unparseable", "unreadable"], [(run) => perStep(run, (m) => (m("verdict/timeout") === null ? null : m("verdict/timeout") + (m("verdict/crash") || 0))), "verifier failed"]], unit: "share",
+    note: "Tokens of the trained responses: mean, 10th and 90th percentile.", paper: "DAPO Fig. 7a: grows overall, with phases of stagnation or decline." },
+  { id: "truncated", title: "Truncated responses", series: [["length/truncated", "truncated"]], unit: "share", note: "Share of verified responses that reached the length limit.",
+    paper: "DAPO Fig. 5: masking truncated samples in the loss stabilizes training." },
+  { id: "verdicts", title: "Verdicts other than correct", series: [["verdict/wrong", "wrong"], ["verdict/unparseable", "unparseable"], [(run) => perStep(run, (m) => (m("verdict/timeout") === null ? null : m("verdict/timeout") + (m("verdict/crash") || 0))), "verifier failed"]], unit: "share",
     note: "Shares of the trained responses." },
   { id: "entropy", title: "Entropy", series: [["policy/entropy", "entropy"]], unit: "nats", note: "Mean over the trained tokens, under the weights at the start of the step.",
-    paper: "DAPO Fig. 2b: with ε_high = ε_low it falls to almost nothing; clip-higher keeps it up. Fig. 7c: a slow upward trend is a good sign." },
-  { id: "probability", title: "Mean probability", series: [["policy/probability", "probability"]], unit: "share", free: true, note: "Of the trained tokens. High means certain.",
+    paper: "DAPO Fig. 2b: with ε_high = ε_low it collapses; clip-higher prevents that. Fig. 7c: a slow upward trend is a good sign." },
+  { id: "probability", title: "Mean probability", series: [["policy/probability", "probability"]], unit: "share", free: true, note: "Of the trained tokens. High means a confident policy.",
     paper: "DAPO Fig. 7d: the mirror image of entropy." },
   { id: "clip", title: "Clipped tokens", series: [["clip/high", "high"], ["clip/low", "low"], ["clip/dual", "dual"]], unit: "share", sided: true,
-    note: "High: a push up was stopped at 1 + ε_high. Low: a push down at 1 − ε_low." },
+    note: "High: positive-advantage tokens clipped at 1 + ε_high. Low: negative-advantage tokens clipped at 1 − ε_low." },
   { id: "clip-probability", title: "Probability of tokens clipped high", series: [[clippedProbability("mean"), "mean"], [clippedProbability("max"), "largest"]], unit: "share",
-    note: "Unlikely tokens that the clip keeps unlikely.", paper: "DAPO Fig. 3a: the largest stays below 0.2, the reason for clip-higher.", lines: [0.2] },
+    note: "Unlikely tokens whose increase was clipped.", paper: "DAPO Fig. 3a: the largest stays below 0.2, the reason for clip-higher.", lines: [0.2] },
   { id: "kl", title: "KL", series: [["policy/kl_old", "to π_old"], ["policy/kl_ref", "to the reference"]], unit: "nats", note: "How far the updates of a step move the policy." },
-  { id: "gap", title: "Trainer against engine", series: [["engine/gap_mean", "mean gap"], ["engine/kl", "KL"]], unit: "nats", note: "|log π_trainer − log π_engine| on the sampled tokens; should be next to nothing." },
+  { id: "gap", title: "Trainer against engine", series: [["engine/gap_mean", "mean gap"], ["engine/kl", "KL"]], unit: "nats", note: "|log π_trainer − log π_engine| on the sampled tokens; should be close to 0." },
   { id: "gradient", title: "Gradient norm", series: [["policy/grad_norm", "policy"], ["critic/grad_norm", "critic"]], note: "Before clipping, mean over the step’s updates." },
-  { id: "critic", title: "Critic", series: [["critic/explained_variance", "explained variance"]], note: "1 is perfect, 0 no better than the mean." },
-  { id: "acceptance", title: "Informative groups", series: [["sampling/groups_kept", "informative"]], unit: "share", note: "Share of resolved groups that are neither all right nor all wrong.",
-    paper: "DAPO Fig. 3b: the share of prompts that are all right keeps growing, so fewer teach anything." },
-  { id: "waste", title: "Wasted tokens, by cause", stacked: true, unit: "share", series: WASTE.map((cause) => [wasteShare(cause), { all_wrong: "all wrong", all_correct: "all right", all_equal: "all equal", truncated: "cut off", surplus: "surplus", aborted: "aborted", stale: "too old" }[cause]]),
-    note: "Share of all generated tokens that no update was made from." },
+  { id: "critic", title: "Critic", series: [["critic/explained_variance", "explained variance"]], note: "1 is perfect, 0 is no better than predicting the mean return." },
+  { id: "acceptance", title: "Mixed groups (kept)", series: [["sampling/groups_kept", "groups kept"]], unit: "share", note: "Share of finished groups that are neither all correct nor all wrong: only these have a non-zero group advantage.",
+    paper: "DAPO Fig. 3b: the share of all-correct prompts keeps growing, so fewer give a gradient." },
+  { id: "waste", title: "Wasted tokens, by cause", stacked: true, unit: "share", series: WASTE.map((cause) => [wasteShare(cause), { all_wrong: "all wrong", all_correct: "all correct", all_equal: "all equal", truncated: "truncated", surplus: "surplus", aborted: "aborted", stale: "stale" }[cause]]),
+    note: "Share of all generated tokens that entered no update." },
   { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[phase("rollout"), "rollout and reward"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step." },
   { id: "speed", title: "Tokens per second", unit: "tokens/s", series: [[(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/generated") / m("timing.step_s") : null)), "generated"], [(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/trained") / m("timing.step_s") : null)), "trained on"]],
     note: "Over the whole step." },
@@ -64,7 +64,7 @@ const curves = {
     section.replaceChildren(
       el("div", { class: "title-row" }, el("h2", {}, "Curves"), curves.controls()),
       dapo.data.runs.length > 1 ? curves.legend() : "",
-      grid.children.length ? grid : el("p", { class: "sub" }, "No step has ended yet."));
+      grid.children.length ? grid : el("p", { class: "sub" }, "No step has finished yet."));
     behaviour.draw();
     whenIdle(() => curves.loadPlotly().then(curves.drawRest));
   },
@@ -79,7 +79,7 @@ const curves = {
         curves.showPaper = event.target.checked;
         document.documentElement.toggleAttribute("data-paper", curves.showPaper);
         curves.redraw();
-      } }), "beside the paper"));
+      } }), "compare with the paper"));
   },
 
   legend: () => el("p", { class: "legend" }, ...dapo.data.runs.map((run, at) =>
@@ -107,7 +107,7 @@ const curves = {
     }
   }, { rootMargin: "200px" }),
 
-  // The others follow one by one while the reader does nothing, so that a printed page has them all.
+  // The others follow one by one while the page is idle, so that a printed page has them all.
   drawRest() {
     const next = [...curves.cards.values()].find((card) => !card.isDrawn && card.plot.isConnected);
     if (!next || curves.isWaiting) return;
@@ -164,7 +164,7 @@ const curves = {
         });
       }
     });
-    for (const curve of dapo.data.beside) {
+    for (const curve of dapo.data.overlay) {
       const own = chart.kind === "evaluation" ? "avg@k" : null;
       if (curve.metric === own || (chart.series || []).some(([metric]) => metric === curve.metric)) {
         if (curves.axis === "step" && lines.length) lines.push({ label: curve.label, run: -1, x: curve.x, y: curve.y, colour: "soft", dash: "dash" });
@@ -178,7 +178,7 @@ const curves = {
   sumLine(chart, run, at) {
     const parts = chart.series.map(([metric]) => metric(run));
     const y = (parts[0] || []).map((_, i) => parts.reduce((sum, part) => sum + (part[i] || 0), 0));
-    return { label: "in all", run: at, x: curves.xOf(run), y, colour: `run-${at}`, dash: "solid", isFirst: true };
+    return { label: "total", run: at, x: curves.xOf(run), y, colour: `run-${at}`, dash: "solid", isFirst: true };
   },
 
   evaluationLines(run, at, several) {
@@ -301,7 +301,7 @@ const curves = {
     });
   },
 
-  // The values at x, or the last ones, beside their names: the chart's legend.
+  // The values at x, or the last ones, next to their names: the chart's legend.
   read(card, x) {
     const cells = card.lines.filter((line) => line.run >= 0).map((line) => {
       const at = x === null ? line.x.length - 1 : curves.nearest(line.x, x);

@@ -4,7 +4,7 @@
 const page = {
   draw() {
     if (!dapo.data) {
-      $("overview").replaceChildren(el("p", { class: "missing" }, "Missing: report/data.js, which lies beside this page."));
+      $("overview").replaceChildren(el("p", { class: "missing" }, "Missing: report/data.js, next to this page."));
       return;
     }
     const names = dapo.data.runs.map((run) => run.name);
@@ -51,7 +51,7 @@ const page = {
     }
   },
 
-  // New numbers without moving what the reader looks at.
+  // New numbers, without moving what the reader is looking at.
   update() {
     const open = [...document.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent.replace(/\(.*/, ""));
     overview.draw();

@@ -1,5 +1,5 @@
 "use strict";
-// The top of the page: what run this is, did it work, what the doctor says; and the tables at its foot.
+// The top of the page: which run this is, did it learn, what the doctor found; and the tables at the bottom.
 
 const overview = {
   draw() {
@@ -41,7 +41,7 @@ const overview = {
     );
   },
 
-  // The score before and now, what it is and whether that is a change, the interval, and the best.
+  // The score before and now, what it measures, whether it changed, the interval, and the best.
   score(run) {
     const verdict = el("p", { class: "verdict" },
       el("span", { class: `dot ${overview.tone(run)}` }), el("b", {}, "Doctor: "), run.verdict);
@@ -124,7 +124,7 @@ const overview = {
     return bar;
   },
 
-  // A line without axes: the shape is the message, the numbers stand beside it.
+  // A line without axes: the shape is the message, the numbers are next to it.
   spark(name, run) {
     const values = {
       learnt: run.evaluations.map((line) => line.avg),
@@ -168,8 +168,8 @@ const overview = {
     };
     section.replaceChildren(
       el("h2", {}, "Problems that flipped"),
-      el("p", { class: "sub" }, `Held-out problems of ${run.flips.length ? run.evaluations[0].set : ""}, right responses at each evaluation from left to right; the most changed first.`),
-      choices("Which problems", [["learnt", "Learnt"], ["lost", "Lost"], ["same", "Unchanged"]], "learnt", show),
+      el("p", { class: "sub" }, `Held-out problems of ${run.flips.length ? run.evaluations[0].set : ""}, correct responses at each evaluation from left to right; the most changed first.`),
+      choices("Which problems", [["learnt", "Learned"], ["lost", "Lost"], ["same", "Unchanged"]], "learnt", show),
       table);
     show("learnt");
   },
@@ -177,7 +177,7 @@ const overview = {
   flip(flip) {
     const strip = el("span", { class: "strip" });
     flip.correct.forEach((n, at) => strip.append(el("span", {
-      title: `step ${flip.steps[at]}: ${n} of ${flip.k} right`, style: { opacity: String(0.1 + (0.9 * n) / flip.k) },
+      title: `step ${flip.steps[at]}: ${n} of ${flip.k} correct`, style: { opacity: String(0.1 + (0.9 * n) / flip.k) },
     })));
     const counts = `${flip.correct[0]} → ${flip.correct[flip.correct.length - 1]} of ${flip.k}`;
     return el("div", { class: "flip" }, strip, el("span", { class: "count" }, counts), el("span", { class: "text" }, visible(flip.question)));

@@ -2,15 +2,15 @@
 // The rollout browser: a step, a problem, its responses side by side, token by token.
 
 // Why a group was not trained on.
-const DROPPED = { all_wrong: "all wrong", all_correct: "all right", all_equal: "all equal" };
+const DROPPED = { all_wrong: "all wrong", all_correct: "all correct", all_equal: "all equal" };
 const whyDropped = (why) => DROPPED[why] || why;
 
 const rollouts = {
-  state: { run: 0, step: null, row: null, heat: "probability", use: "any", verdict: "any", behaviour: "any", search: "", onlyCut: false, onlySplit: false, onlyClipped: false, everywhere: false },
+  state: { run: 0, step: null, row: null, heat: "probability", use: "any", verdict: "any", behaviour: "any", search: "", onlyTruncated: false, onlySplit: false, onlyClipped: false, everywhere: false },
   index: null,
   found: null, // Map "step/row" -> number of hits while a search is on
   SHOWN_TOKENS: 700, // of a response, until more are asked for
-  COLOURED_TOKENS: 6000, // so many elements a browser lays out without a pause; longer responses are plain beyond
+  COLOURED_TOKENS: 6000, // as many elements as a browser lays out without a pause; the rest of a response is plain
 
   get run() { return dapo.data.runs[rollouts.state.run]; },
   stepName: (step) => `step-${String(Number(step)).padStart(6, "0")}`,
@@ -25,7 +25,7 @@ const rollouts = {
     const section = $("rollouts");
     const withRollouts = dapo.data.runs.map((run, at) => [run, at]).filter(([run]) => run.rollouts.length);
     if (!withRollouts.length) {
-      section.replaceChildren(el("h2", {}, "Rollouts"), el("p", { class: "sub" }, "No step has been recorded. records.every_steps says how often the responses are written down; 0 is never."));
+      section.replaceChildren(el("h2", {}, "Rollouts"), el("p", { class: "sub" }, "No step has been recorded. records.every_steps sets how often responses are recorded; 0 is never."));
       return;
     }
     rollouts.state.run = withRollouts[0][1];
@@ -88,21 +88,21 @@ const rollouts = {
         el("button", { type: "button", id: "search-go", onclick: () => rollouts.search(rollouts.searchBox.value) }, "Find"), box("everywhere", "in all steps")),
       el("div", { class: "filter-row" },
         select("use", "Trained on or dropped", [["any", "trained or dropped"], ["trained", "trained on"], ["dropped", "dropped"], ...Object.entries(DROPPED).map(([why, text]) => [why, `dropped: ${text}`])]),
-        select("verdict", "Verdict", [["any", "any verdict"], ["CORRECT", "some right"], ["WRONG", "some wrong"], ["UNPARSEABLE", "some unreadable"]]),
+        select("verdict", "Verdict", [["any", "any verdict"], ["CORRECT", "some correct"], ["WRONG", "some wrong"], ["UNPARSEABLE", "some unparseable"]]),
         select("behaviour", "Behaviour", [["any", "any behaviour"], ...dapo.data.behaviour.map(([kind, meaning]) => [kind, meaning])]),
-        box("onlyCut", "cut off"), box("onlySplit", "answers disagree"), box("onlyClipped", "with clipped tokens")));
+        box("onlyTruncated", "truncated"), box("onlySplit", "answers disagree"), box("onlyClipped", "with clipped tokens")));
   },
 
   passes(row) {
     const g = rollouts.index.groups;
-    const { use, verdict, behaviour: kind, onlyCut, onlySplit, onlyClipped, search } = rollouts.state;
+    const { use, verdict, behaviour: kind, onlyTruncated, onlySplit, onlyClipped, search } = rollouts.state;
     const why = rollouts.dropped(row);
     if (use !== "any" && use !== (why || "trained") && !(use === "dropped" && why)) return false;
     if (verdict === "CORRECT" && !g.correct[row]) return false;
     if (verdict === "WRONG" && g.size[row] - g.correct[row] - g.unparseable[row] <= 0) return false;
     if (verdict === "UNPARSEABLE" && !g.unparseable[row]) return false;
     if (kind !== "any" && !g[kind][row]) return false;
-    if (onlyCut && !g.truncated[row]) return false;
+    if (onlyTruncated && !g.truncated[row]) return false;
     if (onlySplit && g.answers[row] < 2) return false;
     if (onlyClipped && !(g.low[row] + g.high[row])) return false;
     return !search || rollouts.found.has(`${rollouts.state.step}/${row}`);
@@ -156,7 +156,7 @@ const rollouts = {
       rollouts.index = await rollouts.load(step, "index");
     } catch {
       rollouts.list.replaceChildren();
-      rollouts.pane.replaceChildren(el("p", { class: "missing" }, `Missing: rollouts/${rollouts.key(step, "index")}.js. dapo report writes it anew from the parquet file, if that is there.`));
+      rollouts.pane.replaceChildren(el("p", { class: "missing" }, `Missing: rollouts/${rollouts.key(step, "index")}.js. dapo report writes it again from the parquet file, if that exists.`));
       return;
     }
     if (rollouts.state.step !== step) return; // another step was asked for meanwhile
@@ -176,11 +176,11 @@ const rollouts = {
     },
       el("span", { class: "text" }, visible(g.question[row]) || g.id[row],
         rollouts.dropped(row) ? el("span", { class: "dropped" }, `dropped: ${whyDropped(rollouts.dropped(row))}`) : null),
-      el("span", { class: "tally", title: `${g.correct[row]} of ${g.size[row]} right` },
+      el("span", { class: "tally", title: `${g.correct[row]} of ${g.size[row]} correct` },
         el("span", { class: "right", style: { flexGrow: g.correct[row] } }), el("span", { class: "wrong", style: { flexGrow: g.size[row] - g.correct[row] } })),
       el("span", { class: "count" }, `${g.correct[row]}/${g.size[row]}`))));
     const row = rows.includes(rollouts.state.row) ? rollouts.state.row : rows[0];
-    if (row === undefined) rollouts.pane.replaceChildren(el("p", { class: "sub" }, "No problem of this step fits the filters."));
+    if (row === undefined) rollouts.pane.replaceChildren(el("p", { class: "sub" }, "No problem of this step matches the filters."));
     else rollouts.pick(row);
   },
 
@@ -194,7 +194,7 @@ const rollouts = {
     try {
       groups = await rollouts.load(step, piece);
     } catch {
-      rollouts.pane.replaceChildren(el("p", { class: "missing" }, `Missing: rollouts/${rollouts.key(step, piece)}.js. dapo report writes it anew from the parquet file, if that is there.`));
+      rollouts.pane.replaceChildren(el("p", { class: "missing" }, `Missing: rollouts/${rollouts.key(step, piece)}.js. dapo report writes it again from the parquet file, if that exists.`));
       return;
     }
     if (rollouts.state.step === step && rollouts.state.row === row) rollouts.drawGroup(groups[g.at[row]]);
@@ -212,7 +212,7 @@ const rollouts = {
     rollouts.pane.replaceChildren(
       el("div", { class: "question" }, el("pre", { dir: "auto" }, visible(group.question)),
         el("p", { class: "sub" }, "reference ", el("b", {}, visible(group.answer)), ` · ${group.source ? `${visible(group.source)} · ` : ""}problem `, el("code", {}, visible(group.id)), group.visit ? ` · visit ${group.visit + 1}` : "",
-          group.dropped ? ` · dropped (${whyDropped(group.dropped)}): no update was made from it` : "")),
+          group.dropped ? ` · dropped (${whyDropped(group.dropped)}): not trained on` : "")),
       over, el("div", { class: "heat-row" }, heat, rollouts.scale), rollouts.responses);
     rollouts.responses.replaceChildren(...group.responses.map((response, at) => rollouts.card(response, at)));
     rollouts.paint();
@@ -224,16 +224,16 @@ const rollouts = {
     const parts = [`verdict ${format.signed(response.raw)}`];
     if (response.overlong) parts.push(`overlong ${format.signed(response.overlong)}`);
     const head = el("header", {},
-      el("span", { class: `mark ${isRight ? "right" : response.verdict === "WRONG" ? "wrong" : "odd"}` }, isRight ? "right" : response.verdict.toLowerCase()),
+      el("span", { class: `mark ${isRight ? "right" : response.verdict === "WRONG" ? "wrong" : "odd"}` }, isRight ? "correct" : response.verdict.toLowerCase()),
       el("span", { class: "reward", title: parts.join(", ") }, format.signed(response.reward)),
       el("span", { class: "sub" }, parts.length > 1 ? parts.join(" ") : ""),
-      el("span", { class: "sub end" }, `${response.n} tokens · ${response.stop === "LENGTH" ? "cut off" : response.stop === "EOS" ? "ended" : response.stop.toLowerCase()}`));
+      el("span", { class: "sub end" }, `${response.n} tokens · ${response.stop === "LENGTH" ? "truncated" : response.stop === "EOS" ? "ended" : response.stop.toLowerCase()}`));
     const kinds = response.behaviour.map((kind) => el("span", { class: "chip" }, behaviour.LABELS[kind].toLowerCase()));
     const body = response.unreadable
       ? el("p", { class: "missing" }, `This response cannot be read: ${visible(response.unreadable)}`)
       : el("pre", { class: "text", dir: "auto", "data-at": at });
     return el("article", { class: "response" }, head, body,
-      el("footer", {}, response.extracted === null ? el("span", { class: "sub" }, "no answer read") : el("span", { class: "sub" }, "answer ", el("b", {}, visible(response.extracted))), ...kinds));
+      el("footer", {}, response.extracted === null ? el("span", { class: "sub" }, "no answer found") : el("span", { class: "sub" }, "answer ", el("b", {}, visible(response.extracted))), ...kinds));
   },
 
   // Fill every response with coloured tokens; long ones in part, until asked for.
@@ -295,17 +295,17 @@ const rollouts = {
     if (rollouts.group.id !== id) return;
     place.replaceChildren(el("span", { class: "sub" }, visits.length > 1 ? "this problem over the steps: " : "recorded in this step only"),
       ...(visits.length > 1 ? visits.map(([at, row, correct, size]) => el("button", {
-        type: "button", class: "visit", title: `step ${history.steps[at]}: ${correct} of ${size} right`,
+        type: "button", class: "visit", title: `step ${history.steps[at]}: ${correct} of ${size} correct`,
         "aria-current": String(history.steps[at] === rollouts.state.step),
         onclick: () => rollouts.jump(history.steps[at], row),
       }, el("b", {}, String(history.steps[at])), ` ${correct}/${size}`)) : []));
   },
 
   jump(step, row) {
-    Object.assign(rollouts.state, { use: "any", verdict: "any", behaviour: "any", onlyCut: false, onlySplit: false, onlyClipped: false, search: "" });
+    Object.assign(rollouts.state, { use: "any", verdict: "any", behaviour: "any", onlyTruncated: false, onlySplit: false, onlyClipped: false, search: "" });
     rollouts.searchBox.value = "";
     for (const name of ["use", "verdict", "behaviour"]) $(`filter-${name}`).value = "any";
-    for (const name of ["onlyCut", "onlySplit", "onlyClipped"]) $(`filter-${name}`).checked = false;
+    for (const name of ["onlyTruncated", "onlySplit", "onlyClipped"]) $(`filter-${name}`).checked = false;
     rollouts.show({ step, row });
   },
 
@@ -413,11 +413,11 @@ const HEATS = {
   },
   advantage: {
     label: "advantage", colour: (t) => (t.advantage > 0 ? mix("high", Math.min(0.7, t.advantage / 4)) : mix("low", Math.min(0.7, -t.advantage / 4))),
-    scale: () => ramp("pushed down", "two", "pushed up"),
+    scale: () => ramp("negative", "two", "positive"),
   },
   clipped: {
     label: "clipped", colour: (t) => (t.clip ? mix(t.clip > 0 ? "high" : "low", 0.75) : null), mark: (t) => (t.clip ? "is-clipped" : undefined),
-    scale: () => [el("i", { class: "key", style: { background: "var(--low)" } }), "clipped low: a push down stopped ", el("i", { class: "key", style: { background: "var(--high)" } }), "clipped high: a push up stopped"],
+    scale: () => [el("i", { class: "key", style: { background: "var(--low)" } }), "clipped at 1 − ε_low ", el("i", { class: "key", style: { background: "var(--high)" } }), "clipped at 1 + ε_high"],
   },
   none: { label: "plain", scale: () => [] },
 };
@@ -428,7 +428,7 @@ document.addEventListener("pointerover", (event) => {
   const tip = $("tip");
   tip.hidden = !token || !token.isKnown;
   if (tip.hidden) return;
-  const shown = [["probability", format.percent(token.p)], ["entropy", `${format.number(token.entropy)} nats`], ["ratio", Number.isNaN(token.ratio) ? "not updated on" : token.ratio.toFixed(3)],
+  const shown = [["probability", format.percent(token.p)], ["entropy", `${format.number(token.entropy)} nats`], ["ratio", Number.isNaN(token.ratio) ? "not trained on" : token.ratio.toFixed(3)],
     ["advantage", format.signed(token.advantage)], ["clipped", token.clip > 0 ? "high" : token.clip < 0 ? "low" : "no"]];
   tip.replaceChildren(el("b", {}, `token ${token.n}`), ...shown.map(([name, text]) => el("span", {}, `${name} `, el("b", {}, text))));
   const box = event.target.getBoundingClientRect();

@@ -1,1 +1,1 @@
-"""What is wrong with a run, by name: each finding cites its numbers and says what to do."""
+"""The doctor: named findings about a run, each with its numbers and a remedy."""

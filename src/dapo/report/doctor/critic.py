@@ -1,4 +1,4 @@
-"""What the critic of PPO and VAPO is worth, and how much is left to it."""
+"""Findings about the critic of PPO and VAPO: does it predict returns, and how much depends on it?"""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def critic(v: Visit) -> Iterator[Finding]:
         return
     if explained < v.t.critic_explained:
         yield Finding(
-            "critic-worse-than-none",
+            "negative-explained-variance",
             WARNING,
-            "The critic is worse than none",
-            f"Its values explain {explained:+.2f} of the variance of what came out; a constant explains 0.",
-            f"{after_pretraining(v.run, 'try')} another algorithm.critic.lr; or do without: preset = dapo.",
+            "The critic predicts returns worse than a constant",
+            f"Explained variance {explained:+.2f}; predicting the mean return would give 0.",
+            f"{after_pretraining(v.run, 'try')} another algorithm.critic.lr; or train without a critic: preset = dapo.",
             v.last_steps,
             ("critic/explained_variance", "critic/loss"),
         )
@@ -31,20 +31,20 @@ def critic(v: Visit) -> Iterator[Finding]:
         alpha = gae.length_adaptive_alpha
         by = f"lam = {gae.lam:g}" if alpha is None else f"length_adaptive_alpha = {alpha:g}"
         yield Finding(
-            "short-reach",
+            "short-gae-horizon",
             WARNING,
-            "The reward reaches only the end of a response",
-            f"By algorithm.gae.{by} about the last {horizon(gae, length):.0f} of a response's {length:.0f} tokens "
-            f"hear of its reward, the others of what the critic makes of it"
+            "The effective GAE horizon is short",
+            f"With algorithm.gae.{by} the reward reaches about the last {horizon(gae, length):.0f} of "
+            f"{length:.0f} tokens; the others learn from the critic's values alone"
             + (f"; {v.progress}." if v.is_stuck and v.progress is not None else "."),
-            f"Try {longer(gae)}; or do without a critic: preset = dapo.",
+            f"Try {longer(gae)}; or train without a critic: preset = dapo.",
             v.whole,
             ("accuracy", "length/truncated", "critic/explained_variance"),
         )
 
 
 def gae_of(run: RunRecord) -> GaeConfig:
-    """The run's settings, as far as they are what they should be."""
+    """The run's GAE settings; the defaults where they are not valid."""
     keys = {key: run.key("algorithm", "gae", key) for key in GaeConfig.model_fields}
     try:
         return GaeConfig(**{key: value for key, value in keys.items() if value is not None})
@@ -53,7 +53,7 @@ def gae_of(run: RunRecord) -> GaeConfig:
 
 
 def after_pretraining(run: RunRecord, verb: str) -> str:
-    """The advice's beginning: pretraining first, where the critic started from nothing."""
+    """The beginning of the remedy: value pretraining first, unless the critic had some."""
     has_start = run.key("algorithm", "critic", "path", default="none") != "none"
     if has_start or run.key("algorithm", "critic", "pretrain_responses", default=0):
         return verb.capitalize()

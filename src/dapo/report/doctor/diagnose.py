@@ -1,6 +1,6 @@
-"""What is wrong with a run, by name: each finding cites its numbers and steps, and says what to do.
+"""The checks of the doctor: each finding has a name, its numbers and steps, and a remedy.
 
-The thresholds stand in one place, `findings.Thresholds`; docs/doctor.md says why they are what they are.
+All thresholds are in `findings.Thresholds`; docs/doctor.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from dapo.report.load import RunRecord
 
 Check = Callable[[Visit], Iterator[Finding]]
 
-# Each fires or stays silent. Findings of one level are told in this order.
-# A level or a trend is only told of a run that has enough steps (report/evidence.py): two more may take back what
-# three show.
+# Findings of one level are reported in this order.
+# A level or a trend needs enough steps (report/evidence.py): two more steps may undo what three show.
 BY_STEPS: tuple[Check, ...] = (
     policy_findings.entropy,
     policy_findings.clipping,
@@ -36,7 +35,7 @@ BY_STEPS: tuple[Check, ...] = (
     run_findings.step_time,
     run_findings.checkpoints,
 )
-# What has happened or stands, whatever the number of steps.
+# Facts, reported whatever the number of steps.
 AT_ONCE: tuple[Check, ...] = (
     policy_findings.skipped_updates,
     run_findings.faults,
@@ -51,7 +50,7 @@ def examine(
     *,
     disk: Disk | None = None,
 ) -> list[Finding]:
-    """Everything the doctor sees, the worst first."""
+    """All findings, the most severe first."""
     visit = Visit(run, summaries, disk, Thresholds())
     checks = AT_ONCE if held_back(run) else (*BY_STEPS, *AT_ONCE)
     found = [finding for check in checks for finding in check(visit)]
@@ -60,19 +59,19 @@ def examine(
 
 
 def held_back(run: RunRecord) -> str:
-    """Why most findings are not told yet; empty where the run has enough steps."""
+    """Why most findings are not reported yet; empty where the run has enough steps."""
     return too_few_steps(len(run.metrics))
 
 
 def verdict(findings: Sequence[Finding], run: RunRecord) -> str:
     """One line: no issues found, what is wrong, or that it is too early to tell."""
     if not run.metrics:
-        return "No step has ended yet: nothing to examine."
+        return "No step has finished yet: nothing to diagnose."
     wrong = [finding.title for finding in findings if finding.level != NOTE]
     if wrong:
         return "; ".join(wrong) + "."
     if reason := held_back(run):
-        return f"Not enough steps: {reason}. Nothing has broken so far."
+        return f"Not enough steps: {reason}. No errors so far."
     return "No issues found."
 
 

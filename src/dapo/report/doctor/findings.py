@@ -1,4 +1,4 @@
-"""What a finding is, when a number is worth one, and the run as the doctor looks at it."""
+"""What a finding is, the thresholds, and the run as the checks see it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ SEVERE, WARNING, NOTE = "severe", "warning", "note"
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When a number is worth a word. Shares are between 0 and 1."""
+    """When a number becomes a finding. Shares are between 0 and 1."""
 
-    min_steps: int = MIN_STEPS  # fewer say nothing
-    window_share: float = 0.2  # the first and the last so much of a run are compared, by their medians
+    min_steps: int = MIN_STEPS  # fewer show nothing
+    window_share: float = 0.2  # the first and the last share of a run, compared by their medians
     window_least: int = 3
     window_most: int = 20
     entropy_collapse_ratio: float = 0.25  # of its start, while the model is still often wrong and no longer improves
     entropy_collapse_nats: float = 0.005  # or below this outright
-    entropy_excused_accuracy: float = 0.8  # a model that is right has reason to be certain
+    entropy_excused_accuracy: float = 0.8  # a model that is nearly always correct may be certain
     entropy_explosion_ratio: float = 2.0
     entropy_explosion_rise: float = 0.3  # nats above the start
     improving: float = 0.02  # accuracy, last window against the middle of the run
     clip_share: float = 0.01  # of tokens clipped on the heavier side …
-    clip_asymmetry: float = 20.0  # … and so many times more than on the other
+    clip_asymmetry: float = 20.0  # … and this many times more than on the other
     length_runaway_ratio: float = 2.0
     truncated: float = 0.15
     acceptance: float = 0.15
-    one_cause: float = 0.75  # of the groups that are all right or all wrong
+    one_cause: float = 0.75  # of the groups that are all correct or all wrong
     hacking_accuracy_rise: float = 0.05
     answer_only_rise: float = 0.3
     answer_only_length_ratio: float = 0.4  # without rollouts: mean length against the start
     dominating_answer: float = 0.5
     dominating_reference: float = 0.25
     dominating_groups: int = 8
-    critic_explained: float = -0.05  # of the variance of the returns; a constant explains 0, give or take
+    critic_explained: float = -0.05  # explained variance of the returns; about 0 for a constant
     changed_problems: int = MIN_CHANGED_PROBLEMS
     engine_gap_nats: float = 0.05
     engine_kl_nats: float = 0.01
@@ -52,19 +52,19 @@ class Thresholds:
     checkpoint_minutes: float = 60.0
     checkpoint_run_share: float = 0.5  # of a run longer than an hour
     disk_free_share: float = 0.03
-    disk_checkpoints: float = 2.0  # room for so many more checkpoints
+    disk_checkpoints: float = 2.0  # space for this many more checkpoints
     verifier_failures: float = 0.01
     unparseable: float = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing the doctor saw."""
+    """One thing the doctor found."""
 
     name: str
     level: str  # severe, warning or note
     title: str
-    detail: str  # with its numbers
+    detail: str  # with the numbers
     remedy: str
     steps: tuple[int, int] | None = None
     metrics: tuple[str, ...] = ()  # where to look
@@ -72,7 +72,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Room on the volume that holds the run, and the size of its newest checkpoint, in bytes."""
+    """Space on the volume that holds the run, and the size of its newest checkpoint, in bytes."""
 
     free: int
     total: int
@@ -88,7 +88,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How right the responses are: half-way, and in the last window."""
+    """Accuracy (or mean reward) half-way through the run and in the last window."""
 
     name: str  # the metric
     before: float
@@ -109,7 +109,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A run as the doctor looks at it: its windows and medians, the sums of its rollouts, the disk."""
+    """A run as the checks see it: medians over windows, the sums of its rollouts, the disk."""
 
     run: RunRecord
     summaries: Sequence[tuple[int, dict[str, Any]]]  # (step, summary of that step's index)
@@ -134,7 +134,7 @@ class Visit:
 
     @property
     def progress(self) -> Progress | None:
-        """Accuracy, or, where next to no response counts as right (graded rewards), the reward; None without either."""
+        """Accuracy, or the reward where no response counts as correct (graded rewards); None without either."""
         for name in ("accuracy", "reward/raw"):
             start, before, now = self.first(name), self.middle(name), self.last(name)
             if before is not None and now is not None and (name != "accuracy" or start or before or now):
@@ -143,7 +143,7 @@ class Visit:
 
     @property
     def is_improving(self) -> bool:
-        """Since half-way; of rewards the run's own range is the measure. Taken for granted where nothing tells."""
+        """Since half-way; a gain in reward is measured against the run's own range. True where there is no data."""
         progress = self.progress
         if progress is None:
             return True

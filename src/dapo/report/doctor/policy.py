@@ -1,4 +1,4 @@
-"""How the policy moves: its entropy, what the clip cuts, the engine's log-probs, the gradients."""
+"""Findings about the policy: entropy, clipping, the engine's log-probs, gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entropy(v: Visit) -> Iterator[Finding]:
             WARNING if is_graded else SEVERE,
             "Entropy has collapsed",
             f"{start:.3f} nats at the start, {end:.4f} now{share_of(end, start)}{told}: the model has stopped exploring"
-            f"{'' if is_graded else ' before it was right'}.",
+            f"{'' if is_graded else ' before it was accurate'}.",
             "Raise algorithm.clip.high (the paper: 0.28), lower train.lr, or go back to an earlier checkpoint.",
             v.whole,
             ("policy/entropy", "policy/probability", "clip/high"),
@@ -34,7 +34,7 @@ def entropy(v: Visit) -> Iterator[Finding]:
             "entropy-explosion",
             SEVERE,
             "Entropy is exploding",
-            f"{start:.3f} nats at the start, {end:.3f} now{share_of(end, start)}: the text is turning into noise.",
+            f"{start:.3f} nats at the start, {end:.3f} now{share_of(end, start)}: responses are turning into noise.",
             "Lower train.lr or algorithm.clip.high; look at the truncated share and at the engine gap.",
             v.whole,
             ("policy/entropy", "length/truncated", "engine/gap_mean"),
@@ -42,7 +42,7 @@ def entropy(v: Visit) -> Iterator[Finding]:
 
 
 def share_of(end: float, start: float) -> str:
-    """What is left of the start; nothing where it was 0."""
+    """The end as a share of the start; empty where the start was 0."""
     return f" ({end / start:.0%})" if start else ""
 
 
@@ -55,12 +55,11 @@ def clipping(v: Visit) -> Iterator[Finding]:
         return
     side, other = ("high", "low") if high > low else ("low", "high")
     if side == "high":
-        why, remedy = "pushes up are cut, so new ideas cannot grow", "Raise algorithm.clip.high, or lower train.lr."
+        why = "positive-advantage tokens are clipped at 1 + ε_high, so unlikely tokens cannot gain probability"
+        remedy = "Raise algorithm.clip.high, or lower train.lr."
     else:
-        why = "pushes down are cut; wrong tokens are let go slowly"
-        remedy = (
-            "Lower train.lr or train.updates_per_step; leave algorithm.clip.low alone (raising it starves exploration)."
-        )
+        why = "negative-advantage tokens are clipped at 1 − ε_low, so wrong tokens lose probability slowly"
+        remedy = "Lower train.lr or train.updates_per_step; keep algorithm.clip.low (raising it costs exploration)."
     yield Finding(
         "one-sided-clipping",
         WARNING,
@@ -87,10 +86,10 @@ def engine_gap(v: Visit) -> Iterator[Finding]:
             yield Finding(
                 "engine-gap",
                 WARNING,
-                "Trained tokens are far from the policy",
-                f"{numbers}: among them are tokens of earlier weights (carried over, at most "
-                f"{v.run.key('sampling', 'max_staleness_updates', default='?')} updates old), so the policy's own "
-                "movement is part of it.",
+                "Trained tokens are off-policy",
+                f"{numbers}: some tokens were sampled by earlier weights (at most "
+                f"{v.run.key('sampling', 'max_staleness_updates', default='?')} updates old), so the updates "
+                "in between are part of the gap.",
                 "Lower train.lr or sampling.max_staleness_updates; without carry_over and partial_rollouts the gap is "
                 "the engine's alone.",
                 v.last_steps,
@@ -101,7 +100,7 @@ def engine_gap(v: Visit) -> Iterator[Finding]:
             "engine-gap",
             SEVERE,
             "Trainer and engine disagree",
-            f"{numbers}: the responses come from another policy than is trained.",
+            f"{numbers}: the responses come from a different policy than the one being trained.",
             ("" if corrects_gap(v.run) else "Set algorithm.correction.cap = 2.0; ")
             + "compare model.dtype of both; update engine and trainer together.",
             v.last_steps,
@@ -115,7 +114,7 @@ def has_stale_tokens(v: Visit) -> bool:
 
 
 def corrects_gap(run: RunRecord) -> bool:
-    """An importance weight, or a ratio that starts at the engine's own log-probs."""
+    """Importance weights, or a ratio against the engine's own log-probs."""
     return is_number(run.key("algorithm", "correction", "cap")) or run.key("algorithm", "old_logp") == "bypass"
 
 
@@ -128,13 +127,13 @@ def dead_gradients(v: Visit) -> Iterator[Finding]:
         yield Finding(
             "dead-gradients",
             SEVERE,
-            "The gradients are dead",
+            "Gradients are zero",
             f"The gradient norm was below {v.t.dead_gradient_norm:g} in each of the last {v.t.dead_steps} steps "
             f"(last: {tail[-1][1]:.2g}, lr {lr if lr is not None else float('nan'):.2g}).",
-            "Look at accuracy: correct responses alone are imitated, and a graded verifier has to say which are "
+            "Look at accuracy: only correct responses are imitated, and a graded verifier has to say which are "
             "(Score.correct). Or train with a policy gradient: preset dapo."
             if imitates
-            else "Look at sampling/groups_kept: without informative groups there is nothing to learn from.",
+            else "Look at sampling/groups_kept: without mixed groups every advantage is 0.",
             (tail[0][0], tail[-1][0]),
             ("policy/grad_norm", "accuracy" if imitates else "sampling/groups_kept"),
         )
@@ -148,7 +147,7 @@ def skipped_updates(v: Visit) -> Iterator[Finding]:
             SEVERE,
             "Updates were skipped for non-finite gradients",
             f"{sum(n for _, n in bad):.0f} updates in {len(bad)} steps, the last in step {bad[-1][0]}.",
-            'Lower train.lr; set model.dtype = "float32" to see whether it is the precision.',
+            'Lower train.lr; set model.dtype = "float32" to rule out precision.',
             (bad[0][0], bad[-1][0]),
             ("policy/grad_norm",),
         )

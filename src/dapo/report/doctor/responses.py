@@ -1,4 +1,8 @@
-"""What the responses are like and how they are judged: length, informative groups, reward hacking, verdicts."""
+"""Findings about responses and rewards: length, mixed groups, reward hacking, verdicts.
+
+A mixed group has responses with different rewards, neither all correct nor all wrong: only such a group gives a
+group advantage that is not 0.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,15 @@ def length(v: Visit) -> Iterator[Finding]:
     share = v.last("length/truncated")
     if share is not None and share > v.t.truncated:
         limit = v.run.key("limits", "max_response_tokens", default="?")
-        judged = "a truncated response never counts as right"
+        judged = "a truncated response never counts as correct"
         if v.run.key("rewards", "truncated_may_be_correct", default=False):
-            judged = "what stands in their text is judged all the same (rewards.truncated_may_be_correct)"
-        teach = "" if is_punished(v.run) else ", or teach brevity with shaping.overlong_penalty = 1.0"
+            judged = "their text is verified all the same (rewards.truncated_may_be_correct)"
+        teach = "" if is_punished(v.run) else ", or penalize length with shaping.overlong_penalty = 1.0"
         yield Finding(
             "truncation",
             WARNING,
-            "Many responses are cut off",
-            f"{share:.1%} of the judged responses ran into limits.max_response_tokens = {limit}; {judged}.",
+            "Many responses are truncated",
+            f"{share:.1%} of the verified responses reached limits.max_response_tokens = {limit}; {judged}.",
             f"Raise limits.max_response_tokens{teach}.",
             v.last_steps,
             ("length/truncated", "length/max"),
@@ -44,10 +48,10 @@ def is_punished(run: RunRecord) -> bool:
 
 
 def brevity(run: RunRecord) -> str:
-    """What speaks against length and is not on yet."""
+    """Remedies against length that are not on yet."""
     advice = []
     if not is_punished(run):
-        advice.append("switch the overlong punishment on (shaping.overlong_penalty = 1.0)")
+        advice.append("switch the overlong penalty on (shaping.overlong_penalty = 1.0)")
     if run.key("algorithm", "loss_aggregation") != "token":
         advice.append('use algorithm.loss_aggregation = "token"')
     if not advice:
@@ -64,14 +68,14 @@ def acceptance(v: Visit) -> Iterator[Finding]:
     equal = v.last("sampling/groups_all_equal") or 0.0  # graded rewards
     uniform = right + wrong + equal
     has_critic = v.run.key("algorithm", "advantage") == "gae"
-    others = f"{right:.0f} a step were all right and {wrong:.0f} all wrong"
+    others = f"{right:.0f} per step were all correct and {wrong:.0f} all wrong"
     if equal:
-        others = f"{equal:.0f} a step had one value throughout" + (f", {others}" if right or wrong else "")
-    numbers = f"{share:.1%} of the groups are informative; of the others {others}."
+        others = f"{equal:.0f} per step had equal rewards" + (f", {others}" if right or wrong else "")
+    numbers = f"{share:.1%} of the groups are mixed; of the others {others}."
     if not v.run.key("sampling", "dynamic", default=True):
         numbers += f" They are trained on{'' if has_critic else lone_advantage(v.run)}."
     if uniform and right >= v.t.one_cause * uniform:
-        name, title = "too-easy", "The problems have become too easy"
+        name, title = "too-easy", "The problems are too easy now"
         remedy = "Add harder problems (dapo data probe --select 0.1 0.9), or stop: there is little left to learn here."
     elif uniform and wrong >= v.t.one_cause * uniform:
         name, title = "too-hard", "The problems are too hard"
@@ -79,12 +83,12 @@ def acceptance(v: Visit) -> Iterator[Finding]:
             "Start with easier problems (dapo data probe --select 0.1 0.9), or raise sampling.responses_per_prompt."
         )
     elif uniform and equal >= v.t.one_cause * uniform and not has_critic:
-        name, title = "all-equal", "The reward seldom tells the responses of a group apart"
-        remedy = "Use a reward that grades more finely, other problems, or raise sampling.responses_per_prompt."
-    elif has_critic:  # it gives every response an advantage of its own, mixed group or not
+        name, title = "all-equal", "Most groups have equal rewards"
+        remedy = "Use a finer-grained reward, other problems, or raise sampling.responses_per_prompt."
+    elif has_critic:  # a critic gives every response an advantage of its own, in a mixed group or not
         return
     else:
-        name, title = "low-acceptance", "Few groups are informative"
+        name, title = "few-mixed-groups", "Few groups are mixed"
         remedy = (
             "Select problems by pass rate (dapo data probe --select 0.1 0.9), or raise sampling.responses_per_prompt."
         )
@@ -96,9 +100,9 @@ def acceptance(v: Visit) -> Iterator[Finding]:
 
 
 def lone_advantage(run: RunRecord) -> str:
-    """What tells the responses of a group apart that are all right or all wrong."""
+    """What a group advantage makes of a group that is all correct or all wrong."""
     return (
-        "; only the overlong punishment tells their responses apart" if is_punished(run) else " with an advantage of 0"
+        "; only the overlong penalty makes their advantages differ" if is_punished(run) else " with an advantage of 0"
     )
 
 
@@ -110,7 +114,7 @@ def reward_hacking(v: Visit) -> Iterator[Finding]:
         grown = shares[-1][1] - shares[0][1]
         if grown > v.t.answer_only_rise:
             (early, before), (late, now) = shares[0], shares[-1]
-            numbers = f"responses with nothing but the answer: {before:.0%} in step {early}, {now:.0%} in step {late}"
+            numbers = f"responses that are only an answer: {before:.0%} in step {early}, {now:.0%} in step {late}"
     else:
         start, end = v.first("length/mean"), v.last("length/mean")
         if start and end and end < v.t.answer_only_length_ratio * start:
@@ -119,10 +123,10 @@ def reward_hacking(v: Visit) -> Iterator[Finding]:
         yield Finding(
             "answer-only",
             WARNING,
-            "Accuracy rises while the working disappears",
+            "Accuracy rises while the reasoning disappears",
             f"Accuracy {rise:+.3f}; {numbers}.",
             f"Read the responses; audit the verdicts ({dapo_command('verify', '--audit', v.run.folder)}); can answers "
-            "be guessed from prompts?",
+            "be guessed from the prompts?",
             v.whole,
             ("accuracy", "length/mean"),
         )
@@ -140,7 +144,7 @@ def reward_hacking(v: Visit) -> Iterator[Finding]:
                     f"{share:.0%} of the responses of step {step} answer {answer!r}; it is the reference of "
                     f"{expected:.0%} of their problems.",
                     f"Read those responses; audit the verdicts ({dapo_command('verify', '--audit', v.run.folder)}): is "
-                    "it accepted wrongly?",
+                    "it wrongly accepted?",
                     (step, step),
                     ("accuracy",),
                 )
@@ -152,8 +156,8 @@ def verdicts(v: Visit) -> Iterator[Finding]:
         yield Finding(
             "verifier-failures",
             WARNING,
-            "The verifier fails",
-            f"{failed:.1%} of the trained responses got TIMEOUT or CRASH instead of a judgement.",
+            "The verifier fails often",
+            f"{failed:.1%} of the trained responses got TIMEOUT or CRASH instead of a verdict.",
             "Raise rewards.cpu_seconds or rewards.memory_mb; see the messages in events.jsonl.",
             v.last_steps,
             ("verdict/timeout", "verdict/crash"),
@@ -163,9 +167,9 @@ def verdicts(v: Visit) -> Iterator[Finding]:
         yield Finding(
             "unparseable",
             WARNING,
-            "Many answers cannot be read",
-            f"{unread:.0%} of the trained responses have no readable answer.",
-            "Check that data.template asks for the form that rewards.verifier reads; look at truncation.",
+            "Many answers cannot be parsed",
+            f"{unread:.0%} of the trained responses have no answer that can be parsed.",
+            "Check that data.template asks for the format that rewards.verifier expects; look at truncation.",
             v.last_steps,
             ("verdict/unparseable",),
         )

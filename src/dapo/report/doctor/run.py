@@ -1,4 +1,4 @@
-"""How the run goes as a whole: faults, evaluations, where the time goes, checkpoints, disk, an early end."""
+"""Findings about the run as a whole: faults, evaluations, time, checkpoints, disk, an early end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def faults(v: Visit) -> Iterator[Finding]:
         yield Finding(
             "engine-faults",
             WARNING,
-            "The engine gave responses up",
+            "The engine aborted responses",
             f"Their logits were not finite: {sampled:.0f} responses in {len(steps)} steps, {evaluated:.0f} in "
-            f"{len(exams)} evaluations; none of them counts as right.",
-            'Lower train.lr; set model.dtype = "float32" to see whether it is the precision; rollout.on_fault = "stop" '
-            "ends a run at the first.",
+            f"{len(exams)} evaluations; none of them counts as correct.",
+            'Lower train.lr; set model.dtype = "float32" to rule out precision; rollout.on_fault = "stop" '
+            "ends a run at the first fault.",
             (min(where), max(where)),
             ("engine/faults",),
         )
@@ -41,7 +41,7 @@ def evaluations(v: Visit) -> Iterator[Finding]:
         has_fallen = last["avg@k_interval"][1] < best["avg@k_interval"][0]
         if change is not None and is_worse and (change.interval is not None or not has_fallen):
             of_name = f" on {name}" if len(names) > 1 else ""
-            without_critic = "" if v.last("critic/loss") is None else "; or do without a critic: preset = dapo"
+            without_critic = "" if v.last("critic/loss") is None else "; or train without a critic: preset = dapo"
             yield Finding(
                 "worse-than-before",
                 SEVERE,
@@ -57,9 +57,9 @@ def evaluations(v: Visit) -> Iterator[Finding]:
             yield Finding(
                 "forgetting",
                 SEVERE,
-                "The evaluation has fallen",
+                "The evaluation score has dropped",
                 f"avg@{best['k']} on {name}: {best['avg@k']:.3f} after step {best['step']}, {last['avg@k']:.3f} after "
-                f"step {last['step']}; their 95 % intervals do not touch.",
+                f"step {last['step']}; their 95 % intervals do not overlap.",
                 "Use the better checkpoint if it is still there (checkpoint.keep); lower train.lr.",
                 (int(best["step"]), int(last["step"])),
                 ("accuracy", "policy/entropy"),
@@ -74,7 +74,7 @@ def loss_told(change: Change) -> str:
 
 
 def time_shares(run: RunRecord) -> list[tuple[str, float, float]]:
-    """(phase, seconds, share) over the whole run, the largest first: what report and doctor say of the time."""
+    """(phase, seconds, share) over the whole run, the largest first; for report and doctor."""
     spent = phases(run)
     whole = sum(spent.values())
     shares = [(name, seconds, seconds / whole) for name, seconds in spent.items()]
@@ -82,7 +82,7 @@ def time_shares(run: RunRecord) -> list[tuple[str, float, float]]:
 
 
 def phases(run: RunRecord) -> dict[str, float]:
-    """Seconds of the whole run by phase; what is in no phase of a step is `other`. Saving checkpoints is not timed."""
+    """Seconds of the whole run by phase; the rest of a step is `other`. Saving checkpoints is not timed."""
     sums = {name: sum(v for _, v in run.series(f"timing.{name}_s")) for name in ("rollout", "old_logp", "update")}
     whole = sum(value for _, value in run.series("timing.step_s"))
     sums["other"] = max(0.0, whole - sum(sums.values()))
@@ -92,19 +92,19 @@ def phases(run: RunRecord) -> dict[str, float]:
 
 PHASES = {
     "rollout": "rollout and reward",
-    "old_logp": "the passes before the updates (π_old, critic, reference)",
-    "update": "the updates",
+    "old_logp": "log-prob passes (π_old, reference, critic)",
+    "update": "updates",
     "other": "everything else",
     "evaluation": "evaluation",
 }
 
 
 BOUND = {
-    "rollout": "More responses at once (rollout.max_concurrent_sequences), fewer wasted groups, shorter limits.",
+    "rollout": "Raise rollout.max_concurrent_sequences, waste fewer groups, or lower limits.max_response_tokens.",
     "update": "Raise train.tokens_per_microbatch; switch train.gradient_checkpointing off if memory allows.",
-    "old_logp": "Raise train.tokens_per_microbatch; lower train.updates_per_step (a step's first update scores its own "
-    "rows).",
-    "other": "Handing the weights to the engine, writing rollouts: raise records.every_steps, use a faster disk.",
+    "old_logp": "Raise train.tokens_per_microbatch; lower train.updates_per_step (a step's first update needs no "
+    "π_old pass).",
+    "other": "Weight sync and writing rollouts: raise records.every_steps, or use a faster disk.",
     "evaluation": "Raise eval.every_steps, or lower eval.k.",
 }
 
@@ -120,7 +120,7 @@ def step_time(v: Visit) -> Iterator[Finding]:
             yield Finding(
                 f"bound-by-{name.replace('_', '-')}",
                 NOTE,
-                f"Most time goes into {phase}" if at == 0 else f"Much time goes into {phase}",
+                f"Most of the time is {phase}" if at == 0 else f"Much of the time is {phase}",
                 f"{share:.0%} of the run's time ({seconds:.0f} of {seconds / share:.0f} s){others}; a step takes "
                 f"{step:.1f} s.",
                 BOUND[name],
@@ -144,7 +144,7 @@ def checkpoints(v: Visit) -> Iterator[Finding]:
             "rare-checkpoints",
             WARNING,
             "Checkpoints are rare",
-            f"{kept}: a crash costs up to {minutes:.0f} minutes of work.",
+            f"{kept}: a crash loses up to {minutes:.0f} minutes of training.",
             f"{dapo_command('resume', v.run.folder, '--set', f'checkpoint.every_steps={advised}')} writes one about "
             "every half hour.",
             v.whole,
@@ -163,7 +163,7 @@ def disk(v: Visit) -> Iterator[Finding]:
             "The disk is nearly full",
             f"{d.free / 2**30:.1f} GiB free of {d.total / 2**30:.0f} ({d.free / d.total:.1%}); a checkpoint takes "
             f"{d.checkpoint / 2**30:.2f} GiB.",
-            "Free some room, lower checkpoint.keep, or raise records.every_steps.",
+            "Free some space, lower checkpoint.keep, or raise records.every_steps.",
         )
 
 
@@ -172,7 +172,7 @@ def stopped(v: Visit) -> Iterator[Finding]:
         yield Finding(
             "stopped",
             NOTE,
-            "The run has stopped before its end",
+            "The run stopped before its end",
             f"{v.run.steps} of {v.run.wanted_steps} steps; nothing was written for {v.run.silent_s / 60:.0f} minutes.",
             dapo_command("resume", v.run.folder),
             (v.run.steps, v.run.steps),
