@@ -290,9 +290,9 @@ def test_every_line_is_json_and_says_nothing_of_updates_that_were_skipped(tmp_pa
         def on_start(self, run: Run) -> None:
             for parameter in run.learner.optimizer.parameters.values():
                 parameter.register_hook(lambda gradient: gradient * float("nan"))
-            if run.learner.value is not None:
+            if run.learner.critic is not None:
                 with torch.no_grad():
-                    run.learner.value.critic.value_head.bias.fill_(float("nan"))
+                    run.learner.critic.model.value_head.bias.fill_(float("nan"))
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
@@ -313,13 +313,13 @@ def test_every_line_is_json_and_says_nothing_of_updates_that_were_skipped(tmp_pa
 
 def test_updates_skipped_in_a_row_are_counted_on_after_a_resume(tmp_path: Path):
     run = run_toy(tmp_path, "run", "preset=ppo", "train.steps=1")
-    assert run.learner.value is not None
-    run.learner.bad_updates, run.learner.value.bad_updates, run.saved = 1, 2, ""
+    assert run.learner.critic is not None
+    run.learner.bad_updates, run.learner.critic.bad_updates, run.saved = 1, 2, ""
     save_run(run)
     resumed = resume_run(run.folder)
     resumed.close()
-    assert resumed.learner.value is not None
-    assert (resumed.learner.bad_updates, resumed.learner.value.bad_updates) == (1, 2)
+    assert resumed.learner.critic is not None
+    assert (resumed.learner.bad_updates, resumed.learner.critic.bad_updates) == (1, 2)
 
 
 def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
@@ -655,7 +655,7 @@ def test_a_crafted_state_is_refused_with_one_message(tmp_path: Path):
         "data": 3,
         "config": [],
         "tokens_per_microbatch": 0,
-        "foretold": [{"problems": 1}],
+        "held_out_fits": [{"problems": 1}],
         "sampling.order.position": 41,
         "sampling.order.put_off": [40],
         "sampling.acceptance.tried": 0.0,

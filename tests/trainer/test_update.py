@@ -12,13 +12,13 @@ from toy import recipe
 from dapo.config.schema import Config, CorrectionConfig
 from dapo.learner import update
 from dapo.learner.batch import Batch, deal_microbatches, deal_minibatches, make_batch
-from dapo.learner.critic import ValueLearner, estimate_advantages
+from dapo.learner.critic import CriticLearner, apply_gae
 from dapo.learner.learner import Learner
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.ragged import Ragged
 from dapo.learner.scoring import score_old
 from dapo.learner.sums import Sums, Totals, summarise
-from dapo.learner.update import mean, microbatch_loss, update_policy
+from dapo.learner.update import aggregate_loss, microbatch_loss, update_policy
 from dapo.models.critic import Critic
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
@@ -173,7 +173,7 @@ def test_a_skipped_update_has_no_say_in_the_means_of_those_that_ran(config: Conf
 def learner_with_critic() -> Learner:
     learner = learner_of(torch.float64)
     critic = Critic(tiny_policy("llama", dtype=torch.float64).backbone)
-    learner.value = ValueLearner(
+    learner.critic = CriticLearner(
         critic, Optimizer(critic.named_parameters(), betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0)
     )
     return learner
@@ -185,12 +185,12 @@ def test_skipped_updates_of_the_critic_are_bounded_whatever_the_policy_does(tmp_
     ppo = recipe(tmp_path, "preset=ppo", "train.updates_per_step=2", "train.epochs_per_step=1").config
     assert ppo.train.max_bad_updates == 3
     learner = learner_with_critic()
-    assert learner.value is not None
+    assert learner.critic is not None
 
-    next(learner.value.critic.parameters()).register_hook(lambda gradient: gradient * float("nan"))
+    next(learner.critic.model.parameters()).register_hook(lambda gradient: gradient * float("nan"))
     metrics = update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=1)
     assert (metrics["updates"], metrics["policy/skipped_updates"]) == (2, 2)  # each policy update ran
-    assert (learner.bad_updates, learner.value.bad_updates) == (0, 2)
+    assert (learner.bad_updates, learner.critic.bad_updates) == (0, 2)
     with pytest.raises(EngineError, match="4 updates in a row of the critic") as caught:
         update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=2)
     assert "algorithm.critic.lr" in caught.value.remedy
@@ -211,7 +211,7 @@ def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Conf
     }
     for kind, value in expected.items():
         wanted = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"loss_aggregation": kind})})
-        assert float(mean(loss, batch, rows, totals, wanted)) == pytest.approx(float(value), rel=1e-12)
+        assert float(aggregate_loss(loss, batch, rows, totals, wanted)) == pytest.approx(float(value), rel=1e-12)
 
 
 @pytest.mark.parametrize("budget", [1, 64, 16_384])
@@ -260,8 +260,8 @@ def test_the_first_update_scores_its_own_rows_as_a_pass_of_its_own_would(
 ):
     config = config.model_copy(update={"train": config.train.model_copy(update={"updates_per_step": n_updates})})
     results = []
-    for scores_itself in (True, False):
-        monkeypatch.setattr(update, "scores_itself", lambda *_, answer=scores_itself: answer)
+    for first_update_scores_old in (True, False):
+        monkeypatch.setattr(update, "first_update_scores_old", lambda *_, answer=first_update_scores_old: answer)
         learner, batch = learner_of(torch.float64), make_batch(groups(6), config, torch.float64)
         metrics = update_policy(learner, batch, config, step=1)
         weights = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
@@ -304,7 +304,7 @@ def test_advantages_do_not_depend_on_how_many_rows_go_through_gae_at_a_time(
         batch = make_batch(groups(4), ppo, torch.float64)
         old = Ragged(batch.lengths, torch.float64)
         old.flat = values.clone()
-        targets = estimate_advantages(batch, ppo, old).target
+        targets = apply_gae(batch, ppo, old).target
         return batch.advantage.flat, targets.flat
 
     together = estimated()

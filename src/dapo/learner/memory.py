@@ -70,8 +70,8 @@ def fit_activations(learner: Learner, batch: Batch, config: Config) -> None:
     budget = learner.tokens_per_microbatch or config.train.tokens_per_microbatch
     longest = max(batch.tokens(row) for row in range(len(batch.lengths)))
     tokens = max(longest, min(budget, sum(map(batch.tokens, range(len(batch.lengths))))))
-    optimizers = [learner.optimizer, *([learner.value.optimizer] if learner.value is not None else [])]
-    modules: list[Any] = [learner.policy, *([learner.value.critic] if learner.value is not None else [])]
+    optimizers = [learner.optimizer, *([learner.critic.optimizer] if learner.critic is not None else [])]
+    modules: list[Any] = [learner.policy, *([learner.critic.model] if learner.critic is not None else [])]
     to_come = sum(optimizer.bytes_to_come() for optimizer in optimizers)
     for module in modules:
         if learner.recomputes_all:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dapo.config.schema import Config
 from dapo.learner.batch import Batch
-from dapo.learner.critic import ValueLearner, Values, estimate_advantages, score_values
+from dapo.learner.critic import CriticLearner, Values, apply_gae, score_values
 from dapo.learner.dealing import own_rows, share_rows
 from dapo.learner.learner import Learner
 from dapo.learner.memory import Event, within_memory
@@ -17,12 +17,12 @@ from dapo.learner.ragged import Ragged
 from dapo.models.policy import Policy
 
 
-def scores_itself(learner: Learner, config: Config) -> bool:
+def first_update_scores_old(learner: Learner, config: Config) -> bool:
     """Whether the step's first update may find π_old out by itself: its own forward pass runs on the same weights.
 
     Not where something needs π_old earlier: a KL penalty inside the reward.
     """
-    return not (learner.value is not None and learner.reference is not None and config.algorithm.kl.place == "reward")
+    return not (learner.critic is not None and learner.reference is not None and config.algorithm.kl.place == "reward")
 
 
 def score_old(
@@ -45,7 +45,7 @@ def score_old(
         keep_old(batch, config, rows, *score(learner.policy, batch, rows, config))
 
     own = score_as_dealt(learner, batch, config, wanted, deals, score_rows, event)
-    share_rows(learner.world, old_values(batch), wanted, own)
+    share_rows(learner.world, old_policy_stats(batch), wanted, own)
 
 
 def score_as_dealt(
@@ -73,7 +73,7 @@ def score_as_dealt(
     return own
 
 
-def old_values(batch: Batch) -> tuple[Ragged, ...]:
+def old_policy_stats(batch: Batch) -> tuple[Ragged, ...]:
     return batch.logp_old, batch.entropy, batch.logp_trainer
 
 
@@ -87,11 +87,11 @@ def keep_old(batch: Batch, config: Config, rows: Sequence[int], logp: Tensor, en
         batch.logp_old.put(rows, logp)
 
 
-def estimate_values(
+def advantages_by_gae(
     learner: Learner, batch: Batch, config: Config, event: Event, *, deals: Sequence[Sequence[int]] = ()
 ) -> Values | None:
     """With a critic: its values, its targets, and the advantages by GAE. `deals`: as in `score_old`."""
-    if learner.value is None or not batch.lengths:
+    if learner.critic is None or not batch.lengths:
         return None
     rows, logp_ref = list(range(len(batch.lengths))), None
     if learner.reference is not None and config.algorithm.kl.place == "reward":
@@ -103,13 +103,13 @@ def estimate_values(
 
         own = score_as_dealt(learner, batch, config, rows, deals, score_reference, event)
         share_rows(learner.world, [logp_ref], rows, own)
-    old = old_values_of_critic(learner, learner.value, batch, config, event, deals=deals)
-    return estimate_advantages(batch, config, old, logp_ref)
+    old = old_critic_values(learner, learner.critic, batch, config, event, deals=deals)
+    return apply_gae(batch, config, old, logp_ref)
 
 
-def old_values_of_critic(
+def old_critic_values(
     learner: Learner,
-    value: ValueLearner,
+    critic: CriticLearner,
     batch: Batch,
     config: Config,
     event: Event,
@@ -120,7 +120,7 @@ def old_values_of_critic(
     rows, old = list(range(len(batch.lengths))), Ragged(batch.lengths, batch.advantage.flat.dtype)
 
     def score_critic(rows: list[int]) -> None:
-        old.put(rows, score_values(value.critic, batch, rows))
+        old.put(rows, score_values(critic.model, batch, rows))
 
     own = score_as_dealt(learner, batch, config, rows, deals, score_critic, event)
     share_rows(learner.world, [old], rows, own)

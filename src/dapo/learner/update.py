@@ -15,13 +15,20 @@ from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_pena
 from dapo.config.schema import Config
 from dapo.errors import EngineError
 from dapo.learner.batch import Batch, deal_minibatches
-from dapo.learner.critic import Values, explained_variance_of, value_share
+from dapo.learner.critic import Values, explained_variance_of, value_losses
 from dapo.learner.dealing import own_rows, share_rows
 from dapo.learner.learner import Learner
 from dapo.learner.memory import Event, fit_activations, within_memory
 from dapo.learner.optimizer import UpdateOutcome, lr_share
 from dapo.learner.ragged import Ragged
-from dapo.learner.scoring import estimate_values, keep_old, old_values, score, score_old, scores_itself
+from dapo.learner.scoring import (
+    advantages_by_gae,
+    first_update_scores_old,
+    keep_old,
+    old_policy_stats,
+    score,
+    score_old,
+)
 from dapo.learner.sums import Sums, Totals, observe_tokens, summarise
 
 Progress = Callable[[int, int], None]  # (updates done, updates of the step)
@@ -56,9 +63,9 @@ def update_policy(
     ]
     if config.train.gradient_checkpointing == "auto" and batch.lengths:
         fit_activations(learner, batch, config)
-    first_rows = next((rows for rows in deals if rows), []) if scores_itself(learner, config) else []
+    first_rows = next((rows for rows in deals if rows), []) if first_update_scores_old(learner, config) else []
     score_old(learner, batch, config, deals=deals, skip=first_rows, event=event)
-    values = estimate_values(learner, batch, config, event, deals=deals)
+    values = advantages_by_gae(learner, batch, config, event, deals=deals)
     scored = time.perf_counter()
     sums, first = Sums(), learner.updates
     share = lr_share(config.train, step)
@@ -114,15 +121,15 @@ def update_once(
         seen = Sums()
         micros = learner.microbatches(batch, rows, budget)
         for micro in micros:
-            learner.sum_gradients(now=micro is micros[-1])
-            said, noted = (seen, record) if micro.counts else (Sums(), None)
+            learner.set_gradient_sync(is_last=micro is micros[-1])
+            said, noted = (Sums(), None) if micro.is_dummy else (seen, record)
             loss = microbatch_loss(learner, batch, micro.rows, totals, config, said, noted, is_old=is_old)
-            (loss if micro.counts else 0 * loss).backward()
+            (0 * loss if micro.is_dummy else loss).backward()
         return seen
 
     seen = within_memory(learner, batch, rows, config, accumulate, event, undo=learner.optimizer.zero_grad)
     if is_old:
-        share_rows(learner.world, old_values(batch), rows, own_rows(batch, rows, learner.world))
+        share_rows(learner.world, old_policy_stats(batch), rows, own_rows(batch, rows, learner.world))
     outcome = learner.optimizer.step(lr)
     if not outcome.is_skipped:  # what a skipped update saw says nothing of those that ran
         sums.merge(seen)
@@ -157,29 +164,29 @@ def update_critic(
     event: Event,
 ) -> None:
     """One update of the critic over the same rows, by its own optimizer at its own learning rate."""
-    assert learner.value is not None, "values come from a critic"
-    value, critic = learner.value, config.algorithm.critic
+    assert learner.critic is not None, "values come from a critic"
+    critic = learner.critic
     totals = Totals.of(batch, rows)
 
     def accumulate(budget: int) -> Sums:
         seen = Sums()
         for micro in learner.microbatches(batch, rows, budget):
-            token_loss = value_share(value, batch, values, micro.rows, clip=critic.value_clip)
-            loss = mean(token_loss, batch, micro.rows, totals, config)
-            (loss if micro.counts else 0 * loss).backward()
-            if micro.counts:
+            token_loss = value_losses(critic, batch, values, micro.rows, clip=config.algorithm.critic.value_clip)
+            loss = aggregate_loss(token_loss, batch, micro.rows, totals, config)
+            (0 * loss if micro.is_dummy else loss).backward()
+            if not micro.is_dummy:
                 seen.add(critic_loss=loss)
         return seen
 
-    seen = within_memory(learner, batch, rows, config, accumulate, event, undo=value.optimizer.zero_grad)
-    outcome = value.optimizer.step(lr)
+    seen = within_memory(learner, batch, rows, config, accumulate, event, undo=critic.optimizer.zero_grad)
+    outcome = critic.optimizer.step(lr)
     if not outcome.is_skipped:
         sums.merge(seen)
     if learner.world.is_first:
         if not outcome.is_skipped:
             sums.add(critic_updates=1, critic_gradient_norm=outcome.gradient_norm)
         sums.add(skipped=float(outcome.is_skipped))
-    value.bad_updates = count_bad(value.bad_updates, outcome, config, of="the critic", lr="algorithm.critic.lr")
+    critic.bad_updates = count_bad(critic.bad_updates, outcome, config, of="the critic", lr="algorithm.critic.lr")
 
 
 def microbatch_loss(
@@ -213,12 +220,12 @@ def microbatch_loss(
         weight = importance_weight(logp_old, engine, cap=algorithm.correction.cap)
         token_loss = token_loss * weight
         sums.add(weight=weight.sum(), weight_squared=(weight**2).sum(), weights=weight.numel())
-    loss = mean(token_loss, batch, rows, totals, config)
+    loss = aggregate_loss(token_loss, batch, rows, totals, config)
     sums.add(policy_loss=loss)
     if learner.reference is not None and algorithm.kl.place == "loss":
         with torch.no_grad():
             logp_ref, _ = score(learner.reference, batch, rows, config, with_entropy=False)
-        kl = mean(kl_penalty(logp, logp_ref, kind=algorithm.kl.kind), batch, rows, totals, config)
+        kl = aggregate_loss(kl_penalty(logp, logp_ref, kind=algorithm.kl.kind), batch, rows, totals, config)
         loss = loss + algorithm.kl.coefficient * kl
         sums.add(kl_ref=kl)
     if algorithm.positive_nll:
@@ -239,7 +246,7 @@ def per_token(values: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
     return torch.repeat_interleave(values[chosen], torch.tensor([batch.lengths[row] for row in rows]))
 
 
-def mean(token_loss: Tensor, batch: Batch, rows: Sequence[int], totals: Totals, config: Config) -> Tensor:
+def aggregate_loss(token_loss: Tensor, batch: Batch, rows: Sequence[int], totals: Totals, config: Config) -> Tensor:
     """The configured mean of losses [N], over the whole update's counts."""
     device = token_loss.device
     match config.algorithm.loss_aggregation:

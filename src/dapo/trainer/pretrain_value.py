@@ -14,10 +14,10 @@ from dapo.algorithms.regression import RidgeSums, ridge
 from dapo.config.schema import Config, SamplingConfig
 from dapo.distributed.shards import reshard
 from dapo.learner.batch import Batch, deal_minibatches, make_batch
-from dapo.learner.critic import FOLDS, Foretold, Values, estimate_advantages, has_stopped_rising, newest
+from dapo.learner.critic import FOLDS, HeldOutFit, Values, apply_gae, has_stopped_rising, latest_fit
 from dapo.learner.memory import fit_activations, within_memory
 from dapo.learner.optimizer import warmup_share
-from dapo.learner.scoring import old_values_of_critic
+from dapo.learner.scoring import old_critic_values
 from dapo.learner.sums import Sums
 from dapo.learner.update import update_critic
 from dapo.sampling.carry import CarryState
@@ -32,10 +32,10 @@ WARMUP_SHARE = 0.25  # of the stage's steps at most: a short stage would end bef
 
 
 def pretrain_value(run: Run) -> None:
-    """Sample from the fixed policy without any filter and fit the critic, until it foretells new problems no better.
+    """Fit the critic to unfiltered responses of the fixed policy, until its fit to new problems stops improving.
 
-    Each step's responses are foretold before they are learnt from: problems that come for the first time are held out
-    until then. Goes on after the last step of the stage that a checkpoint holds.
+    The critic predicts the returns of each step before it trains on them. Problems that come for the first time are
+    held-out data until then. A resumed run continues after the last pretraining step of its checkpoint.
     """
     sampling, before = pretraining_of(run), run.value_steps
     with responses_per_prompt(run, sampling.responses_per_prompt):
@@ -48,8 +48,8 @@ def pretrain_value(run: Run) -> None:
 def outcome_of(run: Run, sampling: SamplingConfig) -> str:
     """What the stage has reached, in words."""
     n_responses = run.value_steps * sampling.prompts_per_step * sampling.responses_per_prompt
-    known = newest(run.foretold) or sum(run.foretold[1:], run.foretold[0])
-    if has_stopped_rising(run.foretold):
+    known = latest_fit(run.held_out_fits) or sum(run.held_out_fits[1:], run.held_out_fits[0])
+    if has_stopped_rising(run.held_out_fits):
         end = "no longer rising"
     elif run.value_steps < run.pretrain_steps:
         end = "and every problem was seen"
@@ -87,8 +87,8 @@ def value_step(run: Run, step: int, sampling: SamplingConfig) -> None:
     ]
     values = monte_carlo(run, batch, deals)
     new = [g for g, group in enumerate(batch.groups) if group.visit == 0]
-    foretold = Foretold.of(values, in_loss(batch, new), len(new))
-    if any(deals) and not any(known.explained.tokens for known in run.foretold):  # the first step with responses
+    fit = HeldOutFit.of(values, in_loss(batch, new), len(new))
+    if any(deals) and not any(known.explained.tokens for known in run.held_out_fits):  # the first step with responses
         fit_head(run, batch, values)
         values = monte_carlo(run, batch, deals)
     most = math.ceil(WARMUP_SHARE * run.pretrain_steps)
@@ -97,7 +97,7 @@ def value_step(run: Run, step: int, sampling: SamplingConfig) -> None:
         if rows:
             update_critic(run.learner, batch, values, rows, config, lr, sums, run.event)
     batch.packs.clear()
-    run.end_value_step(step, foretold)
+    run.end_value_step(step, fit)
     for message in filled.events:
         run.event("fill", message)
     sums = sums.across(run.world)
@@ -106,7 +106,7 @@ def value_step(run: Run, step: int, sampling: SamplingConfig) -> None:
         {
             "step": step,
             "critic/loss": sums.ratio("critic_loss", "critic_updates") if is_taught else math.nan,
-            "critic/explained_variance": foretold.explained.variance if foretold.problems else math.nan,
+            "critic/explained_variance": fit.explained.variance if fit.problems else math.nan,
             "tokens/generated": filled.accounting.generated_tokens,
             "timing.step_s": time.perf_counter() - start,
         }
@@ -146,19 +146,19 @@ def responses_per_prompt(run: Run, each: int) -> Iterator[None]:
 
 
 def fit_head(run: Run, batch: Batch, values: Values) -> None:
-    """The head that foretells what came out best, in closed form, while the backbone is the policy's."""
-    value, learner = run.learner.value, run.learner
-    assert value is not None, "only a critic has a head"
+    """Set the value head to the closed-form ridge fit of the outcomes, while the backbone still is the policy's."""
+    critic, learner = run.learner.critic, run.learner
+    assert critic is not None, "only a critic has a head"
     rows = in_loss(batch, range(len(batch.groups)))
-    device = value.critic.device
+    device = critic.model.device
     exact = "cpu" if device.type == "mps" else device  # where there is float64
 
     def accumulate(budget: int) -> RidgeSums:
-        sums = RidgeSums.empty(FOLDS, value.critic.value_head.in_features + 1, exact)
+        sums = RidgeSums.empty(FOLDS, critic.model.value_head.in_features + 1, exact)
         for micro in learner.microbatches(batch, rows, budget):
             with torch.no_grad():
-                x = value.critic(batch.packed(micro.rows, device), features_only=True)
-            if micro.counts:
+                x = critic.model(batch.packed(micro.rows, device), features_only=True)
+            if not micro.is_dummy:
                 x = torch.nn.functional.pad(x, (0, 1), value=1.0).to(exact)
                 y = values.outcome.joined(micro.rows, exact)
                 fold = [fold_of(batch.groups[int(batch.group[row])].problem.id) for row in micro.rows]
@@ -168,11 +168,11 @@ def fit_head(run: Run, batch: Batch, values: Values) -> None:
 
     sums = within_memory(learner, batch, rows, run.config, accumulate, run.event)
     run.world.sum_([sums.gram, sums.moment, sums.square])
-    weights = ridge(sums).to(value.critic.dtype).to(device)
-    optimizer = value.optimizer
+    weights = ridge(sums).to(critic.model.dtype).to(device)
+    optimizer = critic.optimizer
     for name, head in (("value_head.weight", weights[None, :-1]), ("value_head.bias", weights[-1:])):
         optimizer.assign(name, optimizer.part_of(name, head.contiguous()))
-    reshard(value.critic)  # else the next pass would run with the head that this one gathered
+    reshard(critic.model)  # else the next pass would run with the head that this one gathered
 
 
 def fold_of(problem_id: str) -> int:
@@ -191,8 +191,8 @@ def in_loss(batch: Batch, groups: Sequence[int]) -> list[int]:
 
 def monte_carlo(run: Run, batch: Batch, deals: Sequence[Sequence[int]]) -> Values:
     """Old values, and returns with λ = 1 as targets, whatever the policy's λ."""
-    assert run.learner.value is not None, "only a critic is pretrained"
+    assert run.learner.critic is not None, "only a critic is pretrained"
     gae = run.config.algorithm.gae.model_copy(update={"lam_critic": 1.0, "whiten": False})
     algorithm = run.config.algorithm.model_copy(update={"gae": gae})
-    old = old_values_of_critic(run.learner, run.learner.value, batch, run.config, run.event, deals=deals)
-    return estimate_advantages(batch, run.config.model_copy(update={"algorithm": algorithm}), old)
+    old = old_critic_values(run.learner, run.learner.critic, batch, run.config, run.event, deals=deals)
+    return apply_gae(batch, run.config.model_copy(update={"algorithm": algorithm}), old)

@@ -96,8 +96,8 @@ def refuse_strangers_recipe(recipe: str, overrides: Collection[str], *, trust: b
     )
 
 
-def is_told(config: Config) -> bool:
-    """Whether another rank decides for this one: all wait for the first one to open the world, which looks before."""
+def follows_first_rank(config: Config) -> bool:
+    """Whether this rank leaves the decision to the first one, which checks before it opens the process group."""
     return config.cluster.backend != "none" and os.environ.get("RANK", "0") != "0"
 
 
