@@ -23,7 +23,7 @@ from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.files import read_lines
-from dapo.learner.batch import Batch
+from dapo.learner.step import Step
 from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
 from dapo.report.load import load_run
@@ -573,12 +573,13 @@ def test_the_critic_is_not_pretrained_on_responses_that_the_engine_gave_up(
     trained: list[StopReason] = []
     fitted: list[int] = []
 
-    def update(_learner: Any, batch: Batch, _values: Any, rows: list[int], *_more: Any) -> None:
-        size = len(batch.groups[0].completions)
-        trained.extend(batch.groups[row // size].completions[row % size].stop_reason for row in rows)
+    def update(step: Step, rows: list[int]) -> None:
+        groups = step.batch.groups
+        size = len(groups[0].completions)
+        trained.extend(groups[row // size].completions[row % size].stop_reason for row in rows)
 
     monkeypatch.setattr(stage, "update_critic", update)
-    monkeypatch.setattr(stage, "fit_activations", lambda _learner, batch, _config: fitted.append(len(batch.lengths)))
+    monkeypatch.setattr(stage, "fit_activations", lambda step: fitted.append(len(step.batch.lengths)))
     keys = (
         "preset=vapo",
         "algorithm.critic.pretrain_responses=1",

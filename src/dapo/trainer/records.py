@@ -14,7 +14,7 @@ from dapo.errors import cannot_write
 from dapo.files import sync
 from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
-from dapo.learner.update import StepRecord
+from dapo.learner.step import StepRecord
 from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
 from dapo.report.pieces import TokenPieces
 from dapo.sampling.accounting import outcome_of
