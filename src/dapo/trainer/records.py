@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import torch
 
 from dapo.errors import cannot_write
-from dapo.files import sync
+from dapo.files import written_aside
 from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
 from dapo.learner.step import StepRecord
@@ -132,17 +132,12 @@ def storable(text: str | None) -> str | None:
 
 
 def write_table(path: Path, columns: dict[str, list[Any]]) -> pa.Table:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp")
     table = pa.table(columns)
-    aside.unlink(missing_ok=True)
     try:
-        pq.write_table(table, aside, compression="zstd")
-        sync(aside)
-        aside.replace(path)
-        sync(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_aside(path) as aside:
+            pq.write_table(table, aside, compression="zstd")
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
     return table
 

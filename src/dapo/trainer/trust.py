@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from dapo.config.load import flatten, parse_override, read_toml
 from dapo.config.schema import Config
 from dapo.data.names import KNOWN, Use
-from dapo.data.rows import sha256_of
 from dapo.data.sources import CALLABLE, file_of
 from dapo.errors import ConfigError, DapoError
-from dapo.files import replace_file
+from dapo.files import replace_file, sha256_of
 from dapo.rewards.verifiers import is_own
 
 if TYPE_CHECKING:
