@@ -1,10 +1,14 @@
-"""Files of a run that grow by lines: appended and flushed, cut back on resume; small files are replaced atomically."""
+"""Atomic writes, hashes, and files that grow by lines: appended and flushed, truncated on resume."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,7 +16,7 @@ from dapo.errors import ConfigError, cannot_write
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one JSON line, flushed to disk. What a crash tore off before it stays a line of its own."""
+    """Add one JSON line, flushed to disk. A line that a crash truncated before it stays a line of its own."""
     line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
     try:
         with open(path, "ab+", opener=own_file) as file:
@@ -24,7 +28,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def own_file(path: str, flags: int) -> int:
-    """Open a file of a run; a link in its place may lead to anything of the user's."""
+    """Open a file of a run. Links are not followed: they may lead to any file of the user's."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -47,7 +51,7 @@ def ends_whole(file: BinaryIO) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a JSONL file; torn ones, and those whose step is no number, are left out."""
+    """The lines of a JSONL file; truncated ones, and those whose step is not a number, are left out."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -61,26 +65,57 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut_back(path: Path, last_step: int) -> None:
-    """Drop lines of steps after `last_step`, and what a crash tore."""
+    """Drop the lines of steps after `last_step`, and those that a crash truncated."""
     if path.exists():
         kept = [record for record in read_lines(path) if (record.get("step") or 0) <= last_step]
         replace_file(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write aside, flush, rename: a reader sees the old file or the new one, never half of one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write a small file of a run; DiskError where that fails."""
     try:
-        aside.unlink(missing_ok=True)
-        with aside.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        sync(path.parent)
+        with written_aside(path) as aside:
+            aside.write_text(text, encoding="utf-8")
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
+
+
+@contextmanager
+def written_aside(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+    """Yield a new name beside `path` to write to; then flush that file and rename it to `path`.
+
+    A reader sees the old file or the new one, never half of one, and a failure leaves nothing behind. Without
+    `overwrite` a file that exists, or that somebody makes meanwhile, is kept: FileExistsError.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        aside.unlink(missing_ok=True)  # a link in its place may lead anywhere
+        yield aside
+        sync(aside)
+        if overwrite:
+            aside.replace(path)
+        else:
+            link(aside, path)
+        sync(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def link(aside: Path, path: Path) -> None:
+    """A hard link fails where `path` exists; a rename would replace it."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        aside.rename(path)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from dapo.distributed.shards import Sharding, local, refresh
 from dapo.distributed.world import one_rank
 from dapo.learner import update
-from dapo.learner.learner import Learner, layers_of
+from dapo.learner.learner import layers_of
+from dapo.learner.step import Step
 from dapo.models.packing import pack
 from tiny_models import tiny_policy
 
@@ -26,9 +27,9 @@ def test_one_sharded_rank_computes_what_the_plain_path_computes(tmp_path: Path, 
     kinds: list[set[type]] = []
     update_once = update.update_once
 
-    def look_and_update(learner: Learner, *arguments: object, **named: object) -> None:
-        kinds.append({type(weight.data) for weight in learner.optimizer.parameters.values()})
-        update_once(learner, *arguments, **named)  # type: ignore[arg-type]
+    def look_and_update(step: Step, *arguments: object, **named: object) -> None:
+        kinds.append({type(weight.data) for weight in step.learner.optimizer.parameters.values()})
+        update_once(step, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(update, "update_once", look_and_update)
     with one_rank("cpu") as world:

@@ -62,9 +62,9 @@ def test_ranks_in_step_make_as_many_passes_and_count_every_row_once(tokens: list
     passes = []
     for rank in range(n_ranks):
         place = Place(rank, n_ranks, [], threading.Barrier(1))
-        passes.append(own_microbatches(batch, rows, budget, place, in_step=True))
+        passes.append(own_microbatches(batch, rows, budget, place, lockstep=True))
     assert len({len(own) for own in passes}) == 1
-    counted = [row for own in passes for micro in own if micro.counts for row in micro.rows]
+    counted = [row for own in passes for micro in own if not micro.is_dummy for row in micro.rows]
     assert sorted(counted) == list(rows)
     assert all(micro.rows for own in passes for micro in own)  # a pass without rows would skip its collectives
 
@@ -80,12 +80,12 @@ def test_the_longest_rows_are_dealt_first_each_to_the_rank_with_the_fewest_token
 
 def test_a_rank_with_fewer_passes_repeats_the_shortest_row_without_a_say():
     batch, rows = Rows([12, 2, 3, 2, 4]), range(5)  # the first rank has row 0 alone, and of rows 1 and 3 row 1 is first
-    own = own_microbatches(batch, rows, 5, Place(0, 2, [], threading.Barrier(1)), in_step=True)
+    own = own_microbatches(batch, rows, 5, Place(0, 2, [], threading.Barrier(1)), lockstep=True)
     assert deal_ranks(batch, rows, 2) == [[0], [1, 2, 3, 4]]
-    assert own == [Micro([0]), Micro([1], counts=False), Micro([1], counts=False)]
-    alone = own_microbatches(batch, rows, 5, Place(0, 2, [], threading.Barrier(1)), in_step=False)
+    assert own == [Micro([0]), Micro([1], is_dummy=True), Micro([1], is_dummy=True)]
+    alone = own_microbatches(batch, rows, 5, Place(0, 2, [], threading.Barrier(1)), lockstep=False)
     assert alone == [Micro([0])]
-    assert own_microbatches(batch, [], 5, Place(0, 2, [], threading.Barrier(1)), in_step=True) == []
+    assert own_microbatches(batch, [], 5, Place(0, 2, [], threading.Barrier(1)), lockstep=True) == []
 
 
 def test_buckets_keep_order_and_do_not_mix_types():

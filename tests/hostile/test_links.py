@@ -1,6 +1,5 @@
 """Nothing is written through a link that lies in the folder of a run, by any command."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -61,8 +60,9 @@ def test_a_report_takes_the_place_of_a_link(name, run, mine):
     assert is_untouched(mine)
 
 
-def test_a_name_written_aside_that_is_a_link_is_not_followed(tmp_path, mine):
-    (tmp_path / f".file.{os.getpid()}.tmp").symlink_to(mine / "notes.txt")
+def test_a_name_written_aside_that_is_a_link_is_not_followed(tmp_path, mine, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda _n: "0")
+    (tmp_path / ".file.0.tmp").symlink_to(mine / "notes.txt")
     replace_file(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "new"
     assert is_untouched(mine)

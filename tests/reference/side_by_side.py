@@ -165,7 +165,7 @@ def our_learner(folder: Path, config: Config) -> Learner:
 def train_ours(learner: Learner, config: Config, steps: Sequence[tuple[int, list[Group]]]) -> list[Ours]:
     done = []
     policy = spy(learner.optimizer)
-    critic = spy(learner.value.optimizer) if learner.value is not None else []
+    critic = spy(learner.critic.optimizer) if learner.critic is not None else []
     for number, groups in steps:
         batch = make_batch(groups, config, learner.policy.dtype)
         metrics = update_policy(learner, batch, config, step=number)
@@ -209,7 +209,7 @@ def weights_of(policy: nn.Module, critic: nn.Module | None) -> dict[str, Tensor]
 
 
 def our_weights(learner: Learner) -> dict[str, Tensor]:
-    return weights_of(learner.policy, learner.value.critic if learner.value else None)
+    return weights_of(learner.policy, learner.critic.model if learner.critic else None)
 
 
 def run_both(folder: Path, config: Config) -> tuple[dict[str, float], dict[str, Tensor]]:

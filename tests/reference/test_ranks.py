@@ -20,11 +20,11 @@ from dapo.trainer.records import new_record
 LITTLE = {"train.tokens_per_microbatch": 24}  # so that ranks in step have unequal numbers of passes
 
 
-def trained(learner: Learner, config: Config, world: World, *, in_step: bool = False) -> dict[str, Any]:
-    """Everything that a rank knows after two steps. `in_step`: in passes that all ranks make, as when sharded."""
-    assert learner.value is not None
-    learner.gathered = learner.policy if in_step else None
-    learner.world = learner.optimizer.world = learner.value.optimizer.world = world
+def trained(learner: Learner, config: Config, world: World, *, lockstep: bool = False) -> dict[str, Any]:
+    """Everything that a rank knows after two steps. `lockstep`: in passes that all ranks make, as when sharded."""
+    assert learner.critic is not None
+    learner.gathered = learner.policy if lockstep else None
+    learner.world = learner.optimizer.world = learner.critic.optimizer.world = world
     for step in STEPS:
         batch = make_batch(groups_of(step, 4, 4), config, torch.float64)
         record = new_record(batch)
@@ -39,15 +39,15 @@ def trained(learner: Learner, config: Config, world: World, *, in_step: bool = F
 
 
 @pytest.mark.parametrize(
-    ("base", "in_step"), [(ALL_TERMS, True), (KL_IN_REWARD, False)], ids=["all terms", "kl in the reward"]
+    ("base", "lockstep"), [(ALL_TERMS, True), (KL_IN_REWARD, False)], ids=["all terms", "kl in the reward"]
 )
-def test_two_ranks_do_what_one_does(tmp_path: Path, base: dict[str, Any], in_step: bool):
+def test_two_ranks_do_what_one_does(tmp_path: Path, base: dict[str, Any], lockstep: bool):
     folder = make_models(tmp_path)
     config = settings(folder, base | LITTLE)
     learners = [our_learner(folder, config) for _ in range(3)]  # the library cannot load two at a time
     alone = trained(learners[2], config, ALONE)
     assert float(alone["tokens"][-1].abs().sum()) > 0  # something is clipped
-    for rank in on_ranks(2, lambda world: trained(learners[world.rank], config, world, in_step=in_step)):
+    for rank in on_ranks(2, lambda world: trained(learners[world.rank], config, world, lockstep=lockstep)):
         assert rank["counts"] == alone["counts"]
         assert_close(rank["metrics"], alone["metrics"], rtol=TOLERANCE, atol=TOLERANCE)
         assert_close(rank["weights"], alone["weights"], rtol=TOLERANCE, atol=TOLERANCE)

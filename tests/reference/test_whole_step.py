@@ -214,8 +214,8 @@ def test_value_pretraining_fits_the_critic_to_what_came_out(
     stages["value"] = [fill.groups for fill in filled]
     assert [[len(group.completions) for group in groups] for groups in stages["value"]] == [[1] * 9] * 5
     explained = [reference.pretrain(groups, number) for number, groups in enumerate(stages["value"], start=1)]
-    assert [known.explained.variance for known in run.foretold] == pytest.approx(explained, rel=1e-9, abs=1e-9)
-    assert [known.problems for known in run.foretold] == [0] * n_aborted + [9] * (4 - n_aborted) + [4]
+    assert [known.explained.variance for known in run.held_out_fits] == pytest.approx(explained, rel=1e-9, abs=1e-9)
+    assert [known.problems for known in run.held_out_fits] == [0] * n_aborted + [9] * (4 - n_aborted) + [4]
     for number, groups in enumerate(stages["policy"], start=1):
         reference.step(groups, number)
     refuse(weight_gaps(start, our_weights(run.learner), weights_of(reference.policy, reference.critic)), "a run")

@@ -6,7 +6,7 @@ import pytest
 from toy import recipe
 
 from dapo.errors import ConfigError
-from dapo.evaluation.offline import Examination, examine
+from dapo.evaluation.offline import OfflineEval, run_offline_eval
 from dapo.models.load import save_policy
 from dapo.trainer.start import start_run
 from tiny_models import tiny_policy
@@ -26,8 +26,8 @@ def test_an_examination_beyond_the_models_positions_is_refused(tmp_path: Path):
     save_policy(policy, tmp_path / "model")
     (tmp_path / "set.jsonl").write_text('{"question": "a b", "answer": "1"}\n')
 
-    def exam(max_response_tokens: int) -> Examination:
-        return Examination(
+    def offline(max_response_tokens: int) -> OfflineEval:
+        return OfflineEval(
             model=str(tmp_path / "model"), data=str(tmp_path / "set.jsonl"), use="eval", k=1, temperature=1.0,
             top_p=1.0, max_response_tokens=max_response_tokens, max_prompt_tokens=16, template="raw", chat=False,
             verifier="math", seed=0, concurrent=1, device="cpu",
@@ -37,6 +37,6 @@ def test_an_examination_beyond_the_models_positions_is_refused(tmp_path: Path):
         rf"--max-response-tokens {positions - 15} after .* --max-prompt-tokens 16: the model has {positions} positions"
     )
     with pytest.raises(ConfigError, match=typed):
-        examine(exam(positions - 15), journal=tmp_path / "answers.jsonl")
+        run_offline_eval(offline(positions - 15), journal=tmp_path / "answers.jsonl")
     assert not (tmp_path / "answers.jsonl").exists()
-    assert len(examine(exam(positions - 16)).answers) == 1
+    assert len(run_offline_eval(offline(positions - 16)).answers) == 1

@@ -20,7 +20,14 @@ from dapo.trainer.start import start_run
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 # What turns groups into a loss. Metrics and 8-bit moments are sums and roundings of their own kind.
-MODULES = ("learner/batch", "learner/scoring", "learner/critic", "learner/update", "trainer/pretrain_value")
+MODULES = (
+    "learner/batch",
+    "learner/scoring",
+    "learner/critic",
+    "learner/step",
+    "learner/update",
+    "trainer/pretrain_value",
+)
 FORMULAS = {
     "exp",
     "log",

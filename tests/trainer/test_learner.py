@@ -23,7 +23,7 @@ from dapo.learner.learner import make_learner
 config = load_recipe(sys.argv[1], sys.argv[2:]).config
 policy = make_policy(config, config.model.path, torch.float64, "cpu")
 learner = make_learner(config, policy, config.model.path, None, torch.float64, "cpu", ALONE)
-for other in (learner.value.critic.backbone, learner.reference.backbone):
+for other in (learner.critic.model.backbone, learner.reference.backbone):
     pairs = zip(policy.backbone.parameters(), other.parameters(), strict=True)
     print(all(torch.equal(mine, theirs) for mine, theirs in pairs))
 """

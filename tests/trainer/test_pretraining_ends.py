@@ -3,13 +3,13 @@
 import torch
 
 from dapo.algorithms.diagnostics import ExplainedSums
-from dapo.learner.critic import Foretold, Values, has_stopped_rising, newest
+from dapo.learner.critic import HeldOutFit, Values, has_stopped_rising, latest_fit
 from dapo.learner.ragged import Ragged
 
 
-def foretold(explained: float, problems: int = 100) -> Foretold:
+def fit(explained: float, problems: int = 100) -> HeldOutFit:
     """Outcomes of mean 0 and variance 1, of which so much is explained."""
-    return Foretold(problems, ExplainedSums(1000, 0.0, 1000.0, 0.0, 1000.0 * (1 - explained)))
+    return HeldOutFit(problems, ExplainedSums(1000, 0.0, 1000.0, 0.0, 1000.0 * (1 - explained)))
 
 
 def values_of(old: torch.Tensor, outcome: torch.Tensor, lengths: list[int]) -> Values:
@@ -23,29 +23,29 @@ def test_sums_of_steps_explain_what_their_tokens_would_together():
     old, outcome = (torch.randn(30, generator=draw, dtype=torch.float64) for _ in range(2))
     outcome += 0.7 * old + 1
     values = values_of(old, outcome, [10, 5, 15])
-    parts = Foretold.of(values, [0], 1) + Foretold.of(values, [1, 2], 2) + Foretold.of(values, [], 0)
+    parts = HeldOutFit.of(values, [0], 1) + HeldOutFit.of(values, [1, 2], 2) + HeldOutFit.of(values, [], 0)
     assert (parts.problems, parts.explained.tokens) == (3, 30)
     assert abs(parts.explained.variance - float(1 - (outcome - old).var() / outcome.var())) < 1e-12
-    assert Foretold.of(values, [], 0).explained.variance == 0
+    assert HeldOutFit.of(values, [], 0).explained.variance == 0
 
 
 def test_it_goes_on_while_three_steps_know_more_than_the_three_before():
-    rising = [foretold(0.05 * k) for k in range(6)]
+    rising = [fit(0.05 * k) for k in range(6)]
     assert not has_stopped_rising(rising[:5])  # too early to say
     assert not has_stopped_rising(rising)
-    assert has_stopped_rising([*rising, *(foretold(0.2) for _ in range(3))])  # 0.2 after 0.2
-    assert not has_stopped_rising([*rising, *(foretold(0.2151) for _ in range(3))])
-    lucky = [foretold(x) for x in (0.0, 0.09, 0.15, 0.25, 0.13, 0.20)]  # one good step is no peak
+    assert has_stopped_rising([*rising, *(fit(0.2) for _ in range(3))])  # 0.2 after 0.2
+    assert not has_stopped_rising([*rising, *(fit(0.2151) for _ in range(3))])
+    lucky = [fit(x) for x in (0.0, 0.09, 0.15, 0.25, 0.13, 0.20)]  # one good step is no peak
     assert not has_stopped_rising(lucky)
-    assert has_stopped_rising([*lucky, *(foretold(x) for x in (0.19, 0.19, 0.20))])
+    assert has_stopped_rising([*lucky, *(fit(x) for x in (0.19, 0.19, 0.20))])
 
 
 def test_fewer_than_a_hundred_problems_are_not_enough():
-    few = [foretold(0.1, problems=20) for _ in range(20)]
-    pooled = newest(few)
+    few = [fit(0.1, problems=20) for _ in range(20)]
+    pooled = latest_fit(few)
     assert pooled is not None
     assert pooled.problems == 100
-    assert newest(few[:4]) is None
+    assert latest_fit(few[:4]) is None
     assert not has_stopped_rising(few[:7])  # five now, four before
     assert has_stopped_rising(few[:8])
-    assert not has_stopped_rising([foretold(0.1, problems=0)] * 20)
+    assert not has_stopped_rising([fit(0.1, problems=0)] * 20)

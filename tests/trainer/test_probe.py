@@ -14,7 +14,7 @@ from dapo.cli import data_probe
 from dapo.config import load_recipe
 from dapo.data.problems import load_problems
 from dapo.errors import ConfigError, DataError
-from dapo.evaluation.offline import Examination, examine
+from dapo.evaluation.offline import OfflineEval, run_offline_eval
 from dapo.evaluation.probe import Difficulty, difficulties, fitted_prior, histogram, informative_share, select, summary
 from dapo.evaluation.runner import summarise
 from dapo.models.load import save_policy
@@ -81,17 +81,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def examination(model: Path, **changes: object) -> Examination:
+def offline(model: Path, **changes: object) -> OfflineEval:
     settings: dict[str, object] = {
         "model": str(model), "data": "toy:problems", "use": "train", "k": 4, "temperature": 1.0, "top_p": 1.0,
         "max_response_tokens": 12, "max_prompt_tokens": 16, "template": "raw", "chat": False,
         "verifier": "toy:contains", "seed": 0, "concurrent": 16, "device": "cpu",
     }  # fmt: skip
-    return Examination(**(settings | changes))  # type: ignore[arg-type]
+    return OfflineEval(**(settings | changes))  # type: ignore[arg-type]
 
 
 def test_a_killed_examination_goes_on_without_repeating(model: Path, tmp_path: Path):
-    straight = examine(examination(model))
+    straight = run_offline_eval(offline(model))
     journal = tmp_path / "answers.jsonl"
 
     class Killed(BaseException):
@@ -102,38 +102,38 @@ def test_a_killed_examination_goes_on_without_repeating(model: Path, tmp_path: P
             raise Killed
 
     with pytest.raises(Killed):
-        examine(examination(model), journal=journal, on_progress=kill)
+        run_offline_eval(offline(model), journal=journal, on_progress=kill)
     assert len(journal.read_text().splitlines()) == 1 + 50
     with journal.open("a") as file:
         file.write('{"problem_id": "toy-')  # torn by the kill
     counted: list[int] = []
-    resumed = examine(examination(model), journal=journal, on_progress=lambda done, _total: counted.append(done))
+    resumed = run_offline_eval(offline(model), journal=journal, on_progress=lambda done, _total: counted.append(done))
     assert counted == list(range(51, 161))
     assert resumed.answers == straight.answers
     assert len(journal.read_text().splitlines()) == 1 + 160
     with pytest.raises(DataError, match="something else"):
-        examine(examination(model, seed=1), journal=journal)
+        run_offline_eval(offline(model, seed=1), journal=journal)
 
 
 def test_selection_keeps_ids_and_order(model: Path):
-    examined = examine(examination(model))
-    table = difficulties(examined.problems, examined.answers, k=4)
-    kept = select(examined.problems, table, 0.25, 0.75)
+    result = run_offline_eval(offline(model))
+    table = difficulties(result.problems, result.answers, k=4)
+    kept = select(result.problems, table, 0.25, 0.75)
     rates = {one.id: one.pass_rate for one in table}
     assert 0 < len(kept) < len(table)
     assert all(0.25 <= rates[problem.id] <= 0.75 for problem in kept)
     with pytest.raises(DataError, match=r"--select 0\.9 0\.95: no problem"):
-        select(examined.problems, table, 0.9, 0.95)
+        select(result.problems, table, 0.9, 0.95)
 
 
 def test_graded_responses_are_counted_as_the_group_filter_counts_them(model: Path):
-    examined = examine(examination(model, verifier="toy:counts", k=5))
-    table = difficulties(examined.problems, examined.answers, k=5)
+    result = run_offline_eval(offline(model, verifier="toy:counts", k=5))
+    table = difficulties(result.problems, result.answers, k=5)
     for one in table:
-        own = [examined.answers[one.id, i] for i in range(5)]
+        own = [result.answers[one.id, i] for i in range(5)]
         values = [answer.value for answer in own]
         judgements = tuple(Judgement(answer.verdict, answer.value, graded=answer.is_graded) for answer in own)
-        group = Group(examined.problems[0], 0, (), (), judgements)
+        group = Group(result.problems[0], 0, (), (), judgements)
         assert one.correct == n_right(group)
         assert (0 < one.correct < one.n) == group.is_informative
         pairs = list(combinations(values, 4))
@@ -142,9 +142,9 @@ def test_graded_responses_are_counted_as_the_group_filter_counts_them(model: Pat
         if group.is_graded:  # else all five were cut off
             assert one.as_json()["mean_value"] == pytest.approx(sum(values) / 5)
     assert 0.1 < summary(table)["pass_rate"] < 0.9
-    line = summarise("toy", examined.problems, examined.answers, k=5)
+    line = summarise("toy", result.problems, result.answers, k=5)
     assert line["avg@k"] == 0  # nothing is called correct, and the mean value says why
-    assert line["mean_value"] == pytest.approx(sum(a.value for a in examined.answers.values()) / len(examined.answers))
+    assert line["mean_value"] == pytest.approx(sum(a.value for a in result.answers.values()) / len(result.answers))
 
 
 OPTIONS = (

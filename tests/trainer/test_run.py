@@ -23,7 +23,7 @@ from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.files import read_lines
-from dapo.learner.batch import Batch
+from dapo.learner.step import Step
 from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
 from dapo.report.load import load_run
@@ -290,9 +290,9 @@ def test_every_line_is_json_and_says_nothing_of_updates_that_were_skipped(tmp_pa
         def on_start(self, run: Run) -> None:
             for parameter in run.learner.optimizer.parameters.values():
                 parameter.register_hook(lambda gradient: gradient * float("nan"))
-            if run.learner.value is not None:
+            if run.learner.critic is not None:
                 with torch.no_grad():
-                    run.learner.value.critic.value_head.bias.fill_(float("nan"))
+                    run.learner.critic.model.value_head.bias.fill_(float("nan"))
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
@@ -313,13 +313,13 @@ def test_every_line_is_json_and_says_nothing_of_updates_that_were_skipped(tmp_pa
 
 def test_updates_skipped_in_a_row_are_counted_on_after_a_resume(tmp_path: Path):
     run = run_toy(tmp_path, "run", "preset=ppo", "train.steps=1")
-    assert run.learner.value is not None
-    run.learner.bad_updates, run.learner.value.bad_updates, run.saved = 1, 2, ""
+    assert run.learner.critic is not None
+    run.learner.bad_updates, run.learner.critic.bad_updates, run.saved = 1, 2, ""
     save_run(run)
     resumed = resume_run(run.folder)
     resumed.close()
-    assert resumed.learner.value is not None
-    assert (resumed.learner.bad_updates, resumed.learner.value.bad_updates) == (1, 2)
+    assert resumed.learner.critic is not None
+    assert (resumed.learner.bad_updates, resumed.learner.critic.bad_updates) == (1, 2)
 
 
 def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
@@ -573,12 +573,13 @@ def test_the_critic_is_not_pretrained_on_responses_that_the_engine_gave_up(
     trained: list[StopReason] = []
     fitted: list[int] = []
 
-    def update(_learner: Any, batch: Batch, _values: Any, rows: list[int], *_more: Any) -> None:
-        size = len(batch.groups[0].completions)
-        trained.extend(batch.groups[row // size].completions[row % size].stop_reason for row in rows)
+    def update(step: Step, rows: list[int]) -> None:
+        groups = step.batch.groups
+        size = len(groups[0].completions)
+        trained.extend(groups[row // size].completions[row % size].stop_reason for row in rows)
 
     monkeypatch.setattr(stage, "update_critic", update)
-    monkeypatch.setattr(stage, "fit_activations", lambda _learner, batch, _config: fitted.append(len(batch.lengths)))
+    monkeypatch.setattr(stage, "fit_activations", lambda step: fitted.append(len(step.batch.lengths)))
     keys = (
         "preset=vapo",
         "algorithm.critic.pretrain_responses=1",
@@ -655,7 +656,7 @@ def test_a_crafted_state_is_refused_with_one_message(tmp_path: Path):
         "data": 3,
         "config": [],
         "tokens_per_microbatch": 0,
-        "foretold": [{"problems": 1}],
+        "held_out_fits": [{"problems": 1}],
         "sampling.order.position": 41,
         "sampling.order.put_off": [40],
         "sampling.acceptance.tried": 0.0,

@@ -12,13 +12,16 @@ from toy import recipe
 from dapo.config.schema import Config, CorrectionConfig
 from dapo.learner import update
 from dapo.learner.batch import Batch, deal_microbatches, deal_minibatches, make_batch
-from dapo.learner.critic import ValueLearner, estimate_advantages
+from dapo.learner.critic import CriticLearner, apply_gae
+from dapo.learner.dealing import Micro
 from dapo.learner.learner import Learner
+from dapo.learner.metrics import summarise
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.ragged import Ragged
 from dapo.learner.scoring import score_old
-from dapo.learner.sums import Sums, Totals, summarise
-from dapo.learner.update import mean, microbatch_loss, update_policy
+from dapo.learner.step import Step
+from dapo.learner.sums import Sums, Totals
+from dapo.learner.update import aggregate_loss, microbatch_loss, update_policy
 from dapo.models.critic import Critic
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
@@ -63,7 +66,7 @@ def gradient(learner: Learner, batch: Batch, config: Config, budget: int) -> tor
     rows = list(range(len(batch.lengths)))
     learner.policy.zero_grad()
     for micro in deal_microbatches(batch, rows, budget):
-        microbatch_loss(learner, batch, micro, Totals.of(batch, rows), config, Sums(), None).backward()
+        microbatch_loss(Step(learner, batch, config), Micro(micro), Totals.of(batch, rows), Sums()).backward()
     return torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
 
 
@@ -75,7 +78,7 @@ def test_the_gradient_does_not_depend_on_the_budget(config: Config, mean: str, d
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"loss_aggregation": mean})})
     learner = learner_of(dtype)
     batch = make_batch(groups(12), config, dtype)
-    score_old(learner, batch, config)
+    score_old(Step(learner, batch, config))
     with torch.no_grad():  # off policy, so that ratios and clips are at work
         for parameter in learner.policy.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -87,11 +90,11 @@ def test_the_gradient_does_not_depend_on_the_budget(config: Config, mean: str, d
 def test_an_update_raises_right_and_lowers_wrong_responses(config: Config):
     learner = learner_of(torch.float64)
     batch = make_batch(groups(4), config, torch.float64)
-    score_old(learner, batch, config)
+    score_old(Step(learner, batch, config))
     before = [float(batch.logp_old.row(row).sum()) for row in range(len(batch.lengths))]
     metrics = update_policy(learner, batch, config, step=2)
     assert metrics["updates"] == 2
-    score_old(learner, batch, config)
+    score_old(Step(learner, batch, config))
     moved = np.array([float(batch.logp_old.row(row).sum()) - before[row] for row in range(len(before))])
     right = batch.is_correct.numpy()
     assert moved[right].mean() > 0 > moved[~right].mean()
@@ -158,7 +161,7 @@ def test_a_skipped_update_has_no_say_in_the_means_of_those_that_ran(config: Conf
     seen = []
     for n_broken in (0, 1):
         learner, batch = learner_of(torch.float64), make_batch(groups(4), config, torch.float64)
-        deals = [batch.rows_of(deal) for deal in deal_minibatches(4, 2, seed=config.train.seed, step=1, epoch=0)]
+        deals = [batch.loss_rows(deal) for deal in deal_minibatches(4, 2, seed=config.train.seed, step=1, epoch=0)]
         for row in deals[1] if n_broken else []:
             batch.advantage.row(row).fill_(float("nan"))
         if not n_broken:
@@ -173,7 +176,7 @@ def test_a_skipped_update_has_no_say_in_the_means_of_those_that_ran(config: Conf
 def learner_with_critic() -> Learner:
     learner = learner_of(torch.float64)
     critic = Critic(tiny_policy("llama", dtype=torch.float64).backbone)
-    learner.value = ValueLearner(
+    learner.critic = CriticLearner(
         critic, Optimizer(critic.named_parameters(), betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0)
     )
     return learner
@@ -185,12 +188,12 @@ def test_skipped_updates_of_the_critic_are_bounded_whatever_the_policy_does(tmp_
     ppo = recipe(tmp_path, "preset=ppo", "train.updates_per_step=2", "train.epochs_per_step=1").config
     assert ppo.train.max_bad_updates == 3
     learner = learner_with_critic()
-    assert learner.value is not None
+    assert learner.critic is not None
 
-    next(learner.value.critic.parameters()).register_hook(lambda gradient: gradient * float("nan"))
+    next(learner.critic.model.parameters()).register_hook(lambda gradient: gradient * float("nan"))
     metrics = update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=1)
     assert (metrics["updates"], metrics["policy/skipped_updates"]) == (2, 2)  # each policy update ran
-    assert (learner.bad_updates, learner.value.bad_updates) == (0, 2)
+    assert (learner.bad_updates, learner.critic.bad_updates) == (0, 2)
     with pytest.raises(EngineError, match="4 updates in a row of the critic") as caught:
         update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=2)
     assert "algorithm.critic.lr" in caught.value.remedy
@@ -211,7 +214,9 @@ def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Conf
     }
     for kind, value in expected.items():
         wanted = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"loss_aggregation": kind})})
-        assert float(mean(loss, batch, rows, totals, wanted)) == pytest.approx(float(value), rel=1e-12)
+        assert float(
+            aggregate_loss(Step(learner_of(torch.float64), batch, wanted), loss, rows, totals)
+        ) == pytest.approx(float(value), rel=1e-12)
 
 
 @pytest.mark.parametrize("budget", [1, 64, 16_384])
@@ -221,19 +226,19 @@ def test_metrics_are_the_formulas_over_all_tokens_however_they_are_dealt(config:
     learner, batch = learner_of(torch.float64), make_batch(groups(6), config, torch.float64)
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(batch.logp_engine.flat.shape, generator=generator, dtype=torch.float64)
-    score_old(learner, batch, config)
+    score_old(Step(learner, batch, config))
     batch.logp_engine.flat = batch.logp_old.flat + noise / 2
     old, engine = batch.logp_old.flat.clone(), batch.logp_engine.flat
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     rows = list(range(len(batch.lengths)))
-    sums = Sums()
+    step = Step(learner, batch, config)
     for micro in deal_microbatches(batch, rows, budget):
-        microbatch_loss(learner, batch, micro, Totals.of(batch, rows), config, sums, None)
-    metrics = summarise(batch, sums.read(), 0.0, learner, 0)
+        microbatch_loss(step, Micro(micro), Totals.of(batch, rows), step.sums)
+    metrics = summarise(step, 0)
 
-    score_old(learner, batch, config)  # π_θ of every token, as the updates saw it
+    score_old(Step(learner, batch, config))  # π_θ of every token, as the updates saw it
     logp = batch.logp_old.flat
     ratio, w = (logp - old).exp(), (old - engine).exp().clamp(max=2.0)
     high = (batch.advantage.flat > 0) & (ratio > 1 + algorithm.clip.high)
@@ -260,8 +265,8 @@ def test_the_first_update_scores_its_own_rows_as_a_pass_of_its_own_would(
 ):
     config = config.model_copy(update={"train": config.train.model_copy(update={"updates_per_step": n_updates})})
     results = []
-    for scores_itself in (True, False):
-        monkeypatch.setattr(update, "scores_itself", lambda *_, answer=scores_itself: answer)
+    for first_update_scores_old in (True, False):
+        monkeypatch.setattr(update, "first_update_scores_old", lambda *_, answer=first_update_scores_old: answer)
         learner, batch = learner_of(torch.float64), make_batch(groups(6), config, torch.float64)
         metrics = update_policy(learner, batch, config, step=1)
         weights = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
@@ -304,7 +309,7 @@ def test_advantages_do_not_depend_on_how_many_rows_go_through_gae_at_a_time(
         batch = make_batch(groups(4), ppo, torch.float64)
         old = Ragged(batch.lengths, torch.float64)
         old.flat = values.clone()
-        targets = estimate_advantages(batch, ppo, old).target
+        targets = apply_gae(batch, ppo, old).target
         return batch.advantage.flat, targets.flat
 
     together = estimated()

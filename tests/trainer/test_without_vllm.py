@@ -7,7 +7,7 @@ import pytest
 
 from dapo.config.load import load_recipe
 from dapo.errors import ConfigError, EngineError
-from dapo.evaluation.offline import Examination, examine
+from dapo.evaluation.offline import OfflineEval, run_offline_eval
 from dapo.trainer.start import start_run
 
 
@@ -19,8 +19,8 @@ def test_without_vllm_the_message_names_the_extra(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "run").exists()
 
 
-def examination(engine: str) -> Examination:
-    return Examination(
+def offline(engine: str) -> OfflineEval:
+    return OfflineEval(
         model="bundled", data="dapo.quickstart.task:eval_problems", use="eval", k=1, temperature=1.0, top_p=1.0,
         max_response_tokens=8, max_prompt_tokens=64, template="raw", chat=False, verifier="math", seed=0,
         concurrent=4, device="cpu", engine=engine,
@@ -30,6 +30,6 @@ def examination(engine: str) -> Examination:
 def test_evaluation_refuses_what_is_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(EngineError, match=r"dapo\[vllm\]"):
-        examine(examination("vllm"))
+        run_offline_eval(offline("vllm"))
     with pytest.raises(ConfigError, match=r"--engine vlm: no such engine\.\nUse local or plain or vllm"):
-        examine(examination("vlm"))
+        run_offline_eval(offline("vlm"))

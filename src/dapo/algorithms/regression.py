@@ -29,7 +29,7 @@ class RidgeSums:
 
     @torch.no_grad()
     def add(self, x: Tensor, y: Tensor, fold: Tensor) -> None:
-        """Tokens with their features [N, H], what is to be foretold [N] and the fold of each [N]."""
+        """Tokens with their features [N, H], their targets [N] and the fold of each [N]."""
         check_shapes("N", y, fold)
         for f in range(len(self.square)):
             chosen, target = x[fold == f].to(self.gram), y[fold == f].to(self.gram)
@@ -39,11 +39,11 @@ class RidgeSums:
 
 
 def ridge(sums: RidgeSums) -> Tensor:
-    """argmin_w ‖y − Xw‖² + s·‖w‖², [H], with the s of `STRENGTHS` that foretells each fold best from the others.
+    """argmin_w ‖y − Xw‖² + s·‖w‖², [H], with the s of `STRENGTHS` that predicts each fold best from the others.
 
     The constant's weight is not in the penalty. Nothing but the sums is needed for that: on any fold
-    ‖y − Xw‖² = yᵀy − 2wᵀXᵀy + wᵀXᵀXw. Tokens of one problem belong into one fold, else s is chosen for what is known
-    by heart. A weaker penalty must foretell better by more than rounding.
+    ‖y − Xw‖² = yᵀy − 2wᵀXᵀy + wᵀXᵀXw. Tokens of one problem belong into one fold, else s is chosen for what is
+    memorized. A weaker penalty must predict better by more than rounding.
     """
     scale = float(sums.gram.sum(dim=0).diagonal().mean())
     if not scale:

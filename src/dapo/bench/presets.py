@@ -68,7 +68,7 @@ def measure_preset(setting: TrainSetting, preset: str) -> dict[str, Any] | None:
 
 
 def make_synthetic_learner(setting: TrainSetting, config: Config) -> Learner:
-    from dapo.learner.critic import ValueLearner
+    from dapo.learner.critic import CriticLearner
     from dapo.learner.learner import Learner, make_optimizer
     from dapo.models.critic import Critic
     from dapo.models.fused_layers import fuse_layers
@@ -87,7 +87,7 @@ def make_synthetic_learner(setting: TrainSetting, config: Config) -> Learner:
         learner.reference.requires_grad_(False)
     if config.has_critic:
         critic = Critic(policy().backbone)
-        learner.value = ValueLearner(critic, make_optimizer(critic, config.train))
+        learner.critic = CriticLearner(critic, make_optimizer(critic, config.train))
     return learner
 
 

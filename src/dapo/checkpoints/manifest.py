@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dapo.errors import CheckpointError
+from dapo.files import sha256_of
 
 MANIFEST = "MANIFEST.json"
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def described(path: Path) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class Explained(Part):
     miss_squared: float
 
 
-class Foretold(Part):
+class HeldOutFit(Part):
     problems: Count
     explained: Explained
 
@@ -149,7 +149,8 @@ class RunState(Part):
     tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
     recomputes_all: bool = False
     value_steps: Count = 0
-    foretold: list[Foretold] = []
+    held_out_fits: list[HeldOutFit] = []
+    foretold: list[HeldOutFit] = []  # what `held_out_fits` was called
     data: str
     sampling: Sampling
 

@@ -65,24 +65,24 @@ def probe_command(
     from dapo.data.prepare.clean import write_problems
     from dapo.data.whole_file import write_whole
     from dapo.evaluation import probe
-    from dapo.evaluation.offline import Examination, examine
+    from dapo.evaluation.offline import OfflineEval, run_offline_eval
     from dapo.files import replace_file
 
-    examination = Examination(
+    offline = OfflineEval(
         model=model, data=file, use="train", k=k, temperature=temperature, top_p=1.0,
         seed=seed, concurrent=concurrent, device=device, engine=engine,
         **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier, trust=trust),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
-        examined = examine(examination, journal=journal, on_progress=on_progress)
-    table = probe.difficulties(examined.problems, examined.answers, k=k)
-    figures: dict[str, Any] = {"set": file, "model": model, "k": k, "dropped_prompts": examined.n_dropped}
+        result = run_offline_eval(offline, journal=journal, on_progress=on_progress)
+    table = probe.difficulties(result.problems, result.answers, k=k)
+    figures: dict[str, Any] = {"set": file, "model": model, "k": k, "dropped_prompts": result.n_dropped}
     figures |= probe.summary(table)
     lines = [one.as_json() for one in table]
     if out is not None:
         replace_file(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     if select is not None and write is not None:
-        kept = probe.select(examined.problems, table, *select)
+        kept = probe.select(result.problems, table, *select)
         write_whole(write, lambda path: write_problems(path, kept, write.suffix.lower()))
         figures |= {"selected": len(kept), "written": str(write)}
     if as_json:

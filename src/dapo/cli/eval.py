@@ -41,17 +41,17 @@ def command(
     """
     check_set(data, verifier, use="eval")
 
-    from dapo.evaluation.offline import Examination, examine
+    from dapo.evaluation.offline import OfflineEval, run_offline_eval
     from dapo.evaluation.runner import summarise
 
-    examination = Examination(
+    offline = OfflineEval(
         model=model, data=data, use="eval", k=k, temperature=temperature, top_p=top_p,
         seed=seed, concurrent=concurrent, device=device, engine=engine,
         **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier, trust=trust),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
-        examined = examine(examination, journal=out, on_progress=on_progress)
-    line = summarise(data, examined.problems, examined.answers, k=k) | {"dropped_prompts": examined.n_dropped}
+        result = run_offline_eval(offline, journal=out, on_progress=on_progress)
+    line = summarise(data, result.problems, result.answers, k=k) | {"dropped_prompts": result.n_dropped}
     if as_json:
         typer.echo(json.dumps(line, ensure_ascii=False, indent=2))
     else:

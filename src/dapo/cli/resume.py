@@ -12,7 +12,7 @@ import typer
 from dapo.cli.train import is_ray_driver
 from dapo.config.load import flatten, load_recipe, parse_override
 from dapo.data.inputs import check_inputs
-from dapo.trainer.trust import agree_on_code, is_told, refuse_strangers_run
+from dapo.trainer.trust import agree_on_code, follows_first_rank, refuse_strangers_run
 
 
 def command(
@@ -72,7 +72,7 @@ def check_early(folder: Path, changes: list[str], *, trust: bool = False) -> Non
     """Check before torch is loaded, on the first rank: who made the run, and that its inputs are still there."""
     if os.path.isfile(folder / "config.toml"):
         config = load_recipe(str(folder / "config.toml"), changes).config
-        if is_told(config):
+        if follows_first_rank(config):
             return
         refuse_strangers_run(folder, flatten(dict(map(parse_override, changes))), trust=trust)
         if not is_ray_driver(config.cluster):

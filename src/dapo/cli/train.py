@@ -14,7 +14,7 @@ from dapo.config import Resolved, load_recipe
 from dapo.config.load import flatten
 from dapo.config.schema import ClusterConfig, Config
 from dapo.data.inputs import check_inputs, check_model
-from dapo.trainer.trust import agree_on_code, code_named, is_told, keys_of, refuse_strangers_recipe
+from dapo.trainer.trust import agree_on_code, code_named, follows_first_rank, keys_of, refuse_strangers_recipe
 
 
 def command(
@@ -32,7 +32,7 @@ def command(
     dapo train my-recipe.toml --set preset=grpo --set train.seed=1
     """
     resolved = load_recipe(recipe, set_ or [])
-    if not is_told(resolved.config):
+    if not follows_first_rank(resolved.config):
         refuse_strangers_recipe(recipe, set_ or [], trust=trust)
     run_to_end(resolved, out)
 
@@ -41,7 +41,7 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     """Start a run and train it; say how to resume it. Missing inputs are reported before torch is loaded."""
     if is_ray_driver(resolved.config.cluster):
         return train_on_ray(resolved, out)
-    if not is_told(resolved.config):
+    if not follows_first_rank(resolved.config):
         check(resolved.config)
 
     from dapo.cli.doctor import print_verdict

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import functools
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dapo.errors import DataError
+from dapo.files import sha256_of
 from dapo.parquet_size import too_large
 
 Row = dict[str, Any]
@@ -65,16 +65,15 @@ def exists(path: Path) -> bool:
         return False
 
 
-def sha256_of(path: Path) -> str:
+def cached_sha256(path: Path) -> str:
+    """Hash a problem set once while it does not change: it is checked before a run, and read when it starts."""
     stat = path.stat()
-    return _sha256_of(path, stat.st_size, stat.st_mtime_ns)
+    return _cached_sha256(path, stat.st_size, stat.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=8)
-def _sha256_of(path: Path, _size: int, _mtime_ns: int) -> str:
-    """Once for a file that has not changed: a set is looked at before a run, and read when it starts."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _cached_sha256(path: Path, _size: int, _mtime_ns: int) -> str:
+    return sha256_of(path)
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

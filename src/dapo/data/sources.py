@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dapo.config.hub import why_offline
 from dapo.data.names import KNOWN, ROOT_VARIABLE, Use, local_file, local_root
-from dapo.data.rows import SUFFIXES, Rows, check_file, exists, first_line, read_rows, sha256_of
+from dapo.data.rows import SUFFIXES, Rows, cached_sha256, check_file, exists, first_line, read_rows
 from dapo.errors import DataError
 from dapo.processes import search_working_folder
 from dapo.types import Problem
@@ -68,7 +68,7 @@ def file_of(text: str, *, use: Use) -> Path | None:
 
 def file_source(path: Path, *, name: str, note: str = "") -> Source:
     check_file(path)  # before it is hashed
-    return Source(name, str(path), lambda: read_rows(path), sha256=sha256_of(path), note=note)
+    return Source(name, str(path), lambda: read_rows(path), sha256=cached_sha256(path), note=note)
 
 
 def known_source(name: str, split: str, *, use: Use, root: Path | None) -> Source:

@@ -35,8 +35,8 @@ ENGINES: dict[str, type[LocalEngine] | type[PlainEngine] | type[VllmEngine]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
-    """Who answers what, how often and how."""
+class OfflineEval:
+    """Which model answers which problems, how often and how."""
 
     model: str  # Hugging Face folder, hub name, run folder, or "bundled"
     data: str
@@ -64,7 +64,7 @@ class Examination:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class OfflineAnswers:
     """Every problem whose prompt fits, with its k answers."""
 
     problems: list[Problem]
@@ -72,42 +72,42 @@ class Examined:
     n_dropped: int  # prompts over the limit
 
 
-def examine(
-    exam: Examination,
+def run_offline_eval(
+    plan: OfflineEval,
     *,
     journal: Path | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> Examined:
-    """All answers. With a journal, those of an earlier attempt are not asked again, and new ones are added at once.
+) -> OfflineAnswers:
+    """Answer every problem k times. A journal keeps each answer at once, and a second attempt starts from them.
 
     What is cheap to refuse is refused before the model is loaded.
     """
-    if not 0 < exam.top_p <= 1:
-        raise ConfigError(f"--top-p {exam.top_p}: must lie above 0 and at most 1.")
-    if exam.engine not in ENGINES:
-        raise ConfigError(f"--engine {exam.engine}: no such engine.", remedy=f"Use {' or '.join(ENGINES)}.")
-    if exam.engine == "vllm":
+    if not 0 < plan.top_p <= 1:
+        raise ConfigError(f"--top-p {plan.top_p}: must lie above 0 and at most 1.")
+    if plan.engine not in ENGINES:
+        raise ConfigError(f"--engine {plan.engine}: no such engine.", remedy=f"Use {' or '.join(ENGINES)}.")
+    if plan.engine == "vllm":
         require_vllm()
-    check_verifier(exam.verifier)
-    prompt = PromptFormat(exam.template, exam.chat)
-    location, device = model_of(exam.model), choose_device(exam.device)
-    problems = load_problems(exam.data, verifier=exam.verifier, use=exam.use)
-    file = AnswerJournal(journal, exam.settings(location, problems)) if journal is not None else None
-    with VerifierPool(exam.verifier) as judge:
+    check_verifier(plan.verifier)
+    prompt = PromptFormat(plan.template, plan.chat)
+    location, device = model_of(plan.model), choose_device(plan.device)
+    problems = load_problems(plan.data, verifier=plan.verifier, use=plan.use)
+    file = AnswerJournal(journal, plan.settings(location, problems)) if journal is not None else None
+    with VerifierPool(plan.verifier) as judge:
         check_call(judge, problems[0].answer, problems[0].for_verifier())
         policy = load_policy(location, dtype=choose_dtype("auto", device), device=device)
         refuse_short_context(
             policy,
-            max_prompt_tokens=exam.max_prompt_tokens,
-            max_response_tokens=exam.max_response_tokens,
+            max_prompt_tokens=plan.max_prompt_tokens,
+            max_response_tokens=plan.max_response_tokens,
             names=("--max-prompt-tokens ", "--max-response-tokens "),
         )
-        encoded, drops = encode_problems(problems, prompt, policy.tokenizer, max_prompt_tokens=exam.max_prompt_tokens)
-        engine: Engine = ENGINES[exam.engine](
+        encoded, drops = encode_problems(problems, prompt, policy.tokenizer, max_prompt_tokens=plan.max_prompt_tokens)
+        engine: Engine = ENGINES[plan.engine](
             policy,
-            sampling=SamplingParams(temperature=exam.temperature, top_p=exam.top_p),
-            max_concurrent=exam.concurrent,
-            max_tokens=exam.max_prompt_tokens + exam.max_response_tokens,
+            sampling=SamplingParams(temperature=plan.temperature, top_p=plan.top_p),
+            max_concurrent=plan.concurrent,
+            max_tokens=plan.max_prompt_tokens + plan.max_response_tokens,
         )
 
         def on_answer(answer: Answered, done: int, total: int) -> None:
@@ -121,13 +121,13 @@ def examine(
                 judge,
                 [item.problem for item in encoded],
                 [item.tokens for item in encoded],
-                k=exam.k,
-                max_new_tokens=exam.max_response_tokens,
-                seed=exam.seed,
+                k=plan.k,
+                max_new_tokens=plan.max_response_tokens,
+                seed=plan.seed,
                 known=file.known if file is not None else {},
                 on_answer=on_answer,
             )
-    return Examined([item.problem for item in encoded], answers, len(drops))
+    return OfflineAnswers([item.problem for item in encoded], answers, len(drops))
 
 
 def model_of(model: str) -> str:

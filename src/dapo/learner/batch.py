@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -45,9 +45,10 @@ class Batch:
         """[B] ±1 plus shaping (eq. 7 and 13)."""
         return self.raw_reward + self.overlong_penalty
 
-    def rows_of(self, groups: Sequence[int]) -> list[int]:
-        wanted = set(groups)
-        return [row for row, group in enumerate(self.group.tolist()) if group in wanted]
+    def loss_rows(self, groups: Collection[int] | None = None) -> list[int]:
+        """The rows of these groups, or of all, that enter the loss."""
+        wanted = range(len(self.groups)) if groups is None else set(groups)
+        return [row for row, group in enumerate(self.group.tolist()) if group in wanted and self.is_in_loss[row]]
 
     def packed(self, rows: Sequence[int], device: torch.device) -> Packed:
         """The rows as one packed micro-batch: the π_old pass and every update that deals the same rows share it.
@@ -148,6 +149,18 @@ def deal_minibatches(n_groups: int, n_updates: int, *, seed: int, step: int, epo
     order = sorted(range(n_groups), key=rank)
     n = min(n_updates, n_groups)
     return [sorted(order[i * n_groups // n : (i + 1) * n_groups // n]) for i in range(n)] if n else []
+
+
+def deal_updates(batch: Batch, config: Config, *, step: int, epochs: int) -> list[list[int]]:
+    """The loss rows of each update of a step; an update may have none."""
+    train = config.train
+    return [
+        batch.loss_rows(groups)
+        for epoch in range(epochs)
+        for groups in deal_minibatches(
+            len(batch.groups), train.updates_per_step, seed=train.seed, step=step, epoch=epoch
+        )
+    ]
 
 
 def deal_microbatches(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:

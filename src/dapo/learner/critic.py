@@ -26,10 +26,10 @@ FOLDS = 4  # of problems, for a head fitted in closed form
 
 
 @dataclass(slots=True)
-class ValueLearner:
+class CriticLearner:
     """The critic and its own optimizer."""
 
-    critic: Critic
+    model: Critic
     optimizer: Optimizer
     bad_updates: int = 0  # skipped in a row
 
@@ -40,7 +40,7 @@ class Values:
 
     old: Ragged
     target: Ragged
-    outcome: Ragged  # the target with λ = 1: no value has a say in it
+    outcome: Ragged  # the target with λ = 1, which no predicted value enters
 
 
 def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
@@ -49,7 +49,7 @@ def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
     return value
 
 
-def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Ragged | None = None) -> Values:
+def apply_gae(batch: Batch, config: Config, old: Ragged, logp_ref: Ragged | None = None) -> Values:
     """GAE over every row from its `old` values: fills `batch.advantage`; returns values, targets and outcomes.
 
     The reward stands on the last token; with KL in the reward each token also pays β·KL, by algorithm.kl.kind. The
@@ -79,7 +79,7 @@ def estimate_advantages(batch: Batch, config: Config, old: Ragged, logp_ref: Rag
         batch.advantage.put(rows, advantage[mask])
         target.put(rows, ret[mask])
         outcome.put(rows, came_out[mask])
-    if settings.whiten:  # over all loss tokens of the step: filtered rows have no say in it
+    if settings.whiten:  # over all loss tokens of the step: not over filtered rows
         in_loss = torch.repeat_interleave(batch.is_in_loss, torch.tensor(batch.lengths))
         batch.advantage.flat = whiten(batch.advantage.flat, in_loss)
     return Values(old, target, outcome)
@@ -94,50 +94,50 @@ def similar_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
         order = order[n:]
 
 
-def value_share(
-    learner: ValueLearner, batch: Batch, values: Values, rows: Sequence[int], *, clip: float | None
+def value_losses(
+    learner: CriticLearner, batch: Batch, values: Values, rows: Sequence[int], *, clip: float | None
 ) -> Tensor:
     """Token losses [N] of a micro-batch, end to end; the caller takes the mean."""
-    device = learner.critic.device
-    value = score_values(learner.critic, batch, rows)
+    device = learner.model.device
+    value = score_values(learner.model, batch, rows)
     old, target = values.old.joined(rows, device), values.target.joined(rows, device)
     return value_loss(value, old, target, clip=clip)
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
-    """What the critic knew of problems that were new to it, in one or several steps of value pretraining."""
+class HeldOutFit:
+    """How well the critic predicts problems that are new to it, in one or several steps of value pretraining."""
 
     problems: int
     explained: ExplainedSums
 
     @classmethod
-    def of(cls, values: Values, rows: Sequence[int], problems: int) -> Foretold:
+    def of(cls, values: Values, rows: Sequence[int], problems: int) -> HeldOutFit:
         if not rows:
             return cls(0, ExplainedSums())
         return cls(problems, ExplainedSums.of(values.old.joined(rows, "cpu"), values.outcome.joined(rows, "cpu")))
 
     @classmethod
-    def restore(cls, state: dict[str, Any]) -> Foretold:
+    def restore(cls, state: dict[str, Any]) -> HeldOutFit:
         return cls(state["problems"], ExplainedSums(**state["explained"]))
 
-    def __add__(self, other: Foretold) -> Foretold:
-        return Foretold(self.problems + other.problems, self.explained + other.explained)
+    def __add__(self, other: HeldOutFit) -> HeldOutFit:
+        return HeldOutFit(self.problems + other.problems, self.explained + other.explained)
 
 
-def newest(foretold: Sequence[Foretold]) -> Foretold | None:
+def latest_fit(fits: Sequence[HeldOutFit]) -> HeldOutFit | None:
     """The newest `WINDOW` steps together, more where these have too few new problems; None without enough."""
     pooled = None
-    for n, step in enumerate(reversed(foretold), start=1):
+    for n, step in enumerate(reversed(fits), start=1):
         pooled = step if pooled is None else step + pooled
         if n >= WINDOW and pooled.problems >= ENOUGH_PROBLEMS:
             return pooled
     return None
 
 
-def has_stopped_rising(foretold: Sequence[Foretold]) -> bool:
-    """Whether the critic foretells new problems no better than it did `WINDOW` steps ago."""
-    now, before = newest(foretold), newest(foretold[:-WINDOW])
+def has_stopped_rising(fits: Sequence[HeldOutFit]) -> bool:
+    """Whether the critic predicts new problems no better than it did `WINDOW` steps ago."""
+    now, before = latest_fit(fits), latest_fit(fits[:-WINDOW])
     return now is not None and before is not None and now.explained.variance < before.explained.variance + RISE
 
 

@@ -12,10 +12,10 @@ from dapo.learner.ragged import Ragged
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """Rows of one forward-backward pass. Without a say in the result where a rank only keeps the others company."""
+    """Rows of one forward and backward pass. A rank runs a dummy only because the pass is collective."""
 
     rows: list[int]
-    counts: bool = True
+    is_dummy: bool = False
 
 
 def deal_ranks(batch: Batch, rows: Sequence[int], n_ranks: int) -> list[list[int]]:
@@ -31,16 +31,16 @@ def deal_ranks(batch: Batch, rows: Sequence[int], n_ranks: int) -> list[list[int
     return [sorted(share) for share in shares]
 
 
-def own_microbatches(batch: Batch, rows: Sequence[int], budget: int, world: World, *, in_step: bool) -> list[Micro]:
-    """This rank's micro-batches of an update. `in_step`: as many as every other rank's, because passes are collective.
+def own_microbatches(batch: Batch, rows: Sequence[int], budget: int, world: World, *, lockstep: bool) -> list[Micro]:
+    """This rank's micro-batches of an update. In `lockstep` every rank has as many, because passes are collective.
 
-    A rank that has fewer passes the shortest row through once more, and throws the result away.
+    A rank that has fewer runs the shortest row once more as a dummy, whose gradient is 0.
     """
     dealt = [deal_microbatches(batch, share, budget) for share in deal_ranks(batch, rows, world.size)]
     own = [Micro(part) for part in dealt[world.rank]]
-    if in_step and rows:
+    if lockstep and rows:
         shortest = min(rows, key=lambda row: (batch.tokens(row), row))
-        own += [Micro([shortest], counts=False)] * (max(map(len, dealt)) - len(own))
+        own += [Micro([shortest], is_dummy=True)] * (max(map(len, dealt)) - len(own))
     return own
 
 

@@ -15,7 +15,7 @@ from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
 from dapo.learner.activations import checkpoint_layers
 from dapo.learner.batch import Batch
-from dapo.learner.critic import ValueLearner
+from dapo.learner.critic import CriticLearner
 from dapo.learner.dealing import Micro, own_microbatches
 from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import load_critic
@@ -31,7 +31,7 @@ class Learner:
     policy: Policy
     optimizer: Optimizer
     reference: Policy | None = None  # frozen; only with a KL term
-    value: ValueLearner | None = None  # the critic; only with GAE
+    critic: CriticLearner | None = None  # only with GAE
     tokens_per_microbatch: int | None = None  # smaller than the config's after the device ran out of memory
     recomputes_all: bool = False  # gradient_checkpointing = "auto" left too little memory: every layer from then on
     updates: int = 0  # optimizer updates since the start; the version of the weights
@@ -54,18 +54,19 @@ class Learner:
             refresh(self.gathered, self.policy)
         return self.whole
 
-    def sum_gradients(self, *, now: bool) -> None:
-        """A sharded policy's gradients are summed over the ranks after each micro-batch: no rank holds all of them.
+    def set_gradient_sync(self, *, is_last: bool) -> None:
+        """Before each micro-batch: whether its backward pass reduces the gradients of a sharded policy.
 
-        One rank holds all of them anyway: its own wait for the update's last micro-batch.
+        Several ranks reduce after every micro-batch, because none has room for the whole gradient. A single rank has
+        it anyway, and reduces once, after the last micro-batch of the update.
         """
         if self.is_sharded and self.world.size == 1:
             sharded: Any = self.policy
-            sharded.set_requires_gradient_sync(now)
+            sharded.set_requires_gradient_sync(is_last)
 
     def microbatches(self, batch: Batch, rows: Sequence[int], budget: int) -> list[Micro]:
         """This rank's part of the work on `rows`."""
-        return own_microbatches(batch, rows, budget, self.world, in_step=self.is_sharded)
+        return own_microbatches(batch, rows, budget, self.world, lockstep=self.is_sharded)
 
 
 def make_optimizer(module: torch.nn.Module, train: TrainConfig, **more: Any) -> Optimizer:
@@ -93,7 +94,7 @@ def make_learner(
     sharding = Sharding(world, device, dtype) if is_sharded(config, policy, device, world) else None
 
     def optimizer(module: torch.nn.Module) -> Optimizer:
-        return make_optimizer(module, train, world=world, is_mixed=dtype.itemsize < 4)
+        return make_optimizer(module, train, world=world, has_16bit_weights=dtype.itemsize < 4)
 
     trained = policy if sharding is None else sharding.copy_of(policy, layers_of, shared=[policy.tokenizer])
     if train.gradient_checkpointing is True:
@@ -125,7 +126,7 @@ def make_learner(
             sharding.in_place(critic, layers_of(critic))
         if train.gradient_checkpointing is True:
             checkpoint_layers(critic)
-        learner.value = ValueLearner(critic, optimizer(critic))
+        learner.critic = CriticLearner(critic, optimizer(critic))
     return learner
 
 

@@ -7,32 +7,24 @@ from typing import Any, TypeVar
 
 import torch
 
-from dapo.config.schema import Config
 from dapo.errors import OutOfMemoryError, shortage
 from dapo.learner.activations import checkpoint_layers, fit_layers
-from dapo.learner.batch import Batch
-from dapo.learner.learner import Learner
+from dapo.learner.optimizer import Optimizer
+from dapo.learner.step import Step
 
-Event = Callable[[str, str], None]  # (kind, message)
 T = TypeVar("T")
 
 
 def within_memory(
-    learner: Learner,
-    batch: Batch,
-    rows: Sequence[int],
-    config: Config,
-    work: Callable[[int], T],
-    event: Event,
-    *,
-    undo: Callable[[], None] = lambda: None,
+    step: Step, rows: Sequence[int], work: Callable[[int], T], undo: Callable[[], None] = lambda: None
 ) -> T:
-    """work(token budget); where the device runs out of memory: undone, and repeated with less.
+    """work(token budget) on `rows`. Where the device runs out of memory, undo() and repeat with less.
 
-    Less is first, under gradient_checkpointing = "auto", all layers recomputed; then half the budget. Either stays for
-    the rest of the run. It ends where the longest row alone does not fit. A rank of a sharded model cannot repeat a
-    pass by itself: there the run ends.
+    First every layer recomputes its activations (under gradient_checkpointing = "auto"), then the budget halves. Both
+    last for the rest of the run. The run ends where the longest row alone does not fit, and where the model is sharded:
+    one rank cannot repeat a pass by itself.
     """
+    learner, batch, config = step.learner, step.batch, step.config
     while True:
         budget = learner.tokens_per_microbatch or config.train.tokens_per_microbatch
         try:
@@ -50,8 +42,8 @@ def within_memory(
             torch.cuda.empty_cache()
         if config.train.gradient_checkpointing == "auto" and not learner.recomputes_all:
             learner.recomputes_all = True
-            fit_activations(learner, batch, config)
-            event("memory", f"{reason}; every layer recomputes its activations from now on, the pass is repeated")
+            fit_activations(step)
+            step.event("memory", f"{reason}; every layer recomputes its activations from now on, the pass is repeated")
             continue
         longest = max(batch.tokens(row) for row in rows)
         if budget <= longest:
@@ -62,18 +54,22 @@ def within_memory(
                 "int8 or host, or a lower limits.max_response_tokens.",
             )
         learner.tokens_per_microbatch = max(budget // 2, 1)
-        event("memory", f"{reason}; tokens_per_microbatch {budget} -> {budget // 2}, the pass is repeated")
+        step.event("memory", f"{reason}; tokens_per_microbatch {budget} -> {budget // 2}, the pass is repeated")
 
 
-def fit_activations(learner: Learner, batch: Batch, config: Config) -> None:
-    """Recompute in as few layers as this step's largest micro-batch asks for, in the policy and in the critic."""
+def fit_activations(step: Step) -> None:
+    """Recompute in as few layers as this step's largest micro-batch allows, in the policy and in the critic."""
+    learner, batch, config = step.learner, step.batch, step.config
+    if config.train.gradient_checkpointing != "auto" or not batch.lengths:
+        return
     budget = learner.tokens_per_microbatch or config.train.tokens_per_microbatch
-    longest = max(batch.tokens(row) for row in range(len(batch.lengths)))
-    tokens = max(longest, min(budget, sum(map(batch.tokens, range(len(batch.lengths))))))
-    optimizers = [learner.optimizer, *([learner.value.optimizer] if learner.value is not None else [])]
-    modules: list[Any] = [learner.policy, *([learner.value.critic] if learner.value is not None else [])]
-    to_come = sum(optimizer.bytes_to_come() for optimizer in optimizers)
-    for module in modules:
+    costs = [batch.tokens(row) for row in step.rows]
+    tokens = max(max(costs), min(budget, sum(costs)))
+    parts: list[tuple[Any, Optimizer]] = [(learner.policy, learner.optimizer)]
+    if learner.critic is not None:
+        parts.append((learner.critic.model, learner.critic.optimizer))
+    to_come = sum(optimizer.bytes_to_come() for _, optimizer in parts)
+    for module, _ in parts:
         if learner.recomputes_all:
             checkpoint_layers(module)
             continue

@@ -49,9 +49,9 @@ class Optimizer:
     their own master. A 16-bit gradient moves into its master as soon as the backward pass has made it, so that the
     16-bit gradients of all parameters never exist together; wider ones accumulate where they are.
 
-    With several ranks, each has the gradient of its share of the rows, and `step` sums them; of sharded parameters it
-    has a slice of the whole gradient already, and a slice of everything else. `is_mixed` says that sharded parameters
-    are masters of weights that are used with 16 bits; a checkpoint then holds them as such.
+    With several ranks each has the gradient of its own rows, and `step` sums them. Of a sharded parameter each rank has
+    a slice: of the weights, the moments and the summed gradient. `has_16bit_weights`: sharded parameters are the
+    masters of weights that are used with 16 bits, and a checkpoint stores them as such.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Optimizer:
         max_grad_norm: float,
         moments: Kind = "float32",
         world: World = ALONE,
-        is_mixed: bool = False,
+        has_16bit_weights: bool = False,
     ) -> None:
         self.world = world
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
@@ -75,7 +75,7 @@ class Optimizer:
         self.moments = make_moments(moments, betas=betas, weight_decay=weight_decay, is_cuda=is_cuda)
         self.rounded = [name for name, p in self.parameters.items() if self.masters[name] is not p]
         self.is_sharded = any(local(p) is not p for p in self.parameters.values())
-        self.saved = list(self.parameters) if is_mixed and self.is_sharded else self.rounded
+        self.saved = list(self.parameters) if has_16bit_weights and self.is_sharded else self.rounded
         for name in self.rounded:
             self._move_gradient_to(self.masters[name], self.parameters[name])
 

@@ -1,4 +1,4 @@
-"""What the models say of a batch before its updates: π_old, values, the reference's log-probs."""
+"""The passes before the updates: π_old, the critic's values, the reference's log-probs."""
 
 from __future__ import annotations
 
@@ -7,59 +7,71 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dapo.config.schema import Config
 from dapo.learner.batch import Batch
-from dapo.learner.critic import ValueLearner, Values, estimate_advantages, score_values
+from dapo.learner.critic import Values, apply_gae, score_values
 from dapo.learner.dealing import own_rows, share_rows
-from dapo.learner.learner import Learner
-from dapo.learner.memory import Event, within_memory
+from dapo.learner.memory import within_memory
 from dapo.learner.ragged import Ragged
+from dapo.learner.step import Step
 from dapo.models.policy import Policy
 
 
-def scores_itself(learner: Learner, config: Config) -> bool:
-    """Whether the step's first update may find π_old out by itself: its own forward pass runs on the same weights.
+def first_update_scores_old(step: Step) -> bool:
+    """Whether the first update may compute π_old itself: its forward pass runs on the same weights.
 
-    Not where something needs π_old earlier: a KL penalty inside the reward.
+    Not where π_old is needed earlier, for a KL penalty inside the reward.
     """
-    return not (learner.value is not None and learner.reference is not None and config.algorithm.kl.place == "reward")
+    learner, kl = step.learner, step.config.algorithm.kl
+    return not (learner.critic is not None and learner.reference is not None and kl.place == "reward")
 
 
-def score_old(
-    learner: Learner,
-    batch: Batch,
-    config: Config,
-    *,
-    deals: Sequence[Sequence[int]] = (),
-    skip: Sequence[int] = (),
-    event: Event = lambda _kind, _message: None,
-) -> None:
+def score_old(step: Step, skip: Sequence[int] = ()) -> None:
     """π_old: the trainer's own log-probs of every token, once, before the first update; or the engine's (bypass).
 
-    Rows are dealt as the updates deal them, so that both share their packed micro-batches. Rows in `skip` are left to
-    the first update, which scores them on the same weights in its own forward pass.
+    Rows in `skip` are left to the first update, which scores them on the same weights in its own forward pass.
     """
-    wanted = sorted(set(range(len(batch.lengths))) - set(skip))
 
     def score_rows(rows: list[int]) -> None:
-        keep_old(batch, config, rows, *score(learner.policy, batch, rows, config))
+        keep_old(step, rows, *score(step.learner.policy, step, rows))
 
-    own = score_as_dealt(learner, batch, config, wanted, deals, score_rows, event)
-    share_rows(learner.world, old_values(batch), wanted, own)
+    score_as_dealt(step, sorted(set(step.rows) - set(skip)), score_rows, old_policy_stats(step.batch))
+
+
+def advantages_by_gae(step: Step) -> Values | None:
+    """With a critic: fill the batch's advantages by GAE; returns the critic's values and targets."""
+    critic, reference, config = step.learner.critic, step.learner.reference, step.config
+    if critic is None or not step.batch.lengths:
+        return None
+    logp_ref = None
+    if reference is not None and config.algorithm.kl.place == "reward":
+        logp_ref = score_tokens(step, lambda rows: score(reference, step, rows, with_entropy=False)[0])
+    return apply_gae(step.batch, config, old_critic_values(step), logp_ref)
+
+
+def old_critic_values(step: Step) -> Ragged:
+    """V of every token, before any update of the step."""
+    critic = step.learner.critic
+    assert critic is not None, "values come from a critic"
+    return score_tokens(step, lambda rows: score_values(critic.model, step.batch, rows))
+
+
+def score_tokens(step: Step, score_rows: Callable[[list[int]], Tensor]) -> Ragged:
+    """One number per token of the batch; score_rows(rows) gives those of some rows, end to end."""
+    made = Ragged(step.batch.lengths, step.batch.advantage.flat.dtype)
+    score_as_dealt(step, step.rows, lambda rows: made.put(rows, score_rows(rows)), [made])
+    return made
 
 
 def score_as_dealt(
-    learner: Learner,
-    batch: Batch,
-    config: Config,
-    wanted: Sequence[int],
-    deals: Sequence[Sequence[int]],
-    work: Callable[[list[int]], None],
-    event: Event,
-) -> list[int]:
-    """work(rows) without gradients, on this rank's micro-batches of the rows wanted; returns which rows these are."""
+    step: Step, wanted: Sequence[int], work: Callable[[list[int]], None], results: Sequence[Ragged]
+) -> None:
+    """work(rows) without gradients on each of this rank's micro-batches; then all ranks share the `results`.
+
+    Rows are dealt as the updates deal them, so that both use the same packed micro-batches.
+    """
+    batch, learner = step.batch, step.learner
     left, own = set(wanted), list[int]()
-    for deal in (*deals, wanted):  # last: rows that no update trains on
+    for deal in (*step.deals, wanted):  # last: rows that no update trains on
         rows = [row for row in deal if row in left]
         left -= set(rows)
         own += own_rows(batch, rows, learner.world)
@@ -69,69 +81,25 @@ def score_as_dealt(
                 with torch.no_grad():
                     work(micro.rows)
 
-        within_memory(learner, batch, rows, config, score_part, event)
-    return own
+        within_memory(step, rows, score_part)
+    share_rows(learner.world, results, wanted, own)
 
 
-def old_values(batch: Batch) -> tuple[Ragged, ...]:
+def old_policy_stats(batch: Batch) -> tuple[Ragged, ...]:
     return batch.logp_old, batch.entropy, batch.logp_trainer
 
 
-def keep_old(batch: Batch, config: Config, rows: Sequence[int], logp: Tensor, entropy: Tensor) -> None:
-    """Store what the trainer says of these rows; under bypass the engine's own log-probs are π_old."""
+def keep_old(step: Step, rows: Sequence[int], logp: Tensor, entropy: Tensor) -> None:
+    """Store the trainer's log-probs and entropies of these rows; under bypass the engine's log-probs are π_old."""
+    batch = step.batch
     batch.logp_trainer.put(rows, logp)
     batch.entropy.put(rows, entropy)
-    if config.algorithm.old_logp == "bypass":
-        batch.logp_old.put(rows, batch.logp_engine.joined(rows, "cpu"))
-    else:
-        batch.logp_old.put(rows, logp)
+    is_bypass = step.config.algorithm.old_logp == "bypass"
+    batch.logp_old.put(rows, batch.logp_engine.joined(rows, "cpu") if is_bypass else logp)
 
 
-def estimate_values(
-    learner: Learner, batch: Batch, config: Config, event: Event, *, deals: Sequence[Sequence[int]] = ()
-) -> Values | None:
-    """With a critic: its values, its targets, and the advantages by GAE. `deals`: as in `score_old`."""
-    if learner.value is None or not batch.lengths:
-        return None
-    rows, logp_ref = list(range(len(batch.lengths))), None
-    if learner.reference is not None and config.algorithm.kl.place == "reward":
-        logp_ref = Ragged(batch.lengths, batch.logp_old.flat.dtype)
-        reference, ragged = learner.reference, logp_ref
-
-        def score_reference(rows: list[int]) -> None:
-            ragged.put(rows, score(reference, batch, rows, config, with_entropy=False)[0])
-
-        own = score_as_dealt(learner, batch, config, rows, deals, score_reference, event)
-        share_rows(learner.world, [logp_ref], rows, own)
-    old = old_values_of_critic(learner, learner.value, batch, config, event, deals=deals)
-    return estimate_advantages(batch, config, old, logp_ref)
-
-
-def old_values_of_critic(
-    learner: Learner,
-    value: ValueLearner,
-    batch: Batch,
-    config: Config,
-    event: Event,
-    *,
-    deals: Sequence[Sequence[int]] = (),
-) -> Ragged:
-    """V of every token, before any update of the step."""
-    rows, old = list(range(len(batch.lengths))), Ragged(batch.lengths, batch.advantage.flat.dtype)
-
-    def score_critic(rows: list[int]) -> None:
-        old.put(rows, score_values(value.critic, batch, rows))
-
-    own = score_as_dealt(learner, batch, config, rows, deals, score_critic, event)
-    share_rows(learner.world, [old], rows, own)
-    return old
-
-
-def score(
-    policy: Policy, batch: Batch, rows: Sequence[int], config: Config, *, with_entropy: bool = True
-) -> tuple[Tensor, Tensor]:
+def score(policy: Policy, step: Step, rows: Sequence[int], *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the rows' response tokens, end to end."""
-    logp, entropy = policy(
-        batch.packed(rows, policy.device), temperature=config.sampling.temperature, with_entropy=with_entropy
-    )
+    packed, temperature = step.batch.packed(rows, policy.device), step.config.sampling.temperature
+    logp, entropy = policy(packed, temperature=temperature, with_entropy=with_entropy)
     return logp, entropy

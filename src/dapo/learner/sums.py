@@ -8,17 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dapo.algorithms.diagnostics import (
-    ClippedTokens,
-    clipped_high_probability,
-    effective_sample_size,
-    mean_probability,
-    trainer_engine_gap,
-)
-from dapo.algorithms.losses import kl_penalty
 from dapo.distributed.world import World
 from dapo.learner.batch import Batch
-from dapo.learner.learner import Learner
 
 
 @dataclass(slots=True)
@@ -94,64 +85,3 @@ class Sums:
         fetched = torch.stack(values).cpu() if values else torch.empty(0)
         sums = dict(zip(names, fetched[: len(names)].tolist(), strict=True))
         return Sums(self.sums | sums, dict(zip(self.largest, fetched[len(names) :].unbind(), strict=True)))
-
-
-def observe_tokens(sums: Sums, logp: Tensor, logp_old: Tensor, clipped: ClippedTokens) -> None:
-    """[N] each: what the updates did to the tokens, as sums."""
-    probability = clipped_high_probability(logp, clipped)
-    sums.add(
-        tokens=logp.numel(),
-        kl_old=kl_penalty(logp_old, logp, kind="k1").sum(),  # the tokens were drawn from π_old
-        low=clipped.low.sum(),
-        high=clipped.high.sum(),
-        dual=clipped.dual.sum(),
-        high_probability=probability.sum(),
-    )
-    sums.peak(high_probability=probability.max())
-
-
-def summarise(batch: Batch, sums: Sums, lr: float, learner: Learner, start: int) -> dict[str, float]:
-    """The step's metrics from its sums. Where every update was skipped, there is nothing to say of updates."""
-    metrics = {
-        "lr": lr,
-        "updates": learner.updates - start,
-        "updates_total": learner.updates,
-        "policy/loss": sums.ratio("policy_loss", "updates"),
-        "policy/grad_norm": sums.ratio("gradient_norm", "updates"),
-        "policy/skipped_updates": sums.total("skipped"),
-        "policy/kl_old": sums.ratio("kl_old", "tokens"),
-        "clip/low": sums.ratio("low", "tokens"),
-        "clip/high": sums.ratio("high", "tokens"),
-        "clip/dual": sums.ratio("dual", "tokens"),
-        "clip/high_probability_mean": sums.ratio("high_probability", "high"),
-        "clip/high_probability_max": float(sums.largest.get("high_probability", torch.zeros(()))),
-    }
-    if sums.total("skipped") and not sums.total("updates"):
-        said = ("lr", "updates", "updates_total", "policy/skipped_updates")
-        return {name: metrics[name] for name in said} | score_metrics(batch)
-    if "kl_ref" in sums.sums:
-        metrics["policy/kl_ref"] = sums.ratio("kl_ref", "updates")
-    if "positive_nll" in sums.sums:
-        metrics["policy/positive_nll"] = sums.ratio("positive_nll", "updates")
-    if sums.total("weights"):
-        metrics["engine/effective_sample_size"] = effective_sample_size(
-            sums.total("weight"), sums.total("weight_squared"), n=sums.total("weights")
-        )
-    if sums.total("critic_updates"):
-        metrics["critic/loss"] = sums.ratio("critic_loss", "critic_updates")
-        metrics["critic/grad_norm"] = sums.ratio("critic_gradient_norm", "critic_updates")
-    return metrics | score_metrics(batch)
-
-
-def score_metrics(batch: Batch) -> dict[str, float]:
-    """What the π_old pass says of all tokens: entropy, probability, and how far the engine's log-probs are off."""
-    if not sum(batch.lengths):
-        return {}
-    gap = trainer_engine_gap(batch.logp_trainer.flat, batch.logp_engine.flat)
-    return {
-        "policy/entropy": float(batch.entropy.flat.mean()),
-        "policy/probability": float(mean_probability(batch.logp_trainer.flat)),
-        "engine/gap_mean": float(gap.mean),
-        "engine/gap_max": float(gap.max),
-        "engine/kl": float(gap.kl),
-    }

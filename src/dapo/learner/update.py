@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,25 +13,25 @@ from dapo.algorithms.diagnostics import ClippedTokens, clipped_tokens
 from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, policy_ratio, positive_nll
 from dapo.config.schema import Config
 from dapo.errors import EngineError
-from dapo.learner.batch import Batch, deal_minibatches
-from dapo.learner.critic import Values, explained_variance_of, value_share
-from dapo.learner.dealing import own_rows, share_rows
+from dapo.learner.batch import Batch, deal_updates
+from dapo.learner.critic import CriticLearner, explained_variance_of, value_losses
+from dapo.learner.dealing import Micro, own_rows, share_rows
 from dapo.learner.learner import Learner
-from dapo.learner.memory import Event, fit_activations, within_memory
+from dapo.learner.memory import fit_activations, within_memory
+from dapo.learner.metrics import observe_tokens, summarise
 from dapo.learner.optimizer import UpdateOutcome, lr_share
-from dapo.learner.ragged import Ragged
-from dapo.learner.scoring import estimate_values, keep_old, old_values, score, score_old, scores_itself
-from dapo.learner.sums import Sums, Totals, observe_tokens, summarise
+from dapo.learner.scoring import (
+    advantages_by_gae,
+    first_update_scores_old,
+    keep_old,
+    old_policy_stats,
+    score,
+    score_old,
+)
+from dapo.learner.step import Event, Step, StepRecord
+from dapo.learner.sums import Sums, Totals
 
-Progress = Callable[[int, int], None]  # (updates done, updates of the step)
-
-
-@dataclass(slots=True)
-class StepRecord:
-    """What the updates saw of each token the first time: for the rollout browser."""
-
-    ratio: Ragged
-    clip: Ragged  # −1, 0, +1
+OnUpdate = Callable[[int, int], None]  # (updates done, updates of the step)
 
 
 def update_policy(
@@ -42,168 +41,132 @@ def update_policy(
     *,
     step: int,
     record: StepRecord | None = None,
-    progress: Progress = lambda _done, _all: None,
+    progress: OnUpdate = lambda _done, _all: None,
     event: Event = lambda _kind, _message: None,
 ) -> dict[str, float]:
     """Run all updates of a step; returns its metrics. Nothing to train on means no update and no error."""
-    start = time.perf_counter()
-    deals = [
-        [row for row in batch.rows_of(groups) if batch.is_in_loss[row]]
-        for epoch in range(config.train.epochs_per_step)
-        for groups in deal_minibatches(
-            len(batch.groups), config.train.updates_per_step, seed=config.train.seed, step=step, epoch=epoch
-        )
-    ]
-    if config.train.gradient_checkpointing == "auto" and batch.lengths:
-        fit_activations(learner, batch, config)
-    first_rows = next((rows for rows in deals if rows), []) if scores_itself(learner, config) else []
-    score_old(learner, batch, config, deals=deals, skip=first_rows, event=event)
-    values = estimate_values(learner, batch, config, event, deals=deals)
-    scored = time.perf_counter()
-    sums, first = Sums(), learner.updates
+    deals = deal_updates(batch, config, step=step, epochs=config.train.epochs_per_step)
     share = lr_share(config.train, step)
     lr, critic_lr = share * config.train.lr, share * config.critic_lr
-    for done, rows in enumerate(deals):
+    return run_updates(Step(learner, batch, config, deals, lr, critic_lr, event, record), progress)
+
+
+def run_updates(step: Step, progress: OnUpdate) -> dict[str, float]:
+    """Score the batch, then update critic and policy on each deal of rows."""
+    start, updates_before = time.perf_counter(), step.learner.updates
+    fit_activations(step)
+    unscored = next((rows for rows in step.deals if rows), []) if first_update_scores_old(step) else []
+    score_old(step, skip=unscored)
+    step.values = advantages_by_gae(step)
+    scored = time.perf_counter()
+    for done, rows in enumerate(step.deals):
         if rows:
-            if values is not None:
-                update_critic(learner, batch, values, rows, config, critic_lr, sums, event)
-            update_once(learner, batch, rows, config, lr, sums, record, is_old=rows is first_rows, event=event)
-            first_rows = []
-        progress(done + 1, len(deals))
-    if record is not None:
-        share_record(learner, batch, deals, record)
-    metrics = summarise(batch, sums.across(learner.world), lr, learner, first)
-    if values is not None:
-        in_loss = [row for row in range(len(batch.lengths)) if batch.is_in_loss[row]]
-        metrics["critic/explained_variance"] = explained_variance_of(values, in_loss)
-    batch.packs.clear()
+            if step.values is not None:
+                update_critic(step, rows)
+            update_once(step, rows, is_old=rows is unscored)
+            unscored = []
+        progress(done + 1, len(step.deals))
+    if step.record is not None:
+        share_record(step, step.record)
+    metrics = summarise(step, updates_before)
+    if step.values is not None:
+        metrics["critic/explained_variance"] = explained_variance_of(step.values, step.batch.loss_rows())
+    step.batch.packs.clear()
     metrics["timing.old_logp_s"] = scored - start
     metrics["timing.update_s"] = time.perf_counter() - scored
     return metrics
 
 
-def share_record(learner: Learner, batch: Batch, deals: Sequence[Sequence[int]], record: StepRecord) -> None:
-    """What each rank has seen of a row's first update, for the rank that writes it down."""
-    left = set(range(len(batch.lengths)))
-    for deal in deals:
+def share_record(step: Step, record: StepRecord) -> None:
+    """Give each rank's records to the rank that writes them: a row's is with the rank of its first update."""
+    left = set(step.rows)
+    for deal in step.deals:
         rows = [row for row in deal if row in left]
         left -= set(rows)
-        own = own_rows(batch, deal, learner.world)
-        share_rows(learner.world, (record.ratio, record.clip), rows, own)
+        own = own_rows(step.batch, deal, step.learner.world)
+        share_rows(step.learner.world, (record.ratio, record.clip), rows, own)
 
 
-def update_once(
-    learner: Learner,
-    batch: Batch,
-    rows: Sequence[int],
-    config: Config,
-    lr: float,
-    sums: Sums,
-    record: StepRecord | None,
-    *,
-    is_old: bool,
-    event: Event,
-) -> None:
-    """One optimizer update over `rows`, in as many micro-batches as the token budget asks for.
+def update_once(step: Step, rows: Sequence[int], *, is_old: bool) -> None:
+    """One optimizer update of the policy over `rows`.
 
-    `is_old`: the weights still are π_old and nobody has scored these rows; the update does it on its way.
+    `is_old`: the weights still are π_old and these rows are not scored yet; the update's forward pass does it.
     """
+    learner, batch = step.learner, step.batch
     totals = Totals.of(batch, rows)
 
-    def accumulate(budget: int) -> Sums:
-        seen = Sums()
-        micros = learner.microbatches(batch, rows, budget)
-        for micro in micros:
-            learner.sum_gradients(now=micro is micros[-1])
-            said, noted = (seen, record) if micro.counts else (Sums(), None)
-            loss = microbatch_loss(learner, batch, micro.rows, totals, config, said, noted, is_old=is_old)
-            (loss if micro.counts else 0 * loss).backward()
-        return seen
+    def loss_of(micro: Micro, sums: Sums) -> Tensor:
+        return microbatch_loss(step, micro, totals, sums, is_old=is_old)
 
-    seen = within_memory(learner, batch, rows, config, accumulate, event, undo=learner.optimizer.zero_grad)
+    outcome = optimize(step, rows, learner, loss_of)
     if is_old:
-        share_rows(learner.world, old_values(batch), rows, own_rows(batch, rows, learner.world))
-    outcome = learner.optimizer.step(lr)
-    if not outcome.is_skipped:  # what a skipped update saw says nothing of those that ran
-        sums.merge(seen)
-    if learner.world.is_first:  # counted once: sums are over the ranks
-        if not outcome.is_skipped:
-            sums.add(updates=1, gradient_norm=outcome.gradient_norm)
-        sums.add(skipped=float(outcome.is_skipped))
-    learner.bad_updates = count_bad(learner.bad_updates, outcome, config, of="the policy", lr="train.lr")
+        share_rows(learner.world, old_policy_stats(batch), rows, own_rows(batch, rows, learner.world))
     learner.updates += not outcome.is_skipped
 
 
-def count_bad(before: int, outcome: UpdateOutcome, config: Config, *, of: str, lr: str) -> int:
-    """Updates skipped in a row; too many stop the run. Policy and critic each have their own count."""
-    if not outcome.is_skipped:
-        return 0
-    if before + 1 > config.train.max_bad_updates:
-        raise EngineError(
-            f"{before + 1} updates in a row of {of} had a gradient that is not finite.",
-            remedy=f"The newest checkpoint is from before. Lower {lr}, or try model.dtype = float32.",
-        )
-    return before + 1
-
-
-def update_critic(
-    learner: Learner,
-    batch: Batch,
-    values: Values,
-    rows: Sequence[int],
-    config: Config,
-    lr: float,
-    sums: Sums,
-    event: Event,
-) -> None:
+def update_critic(step: Step, rows: Sequence[int]) -> None:
     """One update of the critic over the same rows, by its own optimizer at its own learning rate."""
-    assert learner.value is not None, "values come from a critic"
-    value, critic = learner.value, config.algorithm.critic
-    totals = Totals.of(batch, rows)
+    critic, values = step.learner.critic, step.values
+    assert critic is not None, "values come from a critic"
+    assert values is not None, "the critic has scored the batch"
+    totals = Totals.of(step.batch, rows)
+
+    def loss_of(micro: Micro, sums: Sums) -> Tensor:
+        token_loss = value_losses(critic, step.batch, values, micro.rows, clip=step.config.algorithm.critic.value_clip)
+        loss = aggregate_loss(step, token_loss, micro.rows, totals)
+        sums.add(critic_loss=loss)
+        return loss
+
+    optimize(step, rows, critic, loss_of)
+
+
+def optimize(
+    step: Step, rows: Sequence[int], part: Learner | CriticLearner, loss_of: Callable[[Micro, Sums], Tensor]
+) -> UpdateOutcome:
+    """One optimizer update of policy or critic, in as many micro-batches as the token budget asks for."""
+    learner, is_critic = step.learner, isinstance(part, CriticLearner)
 
     def accumulate(budget: int) -> Sums:
         seen = Sums()
-        for micro in learner.microbatches(batch, rows, budget):
-            token_loss = value_share(value, batch, values, micro.rows, clip=critic.value_clip)
-            loss = mean(token_loss, batch, micro.rows, totals, config)
-            (loss if micro.counts else 0 * loss).backward()
-            if micro.counts:
-                seen.add(critic_loss=loss)
+        micros = learner.microbatches(step.batch, rows, budget)
+        for micro in micros:
+            if not is_critic:
+                learner.set_gradient_sync(is_last=micro is micros[-1])
+            loss = loss_of(micro, Sums() if micro.is_dummy else seen)
+            (0 * loss if micro.is_dummy else loss).backward()
         return seen
 
-    seen = within_memory(learner, batch, rows, config, accumulate, event, undo=value.optimizer.zero_grad)
-    outcome = value.optimizer.step(lr)
-    if not outcome.is_skipped:
-        sums.merge(seen)
-    if learner.world.is_first:
+    seen = within_memory(step, rows, accumulate, undo=part.optimizer.zero_grad)
+    outcome = part.optimizer.step(step.critic_lr if is_critic else step.lr)
+    if not outcome.is_skipped:  # the sums of a skipped update would distort those of the others
+        step.sums.merge(seen)
+    if learner.world.is_first:  # counted once: the ranks' sums are added up
+        prefix = "critic_" if is_critic else ""
         if not outcome.is_skipped:
-            sums.add(critic_updates=1, critic_gradient_norm=outcome.gradient_norm)
-        sums.add(skipped=float(outcome.is_skipped))
-    value.bad_updates = count_bad(value.bad_updates, outcome, config, of="the critic", lr="algorithm.critic.lr")
+            step.sums.add(**{f"{prefix}updates": 1, f"{prefix}gradient_norm": outcome.gradient_norm})
+        step.sums.add(skipped=float(outcome.is_skipped))
+    part.bad_updates = part.bad_updates + 1 if outcome.is_skipped else 0
+    if part.bad_updates > step.config.train.max_bad_updates:
+        name, lr = ("critic", "algorithm.critic.lr") if is_critic else ("policy", "train.lr")
+        raise EngineError(
+            f"{part.bad_updates} updates in a row of the {name} had a gradient that is not finite.",
+            remedy=f"The newest checkpoint is from before. Lower {lr}, or try model.dtype = float32.",
+        )
+    return outcome
 
 
-def microbatch_loss(
-    learner: Learner,
-    batch: Batch,
-    rows: Sequence[int],
-    totals: Totals,
-    config: Config,
-    sums: Sums,
-    record: StepRecord | None,
-    *,
-    is_old: bool = False,
-) -> Tensor:
+def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, is_old: bool = False) -> Tensor:
     """The micro-batch's share of the update's loss: shares add up to the loss of the whole update.
 
     Everything is [N], all response tokens end to end: a padded [B, T] would be as long as its longest row.
     """
-    algorithm, device = config.algorithm, learner.policy.device
-    logp, entropy = score(learner.policy, batch, rows, config, with_entropy=is_old)
+    learner, batch, algorithm, rows = step.learner, step.batch, step.config.algorithm, micro.rows
+    device, clip = learner.policy.device, algorithm.clip
+    logp, entropy = score(learner.policy, step, rows, with_entropy=is_old)
     if is_old:
-        keep_old(batch, config, rows, logp, entropy)
+        keep_old(step, rows, logp, entropy)
     logp_old = batch.logp_old.joined(rows, device)
     advantage = batch.advantage.joined(rows, device)
-    clip = algorithm.clip
 
     token_loss = clipped_surrogate(
         logp, logp_old, advantage, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual
@@ -213,12 +176,12 @@ def microbatch_loss(
         weight = importance_weight(logp_old, engine, cap=algorithm.correction.cap)
         token_loss = token_loss * weight
         sums.add(weight=weight.sum(), weight_squared=(weight**2).sum(), weights=weight.numel())
-    loss = mean(token_loss, batch, rows, totals, config)
+    loss = aggregate_loss(step, token_loss, rows, totals)
     sums.add(policy_loss=loss)
     if learner.reference is not None and algorithm.kl.place == "loss":
         with torch.no_grad():
-            logp_ref, _ = score(learner.reference, batch, rows, config, with_entropy=False)
-        kl = mean(kl_penalty(logp, logp_ref, kind=algorithm.kl.kind), batch, rows, totals, config)
+            logp_ref, _ = score(learner.reference, step, rows, with_entropy=False)
+        kl = aggregate_loss(step, kl_penalty(logp, logp_ref, kind=algorithm.kl.kind), rows, totals)
         loss = loss + algorithm.kl.coefficient * kl
         sums.add(kl_ref=kl)
     if algorithm.positive_nll:
@@ -228,8 +191,8 @@ def microbatch_loss(
         sums.add(positive_nll=nll)
     clipped = clipped_tokens(logp, logp_old, advantage, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual)
     observe_tokens(sums, logp.detach(), logp_old, clipped)
-    if record is not None:
-        remember(record, rows, policy_ratio(logp.detach(), logp_old), clipped)
+    if step.record is not None and not micro.is_dummy:
+        record_first(step.record, rows, policy_ratio(logp.detach(), logp_old), clipped)
     return loss
 
 
@@ -239,9 +202,9 @@ def per_token(values: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
     return torch.repeat_interleave(values[chosen], torch.tensor([batch.lengths[row] for row in rows]))
 
 
-def mean(token_loss: Tensor, batch: Batch, rows: Sequence[int], totals: Totals, config: Config) -> Tensor:
+def aggregate_loss(step: Step, token_loss: Tensor, rows: Sequence[int], totals: Totals) -> Tensor:
     """The configured mean of losses [N], over the whole update's counts."""
-    device = token_loss.device
+    batch, config, device = step.batch, step.config, token_loss.device
     match config.algorithm.loss_aggregation:
         case "token":
             return token_mean(token_loss, total_tokens=totals.tokens)
@@ -257,8 +220,8 @@ def mean(token_loss: Tensor, batch: Batch, rows: Sequence[int], totals: Totals, 
             return constant_norm(token_loss, constant=totals.sequences * length)
 
 
-def remember(record: StepRecord, rows: Sequence[int], ratio: Tensor, clipped: ClippedTokens) -> None:
-    """Ratio and clip of the first update that saw each token; later epochs do not overwrite it."""
+def record_first(record: StepRecord, rows: Sequence[int], ratio: Tensor, clipped: ClippedTokens) -> None:
+    """Keep ratio and clip of a token from the first update that trains on it; later epochs do not overwrite them."""
     side = clipped.high.float() - (clipped.low | clipped.dual).float()
     is_new = [bool(torch.isnan(record.ratio.row(row)[0])) for row in rows]
     lengths = [record.ratio.lengths[row] for row in rows]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo import __version__
+from dapo.checkpoints.manifest import described
 from dapo.config.schema import Config
 from dapo.files import read_lines
 from dapo.report.chunks import dropped_path, records_of
@@ -95,14 +95,8 @@ def data_manifest(config: Config, state: Mapping[str, Any], record: Path) -> dic
 
 def manifest(record: Path, step: int) -> dict[str, Any]:
     """Every file of the record with its size and SHA-256."""
-    files = {
-        path.relative_to(record).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-        for path in sorted(record.rglob("*"))
-        if path.is_file()
-    }
+    paths = [path for path in sorted(record.rglob("*")) if path.is_file()]
+    files = {path.relative_to(record).as_posix(): described(path) for path in paths}
     return {"dapo": __version__, "step": step, "files": files}
 
 

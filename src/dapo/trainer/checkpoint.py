@@ -16,7 +16,7 @@ from dapo.checkpoints.state import fits
 from dapo.config.load import flatten
 from dapo.distributed.shards import whole_weights
 from dapo.errors import CheckpointError, DiskError
-from dapo.learner.critic import Foretold
+from dapo.learner.critic import HeldOutFit
 from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import save_critic
 from dapo.models.load import checkpoint_tensors, save_all_but_weights, save_policy
@@ -35,7 +35,7 @@ def save_run(run: Run) -> None:
         return
     state, tensors = state_of(run)
     if not is_resumable:
-        state, tensors = told(state), {}
+        state, tensors = model_only_state(state), {}
     if run.learner.is_sharded and run.config.checkpoint.format == "auto":
         save_sharded(run, name, state, tensors)
     else:
@@ -50,19 +50,19 @@ def state_of(run: Run) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         "config": flatten(run.config.model_dump(mode="json")),
         "updates": run.learner.updates,
         "bad_updates": run.learner.bad_updates,
-        "bad_critic_updates": 0 if run.learner.value is None else run.learner.value.bad_updates,
+        "bad_critic_updates": 0 if run.learner.critic is None else run.learner.critic.bad_updates,
         "tokens_per_microbatch": run.learner.tokens_per_microbatch,
         "recomputes_all": run.learner.recomputes_all,
         "value_steps": run.value_steps,
-        "foretold": [asdict(foretold) for foretold in run.foretold],
+        "held_out_fits": [asdict(fit) for fit in run.held_out_fits],
         "data": run.problems.checksum,
         "sampling": sampling,
     }
     return state, tensors
 
 
-def told(state: dict[str, Any]) -> dict[str, Any]:
-    """What of a run's state is kept beside a model alone: what its card and its record tell."""
+def model_only_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The state saved with a model that no run can resume from: what its card and its record need."""
     kept = {key: state[key] for key in ("updates", "bad_updates", "data")}
     return {**kept, "sampling": {"order": state["sampling"]["order"]}, "resumable": False}
 
@@ -73,12 +73,12 @@ def save_whole(run: Run, name: str, state: dict[str, Any], tensors: dict[str, to
             tensors |= {f"{prefix}{key}": tensor for key, tensor in optimizer.tensors().items()}
         for key, parameter in adapter_of(run).items():
             tensors[f"adapter.{key}"] = run.learner.optimizer.whole(key, parameter.detach())
-    critic = None if run.learner.value is None else whole_weights(run.learner.value.critic)
+    critic = None if run.learner.critic is None else whole_weights(run.learner.critic.model)
 
     def write_model(folder: Path) -> None:
         save_policy(run.learner.whole, folder)
-        if run.learner.value is not None:
-            save_critic(run.learner.value.critic, folder / "critic", critic)
+        if run.learner.critic is not None:
+            save_critic(run.learner.critic.model, folder / "critic", critic)
 
     root, keep = run.folder / "checkpoints", run.config.checkpoint.keep
     failure = None
@@ -103,13 +103,13 @@ def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, 
             slices[f"adapter.{key}"] = run.learner.optimizer.on_host(key, parameter.detach())
     weights = dict(checkpoint_tensors(run.learner.whole))
     own = deal_weights({key: tensor.nbytes for key, tensor in weights.items()}, run.world.size)[run.world.rank]
-    value = run.learner.value
-    critic = None if value is None else whole_weights(value.critic, is_kept=run.world.is_first)
+    critic = run.learner.critic
+    critic_weights = None if critic is None else whole_weights(critic.model, is_kept=run.world.is_first)
 
     def write_model(folder: Path) -> None:
         save_all_but_weights(run.learner.whole, folder)
-        if value is not None:
-            save_critic(value.critic, folder / "critic", critic)
+        if critic is not None:
+            save_critic(critic.model, folder / "critic", critic_weights)
 
     part = Part(
         slices=slices,
@@ -131,8 +131,8 @@ def finish_saving(run: Run) -> None:
 
 def optimizers_of(run: Run) -> dict[str, Optimizer]:
     """By what their tensors' names begin with in a checkpoint."""
-    value = run.learner.value
-    return {"optimizer.": run.learner.optimizer} | ({} if value is None else {"critic_optimizer.": value.optimizer})
+    critic = run.learner.critic
+    return {"optimizer.": run.learner.optimizer} | ({} if critic is None else {"critic_optimizer.": critic.optimizer})
 
 
 def adapter_of(run: Run) -> dict[str, torch.nn.Parameter]:
@@ -155,12 +155,12 @@ def take_over(run: Run, checkpoint: Checkpoint) -> None:
         )
     run.step, run.saved = checkpoint.step, checkpoint.folder.name
     run.value_steps = state.get("value_steps", run.pretrain_steps)  # older checkpoints came after the stage
-    run.foretold = [Foretold.restore(foretold) for foretold in state.get("foretold", [])]
+    run.held_out_fits = [HeldOutFit.restore(fit) for fit in state.get("held_out_fits", state.get("foretold", []))]
     run.learner.updates, run.learner.bad_updates = state["updates"], state["bad_updates"]
-    if run.learner.value is not None:
-        run.learner.value.bad_updates = state.get("bad_critic_updates", 0)  # older checkpoints had one count for both
+    if run.learner.critic is not None:
+        run.learner.critic.bad_updates = state.get("bad_critic_updates", 0)  # older checkpoints had one count for both
     if state["config"].get("train.tokens_per_microbatch") == run.config.train.tokens_per_microbatch:
-        run.learner.tokens_per_microbatch = state.get("tokens_per_microbatch")  # what memory taught it
+        run.learner.tokens_per_microbatch = state.get("tokens_per_microbatch")  # lowered when memory ran out
         run.learner.recomputes_all = state.get("recomputes_all", False)
     policy = run.learner.optimizer
     for name, tensor in with_prefix(checkpoint.tensors, "adapter.").items():

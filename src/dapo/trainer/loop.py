@@ -42,7 +42,7 @@ def train_step(run: Run, step: int) -> None:
     batch = make_batch(filled.groups, run.config, run.policy.dtype)
     record = begin_record(run, step, filled, batch)
     version = run.version
-    learnt = update_policy(
+    updated = update_policy(
         run.learner, batch, run.config, step=step, record=record, progress=run.on_update, event=run.event
     )
     run.publish()
@@ -52,7 +52,7 @@ def train_step(run: Run, step: int) -> None:
     if run.is_recorded(step, filled.accounting.generated_tokens):
         write_record(run, step, filled, batch, record)
     sampled = step_metrics(step, filled, batch, version)
-    run.track(sampled | learnt | {"engine/faults": faults} | run.timing(filled))
+    run.track(sampled | updated | {"engine/faults": faults} | run.timing(filled))
     if run.evaluation_is_due():
         evaluate_run(run)
     if run.is_due(run.config.checkpoint.every_steps, step):

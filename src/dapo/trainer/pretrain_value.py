@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,12 +13,13 @@ import torch
 from dapo.algorithms.regression import RidgeSums, ridge
 from dapo.config.schema import Config, SamplingConfig
 from dapo.distributed.shards import reshard
-from dapo.learner.batch import Batch, deal_minibatches, make_batch
-from dapo.learner.critic import FOLDS, Foretold, Values, estimate_advantages, has_stopped_rising, newest
+from dapo.learner.batch import deal_updates, make_batch
+from dapo.learner.critic import FOLDS, HeldOutFit, Values, apply_gae, has_stopped_rising, latest_fit
 from dapo.learner.memory import fit_activations, within_memory
 from dapo.learner.optimizer import warmup_share
-from dapo.learner.scoring import old_values_of_critic
-from dapo.learner.sums import Sums
+from dapo.learner.ragged import Ragged
+from dapo.learner.scoring import old_critic_values
+from dapo.learner.step import Step
 from dapo.learner.update import update_critic
 from dapo.sampling.dynamic import FillState
 from dapo.sampling.fill import fill_step
@@ -32,24 +33,24 @@ WARMUP_SHARE = 0.25  # of the stage's steps at most: a short stage would end bef
 
 
 def pretrain_value(run: Run) -> None:
-    """Sample from the fixed policy without any filter and fit the critic, until it foretells new problems no better.
+    """Fit the critic to unfiltered responses of the fixed policy, until its fit to new problems stops improving.
 
-    Each step's responses are foretold before they are learnt from: problems that come for the first time are held out
-    until then. Goes on after the last step of the stage that a checkpoint holds.
+    The critic predicts the returns of each step before it trains on them. Problems that come for the first time are
+    held-out data until then. A resumed run continues after the last pretraining step of its checkpoint.
     """
     sampling, before = pretraining_of(run), run.value_steps
     with responses_per_prompt(run, sampling.responses_per_prompt):
-        for step in run.remaining_value_steps():
-            value_step(run, step, sampling)
+        for number in run.remaining_value_steps():
+            value_step(run, number, sampling)
     if run.value_steps > before and not run.is_pretraining:  # else there was none, or the budget is spent
         run.event("critic", outcome_of(run, sampling))
 
 
 def outcome_of(run: Run, sampling: SamplingConfig) -> str:
-    """What the stage has reached, in words."""
+    """How well the critic predicts after the stage, and why the stage ended."""
     n_responses = run.value_steps * sampling.prompts_per_step * sampling.responses_per_prompt
-    known = newest(run.foretold) or sum(run.foretold[1:], run.foretold[0])
-    if has_stopped_rising(run.foretold):
+    known = latest_fit(run.held_out_fits) or sum(run.held_out_fits[1:], run.held_out_fits[0])
+    if has_stopped_rising(run.held_out_fits):
         end = "no longer rising"
     elif run.value_steps < run.pretrain_steps:
         end = "and every problem was seen"
@@ -61,7 +62,7 @@ def outcome_of(run: Run, sampling: SamplingConfig) -> str:
     )
 
 
-def value_step(run: Run, step: int, sampling: SamplingConfig) -> None:
+def value_step(run: Run, number: int, sampling: SamplingConfig) -> None:
     start = time.perf_counter()
     run.begin_step()
     filled = fill_step(
@@ -74,40 +75,34 @@ def value_step(run: Run, step: int, sampling: SamplingConfig) -> None:
         max_prompts_tried=sampling.prompts_per_step,
         progress=run.on_fill,
     )
-    report_faults(run, run.engine, f"step {step} of value pretraining", remedy=UNTRAINED)
+    report_faults(run, run.engine, f"step {number} of value pretraining", remedy=UNTRAINED)
     config = run.config
     batch = make_batch(filled.groups, unfiltered(config), run.policy.dtype)
-    if config.train.gradient_checkpointing == "auto" and batch.lengths:
-        fit_activations(run.learner, batch, config)
-    deals = [
-        in_loss(batch, groups)
-        for epoch in range(config.algorithm.critic.pretrain_epochs)
-        for groups in deal_minibatches(
-            len(batch.groups), config.train.updates_per_step, seed=config.train.seed, step=-step, epoch=epoch
-        )
-    ]
-    values = monte_carlo(run, batch, deals)
-    new = [g for g, group in enumerate(batch.groups) if group.visit == 0]
-    foretold = Foretold.of(values, in_loss(batch, new), len(new))
-    if any(deals) and not any(known.explained.tokens for known in run.foretold):  # the first step with responses
-        fit_head(run, batch, values)
-        values = monte_carlo(run, batch, deals)
+    deals = deal_updates(batch, config, step=-number, epochs=config.algorithm.critic.pretrain_epochs)
     most = math.ceil(WARMUP_SHARE * run.pretrain_steps)
-    sums, lr = Sums(), warmup_share(config.train, step, most=most) * config.critic_lr
+    lr = warmup_share(config.train, number, most=most) * config.critic_lr
+    step = Step(run.learner, batch, config, deals, critic_lr=lr, event=run.event)
+    fit_activations(step)
+    step.values = monte_carlo(step)
+    new = [g for g, group in enumerate(batch.groups) if group.visit == 0]
+    fit = HeldOutFit.of(step.values, batch.loss_rows(new), len(new))
+    if any(deals) and not any(known.explained.tokens for known in run.held_out_fits):  # the first step with responses
+        fit_head(step, step.values.outcome)
+        step.values = monte_carlo(step)
     for rows in deals:
         if rows:
-            update_critic(run.learner, batch, values, rows, config, lr, sums, run.event)
+            update_critic(step, rows)
     batch.packs.clear()
-    run.end_value_step(step, foretold)
+    run.end_value_step(number, fit)
     for message in filled.events:
         run.event("fill", message)
-    sums = sums.across(run.world)
+    sums = step.sums.across(run.world)
     is_taught = sums.total("critic_updates") > 0
     line = finite(
         {
-            "step": step,
+            "step": number,
             "critic/loss": sums.ratio("critic_loss", "critic_updates") if is_taught else math.nan,
-            "critic/explained_variance": foretold.explained.variance if foretold.problems else math.nan,
+            "critic/explained_variance": fit.explained.variance if fit.problems else math.nan,
             "tokens/generated": filled.accounting.generated_tokens,
             "timing.step_s": time.perf_counter() - start,
         }
@@ -119,14 +114,14 @@ def value_step(run: Run, step: int, sampling: SamplingConfig) -> None:
     if run.budget.is_spent:
         run.event("budget", run.budget.spent)
     check_stop(run)
-    if run.is_due(config.checkpoint.every_steps, step):
+    if run.is_due(config.checkpoint.every_steps, number):
         save_run(run)
 
 
 def pretraining_of(run: Run) -> SamplingConfig:
-    """As many responses a step as in training, but each to a problem of its own: difficulty is what is to be learnt.
+    """As many responses per step as in training, but each to another problem: the critic is to learn difficulty.
 
-    Where there are fewer problems than that, several to each; in a control experiment groups are what is shuffled.
+    Several to each where there are fewer problems than that, and in a control experiment, which shuffles groups.
     """
     sampling, n_responses = run.config.sampling, run.config.responses_per_step
     each = -(-n_responses // len(run.problems.by_id))
@@ -146,34 +141,34 @@ def responses_per_prompt(run: Run, each: int) -> Iterator[None]:
         run.collector.responses_per_prompt = usual
 
 
-def fit_head(run: Run, batch: Batch, values: Values) -> None:
-    """The head that foretells what came out best, in closed form, while the backbone is the policy's."""
-    value, learner = run.learner.value, run.learner
-    assert value is not None, "only a critic has a head"
-    rows = in_loss(batch, range(len(batch.groups)))
-    device = value.critic.device
+def fit_head(step: Step, outcome: Ragged) -> None:
+    """Set the value head to the closed-form ridge fit of the outcomes, while the backbone still is the policy's."""
+    learner, batch, critic = step.learner, step.batch, step.learner.critic
+    assert critic is not None, "only a critic has a head"
+    rows = batch.loss_rows()
+    device = critic.model.device
     exact = "cpu" if device.type == "mps" else device  # where there is float64
 
     def accumulate(budget: int) -> RidgeSums:
-        sums = RidgeSums.empty(FOLDS, value.critic.value_head.in_features + 1, exact)
+        sums = RidgeSums.empty(FOLDS, critic.model.value_head.in_features + 1, exact)
         for micro in learner.microbatches(batch, rows, budget):
             with torch.no_grad():
-                x = value.critic(batch.packed(micro.rows, device), features_only=True)
-            if micro.counts:
+                x = critic.model(batch.packed(micro.rows, device), features_only=True)
+            if not micro.is_dummy:
                 x = torch.nn.functional.pad(x, (0, 1), value=1.0).to(exact)
-                y = values.outcome.joined(micro.rows, exact)
+                y = outcome.joined(micro.rows, exact)
                 fold = [fold_of(batch.groups[int(batch.group[row])].problem.id) for row in micro.rows]
                 lengths = torch.tensor([batch.lengths[row] for row in micro.rows])
                 sums.add(x, y, torch.repeat_interleave(torch.tensor(fold), lengths).to(exact))
         return sums
 
-    sums = within_memory(learner, batch, rows, run.config, accumulate, run.event)
-    run.world.sum_([sums.gram, sums.moment, sums.square])
-    weights = ridge(sums).to(value.critic.dtype).to(device)
-    optimizer = value.optimizer
+    sums = within_memory(step, rows, accumulate)
+    learner.world.sum_([sums.gram, sums.moment, sums.square])
+    weights = ridge(sums).to(critic.model.dtype).to(device)
+    optimizer = critic.optimizer
     for name, head in (("value_head.weight", weights[None, :-1]), ("value_head.bias", weights[-1:])):
         optimizer.assign(name, optimizer.part_of(name, head.contiguous()))
-    reshard(value.critic)  # else the next pass would run with the head that this one gathered
+    reshard(critic.model)  # else the next pass would run with the head that this one gathered
 
 
 def fold_of(problem_id: str) -> int:
@@ -181,19 +176,13 @@ def fold_of(problem_id: str) -> int:
 
 
 def unfiltered(config: Config) -> Config:
-    """Truncated responses are the fixed policy's too: only those that the engine gave up teach nothing."""
+    """Train the critic on truncated responses too: they also are the fixed policy's."""
     shaping = config.shaping.model_copy(update={"overlong_filter": False})
     return config.model_copy(update={"shaping": shaping})
 
 
-def in_loss(batch: Batch, groups: Sequence[int]) -> list[int]:
-    return [row for row in batch.rows_of(groups) if batch.is_in_loss[row]]
-
-
-def monte_carlo(run: Run, batch: Batch, deals: Sequence[Sequence[int]]) -> Values:
+def monte_carlo(step: Step) -> Values:
     """Old values, and returns with λ = 1 as targets, whatever the policy's λ."""
-    assert run.learner.value is not None, "only a critic is pretrained"
-    gae = run.config.algorithm.gae.model_copy(update={"lam_critic": 1.0, "whiten": False})
-    algorithm = run.config.algorithm.model_copy(update={"gae": gae})
-    old = old_values_of_critic(run.learner, run.learner.value, batch, run.config, run.event, deals=deals)
-    return estimate_advantages(batch, run.config.model_copy(update={"algorithm": algorithm}), old)
+    gae = step.config.algorithm.gae.model_copy(update={"lam_critic": 1.0, "whiten": False})
+    algorithm = step.config.algorithm.model_copy(update={"gae": gae})
+    return apply_gae(step.batch, step.config.model_copy(update={"algorithm": algorithm}), old_critic_values(step))

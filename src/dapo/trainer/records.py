@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import torch
 
 from dapo.errors import cannot_write
-from dapo.files import sync
+from dapo.files import written_aside
 from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
-from dapo.learner.update import StepRecord
+from dapo.learner.step import StepRecord
 from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
 from dapo.report.pieces import TokenPieces
 from dapo.sampling.accounting import outcome_of
@@ -132,17 +132,12 @@ def storable(text: str | None) -> str | None:
 
 
 def write_table(path: Path, columns: dict[str, list[Any]]) -> pa.Table:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp")
     table = pa.table(columns)
-    aside.unlink(missing_ok=True)
     try:
-        pq.write_table(table, aside, compression="zstd")
-        sync(aside)
-        aside.replace(path)
-        sync(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_aside(path) as aside:
+            pq.write_table(table, aside, compression="zstd")
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
     return table
 

@@ -17,7 +17,7 @@ from dapo.data.encoded import EncodedSet
 from dapo.data.order import ProblemOrder
 from dapo.distributed.world import ALONE, World
 from dapo.files import append_line
-from dapo.learner.critic import Foretold, has_stopped_rising
+from dapo.learner.critic import HeldOutFit, has_stopped_rising
 from dapo.learner.learner import Learner
 from dapo.models.policy import Policy
 from dapo.report.pieces import TokenPieces
@@ -59,7 +59,7 @@ class Run:
     step: int = 0  # steps done
     is_stopping: bool = False  # asked to stop by a signal
     value_steps: int = 0  # steps of value pretraining done
-    foretold: list[Foretold] = field(default_factory=list)  # what the critic knew of new problems, per such step
+    held_out_fits: list[HeldOutFit] = field(default_factory=list)  # of the critic, one per such step
     saved: str = ""  # name of the newest checkpoint
     started: float = field(default_factory=time.monotonic)
     token_pieces: TokenPieces | None = None
@@ -75,15 +75,15 @@ class Run:
     def pretrain_steps(self) -> int:
         """Steps of value pretraining this run has at most before its first own step."""
         critic = self.config.algorithm.critic
-        if self.learner.value is None or critic.path is not None:
+        if self.learner.critic is None or critic.path is not None:
             return 0
         return math.ceil(critic.pretrain_responses / self.config.responses_per_step)
 
     @property
     def is_pretraining(self) -> bool:
-        """Until the responses are used up, every problem was seen, or the critic foretells new ones no better."""
+        """Until the responses are used up, every problem was seen, or the critic's fit to new ones stops improving."""
         is_all_seen = self.ordered.order.n_submitted >= len(self.problems.by_id)
-        return self.value_steps < self.pretrain_steps and not is_all_seen and not has_stopped_rising(self.foretold)
+        return self.value_steps < self.pretrain_steps and not is_all_seen and not has_stopped_rising(self.held_out_fits)
 
     @property
     def is_complete(self) -> bool:
@@ -154,10 +154,10 @@ class Run:
         tokens = filled.accounting.generated_tokens
         return {"timing.rollout_s": filled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
 
-    def end_value_step(self, value_steps: int, foretold: Foretold) -> None:
+    def end_value_step(self, value_steps: int, fit: HeldOutFit) -> None:
         """A step of value pretraining is done and cannot be taken back any more."""
         self.value_steps = value_steps
-        self.foretold.append(foretold)
+        self.held_out_fits.append(fit)
         self._boundary = None
 
     def sampling_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

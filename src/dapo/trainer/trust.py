@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from dapo.config.load import flatten, parse_override, read_toml
 from dapo.config.schema import Config
 from dapo.data.names import KNOWN, Use
-from dapo.data.rows import sha256_of
 from dapo.data.sources import CALLABLE, file_of
 from dapo.errors import ConfigError, DapoError
-from dapo.files import replace_file
+from dapo.files import replace_file, sha256_of
 from dapo.rewards.verifiers import is_own
 
 if TYPE_CHECKING:
@@ -96,8 +95,8 @@ def refuse_strangers_recipe(recipe: str, overrides: Collection[str], *, trust: b
     )
 
 
-def is_told(config: Config) -> bool:
-    """Whether another rank decides for this one: all wait for the first one to open the world, which looks before."""
+def follows_first_rank(config: Config) -> bool:
+    """Whether this rank leaves the decision to the first one, which checks before it opens the process group."""
     return config.cluster.backend != "none" and os.environ.get("RANK", "0") != "0"
 
 

@@ -257,25 +257,25 @@ def rewards_of(rows: list[dict[str, Any]], problems: EncodedSet, judge: Any) -> 
 
 def evaluate_snapshot(folder: Path, config: Config, step: int, model: str) -> None:
     """As our run evaluates itself: the same draws, the same verifier, the same line in eval_problems.jsonl."""
-    from dapo.evaluation.offline import Examination, examine
+    from dapo.evaluation.offline import OfflineEval, run_offline_eval
     from dapo.types import Verdict
 
     if step in {line["step"] for line in evaluations(folder)}:
         return
     settings = config.eval
-    exam = Examination(
+    offline = OfflineEval(
         model=model, data=config.data.eval[0], use="eval", k=settings.k, temperature=settings.temperature,
         top_p=settings.top_p, max_response_tokens=config.limits.max_response_tokens,
         max_prompt_tokens=config.limits.max_prompt_tokens, template=config.data.template,
         chat=config.data.chat_template, verifier=config.rewards.verifier, seed=config.train.seed,
         concurrent=config.rollout.max_concurrent_sequences, device=config.model.device,
     )  # fmt: skip
-    examined = examine(exam, journal=folder / f"answers-{step}.jsonl")
+    result = run_offline_eval(offline, journal=folder / f"answers-{step}.jsonl")
     correct = [
-        sum(examined.answers[problem.id, i].verdict is Verdict.CORRECT for i in range(settings.k))
-        for problem in examined.problems
+        sum(result.answers[problem.id, i].verdict is Verdict.CORRECT for i in range(settings.k))
+        for problem in result.problems
     ]
-    ids = [problem.id for problem in examined.problems]
+    ids = [problem.id for problem in result.problems]
     append_line(folder / "eval_problems.jsonl", {"step": step, "k": settings.k, "ids": ids, "correct": correct})
 
 

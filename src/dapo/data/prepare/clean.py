@@ -17,9 +17,9 @@ from dapo.data.prepare.integer_answers import Restated, integer_answer, with_ans
 from dapo.data.prepare.journal import Journal
 from dapo.data.prepare.restate import PROMPT_VERSION, NotVerified, ask_for_restatement, cannot_verify
 from dapo.data.problems import Drop, ProblemSet, Why, hold_out, load_problems
-from dapo.data.rows import sha256_of
 from dapo.data.whole_file import refuse_existing, write_whole
 from dapo.errors import DataError
+from dapo.files import sha256_of
 from dapo.types import Problem
 
 OUT_SUFFIXES = (".jsonl", ".parquet")

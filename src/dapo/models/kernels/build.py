@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dapo.files import written_aside
+
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("host.c", "attention.c"))
 HEADER = Path(__file__).with_name("exponential.h")
 # Sums may be taken in the order of vectors; NaN and infinity must stay what they are, so not -ffast-math.
@@ -101,14 +103,10 @@ def cpu() -> str:
 
 
 def build(compiler: str, path: Path) -> None:
-    """Compile aside, flush, rename: another process sees the whole file or none. Half a library kills who loads it."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        aside = Path(folder) / path.name
+    """Another process sees the whole library or none: half of one kills whoever loads it."""
+    with written_aside(path) as aside:
         for target in TARGETS:
             command = [compiler, *FLAGS, *target, "-o", str(aside), *map(str, SOURCES), "-lm"]
             if subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0:
-                with aside.open("rb") as file:
-                    os.fsync(file.fileno())
-                aside.replace(path)
                 return
-    raise OSError(f"{compiler} cannot compile {SOURCES[0].parent}")
+        raise OSError(f"{compiler} cannot compile {SOURCES[0].parent}")
