@@ -15,14 +15,14 @@ from dapo.rollout.families import SAME_SUMS, rotate, rounded_up
 from dapo.rollout.local.blocks import Blocks, Span
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.ops import STOP, PlainOps
-from dapo.rollout.local.running import BAD, RUNNING, DeviceRows
+from dapo.rollout.local.rows import BAD, RUNNING, DeviceRows
 from dapo.rollout.noise import uniform_on_host
 from dapo.rollout.sampler import SamplingParams, sample
 from dapo.types import StopReason
 
 
 class BlockOps(PlainOps):
-    """Rows stand in the order of `blocks`, which hold the running responses' keys and values; pages are not written.
+    """Rows are in the order of `blocks`, which hold the running responses' keys and values; pages stay as they are.
 
     Implements `Ops`.
     """
@@ -114,7 +114,7 @@ class BlockOps(PlainOps):
                 scale=self.scaling,
             )
             parts.append(part.reshape(span.end - span.first, -1))
-        n_idle = n - self.blocks.spans[-1].end  # rows that only fill the batch up
+        n_idle = n - self.blocks.spans[-1].end  # rows that pad the batch
         if n_idle:
             parts.append(parts[0].new_zeros(n_idle, parts[0].shape[1]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dapo.rollout.families import rotate, rounded_up
 from dapo.rollout.local.cache import PagedCache
-from dapo.rollout.local.running import BAD, DeviceRows
+from dapo.rollout.local.rows import BAD, DeviceRows
 from dapo.rollout.noise import MASK, uniform
 from dapo.rollout.sampler import SamplingParams, sample
 from dapo.types import StopReason

@@ -30,7 +30,7 @@ class Decoder(Transformer):
     def prefill(self, ids: Tensor, rows: Tensor, prefix: Tensor) -> None:
         """Fill the cache with prefixes: row rows[i] gets the keys and values of ids[prefix[i]].
 
-        ids [m, L] is padded at the end, L to a multiple of STEP; what padding writes lies behind every mask until it is
+        ids [m, L] is padded at the end, L to a multiple of STEP; what padding stores stays masked until it is
         overwritten.
         """
         length = ids.shape[1]
