@@ -80,7 +80,7 @@ def die_with_parent() -> None:
 
 
 @dataclass(slots=True)
-class Ranks:
+class Attempt:
     """The actors of one attempt, and where each rank writes its log."""
 
     actors: list[Any]
@@ -182,7 +182,7 @@ def connect() -> float:
     return float(ray.cluster_resources().get("GPU", 0.0))
 
 
-def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, *, is_cuda: bool) -> Ranks:
+def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, *, is_cuda: bool) -> Attempt:
     """One actor per rank, each in a bundle of one placement group; it is waited for where resources come back."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -205,7 +205,7 @@ def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, *, is_
     beside = folder.with_name(f"{folder.name}.logs")  # not in it: a new run's folder must be new
     attempt = len(list(beside.glob("rank-0.*.log")))  # of this driver and of those before it
     logs = [beside / f"rank-{rank}.{attempt}.log" for rank in range(cluster.gpus)]
-    ranks = Ranks(actors, group, logs)
+    ranks = Attempt(actors, group, logs)
     host, port = ray.get(actors[0].address.remote())
     passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     for rank, log in enumerate(logs):
@@ -216,7 +216,7 @@ def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, *, is_
     return ranks
 
 
-def watch(ranks: Ranks, asked: list[int]) -> None:
+def watch(ranks: Attempt, asked: list[int]) -> None:
     """Until all have ended, or one has ended badly and the others had time to notice."""
     told = 0
     while not ranks.is_done and not ranks.failed:
@@ -233,14 +233,14 @@ def watch(ranks: Ranks, asked: list[int]) -> None:
     ranks.show()
 
 
-def why(ranks: Ranks) -> str:
+def why(ranks: Attempt) -> str:
     """The rank that failed first by its own doing, or was killed; with its log."""
     rank, code = min(ranks.failed.items(), key=lambda pair: pair[1])
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return f"rank {rank} {how} (log: {ranks.logs[rank]})"
 
 
-def report(ranks: Ranks) -> None:
+def report(ranks: Attempt) -> None:
     """What the ranks said themselves, then how the one that failed ended."""
     for rank in ranks.failed:
         if rank and ranks.logs[rank].exists():

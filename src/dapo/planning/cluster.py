@@ -41,9 +41,9 @@ class Layout:
     """One way to place a run on the GPUs."""
 
     shard: str  # full or none
-    tensor_parallel: int  # GPUs that write one response together
+    tensor_parallel: int  # GPUs of one replica
     parts_gib: dict[str, float]
-    slots: int  # responses that a replica writes at a time; 0: it does not fit
+    slots: int  # concurrent responses of a replica; 0: it does not fit
 
     @property
     def fits(self) -> bool:
@@ -73,7 +73,7 @@ def layouts_of(config: Config, shape: ModelShape, *, card: str, gpus: int, mean_
             own = config.model_copy(update={"rollout": rollout})
             memory = memory_of(own, shape, is_cuda=True, gpus=gpus if shard == "full" else 1)
             free = 0.9 * CARDS_GIB[card] * GIB - memory.fixed
-            # A response that is being written holds its prompt and, on the average, half of what it will be.
+            # A running response holds its prompt and, on average, half of its final length.
             held = config.limits.max_prompt_tokens / 4 + mean_tokens / 2
             slots = int(free // (memory.kv_bytes_per_token * held)) if free > 0 else 0
             if engine == "local":

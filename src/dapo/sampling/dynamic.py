@@ -12,7 +12,7 @@ from dapo.sampling.collect import Collector, PendingGroup
 from dapo.types import Group, Problem
 
 
-class Source(Protocol):
+class ProblemSource(Protocol):
     """Where problems come from, one submission at a time."""
 
     def start_step(self) -> None: ...
@@ -64,7 +64,7 @@ class Fill:
     seconds: float = 0.0
 
 
-Progress = Callable[[int, int], None]  # (informative groups known, groups wanted)
+FillProgress = Callable[[int, int], None]  # (informative groups known, groups wanted)
 
 
 class FillPolicy(Protocol):
@@ -93,12 +93,12 @@ class StepFill:
     def __init__(
         self,
         collector: Collector,
-        source: Source,
+        source: ProblemSource,
         config: SamplingConfig,
         state: FillState,
         *,
         max_prompts_tried: int,
-        progress: Progress,
+        progress: FillProgress,
     ) -> None:
         self.collector = collector
         self.source = source
