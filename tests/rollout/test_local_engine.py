@@ -177,7 +177,7 @@ def test_joined_weights_are_the_same_parameters_and_can_be_saved(tmp_path):
 def test_weights_kept_turned_follow_the_trainers(family: str, monkeypatch: pytest.MonkeyPatch):
     policy = tiny_policy(family, torch.float32)
     engine = local(policy)
-    assert engine._decoder.head_turned is not None
+    assert engine._decoder.head_transposed is not None
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(
@@ -186,9 +186,9 @@ def test_weights_kept_turned_follow_the_trainers(family: str, monkeypatch: pytes
     engine.load_weights(policy, version=1)
     engine.submit(requests())
     got = drain(engine)
-    monkeypatch.setattr("dapo.rollout.local.weights.TURNED_NUMBERS", 0)
+    monkeypatch.setattr("dapo.rollout.local.weights.TRANSPOSED_NUMBERS", 0)
     straight = local(policy)
-    assert straight._decoder.head_turned is None
+    assert straight._decoder.head_transposed is None
     straight.submit(requests())
     assert_same(got, drain(straight), atol=1e-5)
 

@@ -224,8 +224,8 @@ def is_about_peers(error: RuntimeError) -> bool:
 
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
-    said = str(error).lower()
-    return any(word in said for word in ("gloo", "nccl", "connection closed", "connection reset", "timed out"))
+    message = str(error).lower()
+    return any(word in message for word in ("gloo", "nccl", "connection closed", "connection reset", "timed out"))
 
 
 def check_launch(cluster: ClusterConfig, environment: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ SHEET = {
 REACHED_BANDWIDTH, REACHED_FLOPS = 4.3 / 4.8, 790 / 989  # measured, H200
 # Our decoder's share of that limit with 1,024 responses: 0.61, 0.68, 0.84 at 135 M, 1.5 B, 7 B; the larger ones count.
 DECODE_SHARE = 0.75
-# vLLM 0.24 at its best setting, measured: 31 µs of host work per response and step, beside a quarter of the device's.
+# vLLM 0.24 at its best setting, measured: 31 µs of host work per response and step, plus a quarter of the device's.
 VLLM_HOST_S, VLLM_SHARE = 31e-6, 0.25
 SYNC_S = 20e-6  # one sum over the GPUs of a replica, twice a layer: an assumption
 TRAIN_SHARE = 0.5  # of the matrix rate, in a packed forward-backward pass: an assumption
@@ -62,7 +62,7 @@ class Rates:
 
 
 def layouts_of(config: Config, shape: ModelShape, *, card: str, gpus: int, mean_tokens: float) -> list[Layout]:
-    """Sharded or not, one GPU or several to a replica; with the responses that fit beside everything else."""
+    """Sharded or not, one GPU or several to a replica; with the responses that fit in the memory left."""
     made = []
     for shard in ("none", "full"):
         for tensor_parallel in (1, 2, 4, 8):
@@ -103,7 +103,7 @@ def rates_of(config: Config, shape: ModelShape, layout: Layout, *, card: str, gp
     else:
         base, per_response = base / DECODE_SHARE, per_response / DECODE_SHARE
     # π_old once (2P), forward and backward (6P) in every epoch, and the forward again where it is recomputed (2P);
-    # attention adds 4·L·H·context a token and pass.
+    # attention adds 4·L·H·context per token and pass.
     passes = 1 + config.train.epochs_per_step * (3 + bool(config.train.gradient_checkpointing))
     attention = 4 * shape.layers * shape.heads * shape.head_size * (context + mean_tokens / 2)
     train = flops * TRAIN_SHARE / (passes * (2 * P + attention))

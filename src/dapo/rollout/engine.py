@@ -90,7 +90,7 @@ class Engine(Protocol):
         ...
 
     def pause(self) -> None:
-        """Until `resume`, `advance` does nothing and the tick stands still. Submitting and aborting still work."""
+        """Until `resume`, `advance` does nothing and the tick does not change. Submitting and aborting still work."""
         ...
 
     def resume(self) -> None: ...
@@ -108,7 +108,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds beside the policy. Neither it nor a fork can be used afterwards."""
+        """Free what the engine holds besides the policy. Neither it nor a fork can be used afterwards."""
         ...
 
 

@@ -84,8 +84,8 @@ class SharedEngine(QueuedEngine):
         own = self.own.snapshot()
         self.own.restore(to_state([], self.own.logp_dtype, {**own.meta, "n_running": 0}))
         started: list[PartialResponse] = []
-        told = to_bytes(own.meta, own.arrays) if n_running and self._reports else b""
-        for rank, data in enumerate(self.world.exchange(told)):
+        sent = to_bytes(own.meta, own.arrays) if n_running and self._reports else b""
+        for rank, data in enumerate(self.world.exchange(sent)):
             started += decode_begun(data, self._expected(rank)) if data else []
         self._waiting.extendleft(sorted(started, key=lambda item: item.order, reverse=True))
         self._running.clear()
@@ -127,21 +127,21 @@ class SharedEngine(QueuedEngine):
     def _shared(self, own: Sequence[Finished]) -> list[Finished]:
         """What ended on any rank, in order of submission."""
         ended: list[tuple[int, Finished]] = []
-        told = encode(own, self.own.logp_dtype) if own and self._reports else b""
-        for rank, data in enumerate(self.world.exchange(told)):
-            said = decode(data, self._expected(rank)) if data else []
+        sent = encode(own, self.own.logp_dtype) if own and self._reports else b""
+        for rank, data in enumerate(self.world.exchange(sent)):
+            reported = decode(data, self._expected(rank)) if data else []
             if rank == self.world.rank - self.world.rank % self.ranks_per_engine:
-                self._check_agreement(rank, own, said)
-            for number, completion in said:
+                self._check_agreement(rank, own, reported)
+            for number, completion in reported:
                 _, item = self._running.pop(number)
                 ended.append((item.order, (item.request, completion)))
         self._ids -= {request.id for _, (request, _) in ended}
         return [finished for _, finished in sorted(ended, key=lambda pair: pair[0])]
 
-    def _check_agreement(self, first: int, own: Sequence[Finished], said: Sequence[tuple[int, Completion]]) -> None:
+    def _check_agreement(self, first: int, own: Sequence[Finished], reported: Sequence[tuple[int, Completion]]) -> None:
         """Ranks that hold one model together must have sampled the same tokens, or they would diverge unnoticed."""
         here = {request.id: completion.tokens.tolist() for request, completion in own}
-        if here != {number: completion.tokens.tolist() for number, completion in said}:
+        if here != {number: completion.tokens.tolist() for number, completion in reported}:
             raise EngineError(
                 f"rollout.tensor_parallel = {self.ranks_per_engine}: rank {self.world.rank} and rank {first} hold "
                 "one model together and generated different responses.",

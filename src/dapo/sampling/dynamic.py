@@ -11,14 +11,16 @@ from dapo.sampling.accounting import Accounting
 from dapo.sampling.collect import Collector, PendingGroup
 from dapo.types import Group, Problem
 
+Submission = tuple[Problem, int, tuple[int, ...]]  # (problem, visit, prompt tokens)
+
 
 class ProblemSource(Protocol):
     """Where problems come from, one submission at a time."""
 
     def start_step(self) -> None: ...
 
-    def next(self) -> tuple[Problem, int, tuple[int, ...]] | None:
-        """(problem, visit, prompt tokens); None when this step has had every problem."""
+    def next(self) -> Submission | None:
+        """None when this step has had every problem."""
         ...
 
     def rewind(self, n_used: int) -> None:

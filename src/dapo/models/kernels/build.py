@@ -74,7 +74,7 @@ def load(compiler: str, folder: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    """Ours alone: what lies there is run."""
+    """A folder that only this user can write to: its files are executed."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dapo"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
@@ -101,7 +101,7 @@ def cpu() -> str:
 
 
 def build(compiler: str, path: Path) -> None:
-    """Compile aside, flush, rename: another process sees the whole file or none. Half a library kills who loads it."""
+    """Compile to a temporary file, flush, rename: half a library would crash the process that loads it."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         aside = Path(folder) / path.name
         for target in TARGETS:

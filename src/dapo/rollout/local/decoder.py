@@ -23,7 +23,7 @@ from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
 from dapo.rollout.local.rows import BAD, DeviceRows
-from dapo.rollout.local.weights import TURNED_COLUMNS, Turned, is_turned, layer_weights
+from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Transposed, keeps_transposed, layer_weights
 from dapo.rollout.sampler import SamplingParams
 
 # A row that pads the batch: no token, length 1, stopped.
@@ -60,13 +60,13 @@ class PagedDecoder(Transformer):
         logp_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         table_pages = -(-self.max_tokens // page_tokens)
         self.rows = DeviceRows(n_rows, table_pages, tokens_per_tick, logp_dtype, device)
-        turned = is_turned(policy)
-        self.weights = [layer_weights(layer, turned=turned) for layer in self.layers]
+        transposed = keeps_transposed(policy)
+        self.weights = [layer_weights(layer, transposed=transposed) for layer in self.layers]
         # Looked up once: each of these names is a search through modules.
         self.embed, self.norm = policy.backbone.embed_tokens, policy.backbone.norm
         self.head = head = policy.head
-        turns_head = turned and head.weight.shape[1] <= TURNED_COLUMNS
-        self.head_turned = Turned(head.weight, getattr(head, "bias", None)) if turns_head else None
+        transposes_head = transposed and head.weight.shape[1] <= TRANSPOSED_COLUMNS
+        self.head_transposed = Transposed(head.weight, getattr(head, "bias", None)) if transposes_head else None
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
         is_half_on_cuda = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
@@ -153,8 +153,8 @@ class PagedDecoder(Transformer):
     def refresh(self) -> None:
         """The weights have changed: transpose them again, where a transposed copy is kept."""
         layers = (part for layer in self.weights for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
-        for part in (*layers, self.head_turned):
-            if isinstance(part, Turned):
+        for part in (*layers, self.head_transposed):
+            if isinstance(part, Transposed):
                 part.refresh()
 
     def forget(self) -> None:
@@ -180,8 +180,8 @@ class PagedDecoder(Transformer):
             y = layer.mlp(h) if layer.gate_up is None else layer.down(ops.gate(layer.gate_up(h)))
         norm, head = self.norm, self.head
         h = ops.add_norm(x, y, norm.weight, norm.variance_epsilon)
-        if self.head_turned is not None:
-            logits = self.head_turned(h)
+        if self.head_transposed is not None:
+            logits = self.head_transposed(h)
         else:
             logits = head_logits(h, head.weight, getattr(head, "bias", None))
         ops.draw(logits, sampling, self.is_end, rows)

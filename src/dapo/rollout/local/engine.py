@@ -105,7 +105,7 @@ class LocalEngine(QueuedEngine):
         self._gaps: list[int] = []  # rows below _n_rows whose response has ended
 
     def fork_for_eval(self, sampling: SamplingParams) -> LocalEngine:
-        """Another engine on the same cache and graphs, with its own sampling parameters: an evaluation amid training.
+        """Another engine on the same cache and graphs, with its own sampling parameters, to evaluate during training.
 
         Everything in flight here is preempted, and resumes on recomputed KV once the evaluation is over.
         """

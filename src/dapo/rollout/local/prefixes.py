@@ -8,13 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dapo.rollout.families import SAME_SUMS, rounded_up
+from dapo.rollout.families import PREFILL_TOKENS, SAME_SUMS, rounded_up
 from dapo.rollout.local.decoder import PagedDecoder
 from dapo.rollout.local.pages import Pages, Prompt
 from dapo.rollout.local.rows import HostRows
-
-# Padded tokens of one prefill pass: bounds its memory.
-PREFILL_TOKENS = 16384
 
 
 @dataclass(frozen=True, slots=True)

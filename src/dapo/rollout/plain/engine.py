@@ -1,4 +1,4 @@
-"""The reference engine: continuous batching over a dense KV cache, one token of every running response a tick.
+"""The reference engine: continuous batching over a dense KV cache, one token of every running response per tick.
 
 Running responses occupy rows 0..n−1 of the batch. No Python loop runs over them in a tick, only over those that are
 admitted or end.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams
-from dapo.rollout.families import rounded_up
+from dapo.rollout.families import PREFILL_TOKENS, rounded_up
 from dapo.rollout.noise import uniform
 from dapo.rollout.partial import completions
 from dapo.rollout.plain.decoder import Decoder
@@ -23,9 +23,6 @@ from dapo.rollout.plain.rows import DenseRows
 from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.sampler import sample
 from dapo.types import StopReason
-
-# Padded tokens of one prefill pass: bounds its memory.
-PREFILL_TOKENS = 16384
 
 
 class PlainEngine(QueuedEngine):

@@ -63,7 +63,7 @@ class VllmEngine(QueuedEngine):
         self._running: dict[int, Response] = {}  # by request id, in order of submission
 
     def fork_for_eval(self, sampling: SamplingParams) -> VllmEngine:
-        """Another engine on the same vLLM, with sampling parameters of its own: an evaluation amid training.
+        """Another engine on the same vLLM, with its own sampling parameters, to evaluate during training.
 
         The two take turns: the one that ticks owns the vLLM. What the other has in flight waits and continues later.
         """
