@@ -91,7 +91,7 @@ def swap(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], No
         (put("version", 0, 4), "weights that do not exist yet"),
         (put("tokens", 4, 30), "response 8 does not begin as it was handed out"),
         (put("tokens", 5, 30), "claims to end with an end token, and has none"),
-        (put("reasons", 1, "LENGTH"), "claims to be cut at 4 tokens, and has 2"),
+        (put("reasons", 1, "LENGTH"), "claims to be truncated at 4 tokens, and has 2"),
         (put("reasons", 1, "BORED"), "BORED"),
         (put("texts", 0, 5), "do not belong together"),
         (swap("tokens", np.zeros(6, np.int64)), "wrong type"),
@@ -141,7 +141,7 @@ def snapshot(*items: PartialResponse) -> bytes:
 def test_a_snapshot_must_speak_of_what_was_handed_out():
     given_out = [item for rank, item in expected().running.values() if rank == 1]
     assert [item.request.id for item in decode_begun(snapshot(*given_out), expected())] == [7, 8]
-    with pytest.raises(EngineError, match="speaks of 1 of the 2 responses"):
+    with pytest.raises(EngineError, match="reports 1 of the 2 responses"):
         decode_begun(snapshot(given_out[0]), expected())
     other = PartialResponse(Request(7, (5, 7), given_out[0].request.key, LIMIT, group=7), 0)
     with pytest.raises(EngineError, match="request 7 is not the one that was handed out"):

@@ -247,7 +247,7 @@ def test_ranks_that_hold_one_model_and_drift_apart_stop_the_run():
 
     on_ranks(2, write)
     assert said == [
-        "rollout.tensor_parallel = 2: rank 1 and rank 0 hold one model together and wrote different responses."
+        "rollout.tensor_parallel = 2: rank 1 and rank 0 hold one model together and generated different responses."
     ]
 
 

@@ -16,7 +16,7 @@ from dapo.models.kernels import gather, layers, logits
 from dapo.rollout.local import kernels
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.ops import TritonOps
-from dapo.rollout.local.running import DeviceRows
+from dapo.rollout.local.rows import DeviceRows
 from dapo.rollout.sampler import SamplingParams
 
 HIDDEN, WIDTH, VOCABULARY = 1536, 8960, 151_936  # Qwen2.5-1.5B: 12 query heads over 2 key heads of 128

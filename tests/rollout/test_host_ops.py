@@ -13,7 +13,7 @@ from dapo.rollout.local.block_ops import BlockOps
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.host_ops import HostOps
-from dapo.rollout.local.running import BAD, DeviceRows
+from dapo.rollout.local.rows import BAD, DeviceRows
 from dapo.types import Completion
 from tiny_models import FAMILIES, VOCABULARY, tiny_policy
 

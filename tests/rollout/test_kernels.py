@@ -16,7 +16,7 @@ from dapo.rollout.engine import SamplingParams
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.ops import PlainOps, TritonOps
-from dapo.rollout.local.running import DeviceRows
+from dapo.rollout.local.rows import DeviceRows
 from dapo.rollout.noise import NoiseKey
 from tiny_models import tiny_policy
 

@@ -97,23 +97,23 @@ def test_out_of_pages_the_same_tokens_a_little_later(kv_tokens: int, rows: int, 
     assert engine._pool.n_free == engine._pool.n_pages
 
 
-def test_a_response_put_aside_comes_back_bit_for_bit():
+def test_a_preempted_response_comes_back_bit_for_bit():
     policy = tiny_policy("qwen2", torch.float32)
     roomy, tight = local(policy), local(policy, kv_tokens=120)
-    put_aside = []
-    original = tight._make_way
-    tight._make_way = lambda row: (put_aside.append(row), original(row))[1]  # type: ignore[method-assign, assignment]
+    preempted = []
+    original = tight._preempt
+    tight._preempt = lambda row: (preempted.append(row), original(row))[1]  # type: ignore[method-assign, assignment]
     results = []
     for engine in (roomy, tight):
         engine.submit(requests())
         results.append(drain(engine))
-    assert len(put_aside) > 3
+    assert len(preempted) > 3
     for i, completion in results[0].items():
         assert completion.tokens.tobytes() == results[1][i].tokens.tobytes()
         assert completion.logp.tobytes() == results[1][i].logp.tobytes()
 
 
-def test_weights_that_change_while_responses_are_put_aside():
+def test_weights_that_change_while_responses_are_swapped_out():
     policy = tiny_policy()
     engine, roomy = local(policy, kv_tokens=120), local(policy)
     for other in (engine, roomy):
@@ -177,7 +177,7 @@ def test_joined_weights_are_the_same_parameters_and_can_be_saved(tmp_path):
 def test_weights_kept_turned_follow_the_trainers(family: str, monkeypatch: pytest.MonkeyPatch):
     policy = tiny_policy(family, torch.float32)
     engine = local(policy)
-    assert engine._decoder.head_turned is not None
+    assert engine._decoder.head_transposed is not None
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(
@@ -186,9 +186,9 @@ def test_weights_kept_turned_follow_the_trainers(family: str, monkeypatch: pytes
     engine.load_weights(policy, version=1)
     engine.submit(requests())
     got = drain(engine)
-    monkeypatch.setattr("dapo.rollout.local.weights.TURNED_NUMBERS", 0)
+    monkeypatch.setattr("dapo.rollout.local.weights.TRANSPOSED_NUMBERS", 0)
     straight = local(policy)
-    assert straight._decoder.head_turned is None
+    assert straight._decoder.head_transposed is None
     straight.submit(requests())
     assert_same(got, drain(straight), atol=1e-5)
 
@@ -239,18 +239,18 @@ def test_a_cache_too_small_for_one_response_is_refused_by_name():
     assert_same(drain(engine), expected(tiny_policy(), requests()))
 
 
-def crowded(policy: Policy) -> LocalEngine:
+def under_memory_pressure(policy: Policy) -> LocalEngine:
     engine = local(policy, kv_tokens=120)
     engine.submit(requests())
-    while not engine._is_crowded:
+    while not engine._has_memory_pressure:
         assert not engine.advance(), "nothing ends before pages run out"
     return engine
 
 
 @pytest.mark.parametrize("what", ["snapshot", "beside", "load", "restore"])
-def test_a_crowded_engine_goes_on(what: str):
+def test_an_engine_under_memory_pressure_continues(what: str):
     policy = tiny_policy()
-    engine = crowded(policy)
+    engine = under_memory_pressure(policy)
     if what == "snapshot":
         engine.snapshot()
     elif what == "beside":

@@ -64,7 +64,7 @@ class Background:
     """One save at a time, beside training. What went wrong comes out where the next one begins, or at the end."""
 
     def __init__(self, world: World) -> None:
-        self.world = world.beside()
+        self.world = world.new_group()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         # A thread starts on the first GPU, and a look at a stream there would take memory of another rank's card.

@@ -1,4 +1,4 @@
-"""Judging shared by the ranks: each rank's own pool judges its share, and everybody learns every verdict."""
+"""Judging shared by the ranks: each rank's own pool judges its share, and all ranks get all verdicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SharedJudge:
     def __init__(self, own: Judge, world: World) -> None:
         self.own, self.world = own, world
         self.n_tickets = 0
-        self.own_ticket: dict[int, int] = {}  # ours -> the pool's, of what this rank judges
+        self.own_ticket: dict[int, int] = {}  # ticket -> that of this rank's pool
 
     def submit(
         self,
@@ -58,7 +58,7 @@ def read_share(rank: int, share: Any, asked: Sequence[int]) -> dict[int, Judgeme
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise EngineError(
             f"rank {rank} sent verdicts that cannot be true: {error}. None of them was used.",
-            remedy="Replace its machine, and go on from the newest checkpoint with dapo resume RUN.",
+            remedy="Replace its machine, and resume from the newest checkpoint: dapo resume RUN",
         ) from None
     return judged
 

@@ -1,4 +1,4 @@
-"""JSON and arrays as bytes, for what ranks tell each other. Nothing in a message can be executed."""
+"""JSON and arrays as bytes: the messages between ranks. Nothing in a message can be executed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTH_BYTES = 8
 
 
 class Garbled(Exception):
-    """A message that nobody can have meant. Whoever knows the sender says who it was."""
+    """A corrupt message. The caller, who knows the sender, names it."""
 
 
 def to_bytes(meta: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:

@@ -1,4 +1,4 @@
-"""A run on a Ray cluster: actors in a placement group start the rank processes, watch them, and bring them back.
+"""A run on a Ray cluster: actors in a placement group start the rank processes, watch them, and restart them.
 
 The ranks talk to each other as under torchrun; nothing of a run passes through Ray or the driver but commands and exit
 codes. A rank or node that is lost ends all ranks, and they start again from the newest checkpoint.
@@ -25,14 +25,8 @@ from dapo.config.schema import ClusterConfig
 from dapo.errors import ConfigError, EngineError
 from dapo.processes import SAFE_PATH, python_command
 
-PASSED_ON = (
-    "PYTHONPATH",
-    "PATH",
-    "OMP_NUM_THREADS",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
-    SAFE_PATH,
-)  # of the driver's environment
+# Variables of the driver that the ranks get too.
+PASSED_ON = ("PYTHONPATH", "PATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", SAFE_PATH)
 MAX_RESTARTS = 3  # in a row without a new checkpoint in between
 GRACE_S = 6.0  # for the other ranks to notice that one is gone
 PR_SET_PDEATHSIG = 1
@@ -80,7 +74,7 @@ def die_with_parent() -> None:
 
 
 @dataclass(slots=True)
-class Ranks:
+class Attempt:
     """The actors of one attempt, and where each rank writes its log."""
 
     actors: list[Any]
@@ -90,7 +84,7 @@ class Ranks:
     codes: dict[int, int | None] = field(default_factory=dict)
 
     def show(self) -> None:
-        """What the first rank has written since."""
+        """Print what the first rank has logged since the last call."""
         if self.logs[0].exists():
             with self.logs[0].open("rb") as file:
                 file.seek(self.shown)
@@ -128,7 +122,7 @@ class Ranks:
 
 
 def supervise(cluster: ClusterConfig, command_for: Callable[[], list[str]], folder: Path, *, on_gpus: bool) -> None:
-    """Run `cluster.gpus` ranks to their end. `command_for` says what they do now: train, or go on.
+    """Run `cluster.gpus` ranks to their end. `command_for` is their command: train, or resume.
 
     Each rank has a GPU of its own where the cluster has some and they are wanted.
     """
@@ -165,7 +159,7 @@ def supervise(cluster: ClusterConfig, command_for: Callable[[], list[str]], fold
 
 
 def connect() -> float:
-    """To the cluster that is there; how many GPUs it has."""
+    """Connect to the running cluster. Returns its number of GPUs."""
     try:
         import ray
     except ImportError as error:
@@ -182,8 +176,8 @@ def connect() -> float:
     return float(ray.cluster_resources().get("GPU", 0.0))
 
 
-def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, *, is_cuda: bool) -> Ranks:
-    """One actor per rank, each in a bundle of one placement group; it is waited for where resources come back."""
+def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, *, is_cuda: bool) -> Attempt:
+    """One actor per rank, each in a bundle of one placement group, which waits for resources."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -202,10 +196,10 @@ def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, *, is_
         ).remote()
         for rank in range(cluster.gpus)
     ]
-    beside = folder.with_name(f"{folder.name}.logs")  # not in it: a new run's folder must be new
-    attempt = len(list(beside.glob("rank-0.*.log")))  # of this driver and of those before it
-    logs = [beside / f"rank-{rank}.{attempt}.log" for rank in range(cluster.gpus)]
-    ranks = Ranks(actors, group, logs)
+    log_folder = folder.with_name(f"{folder.name}.logs")  # outside the run's folder, which must be new
+    attempt = len(list(log_folder.glob("rank-0.*.log")))  # of this driver and of those before it
+    logs = [log_folder / f"rank-{rank}.{attempt}.log" for rank in range(cluster.gpus)]
+    ranks = Attempt(actors, group, logs)
     host, port = ray.get(actors[0].address.remote())
     passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     for rank, log in enumerate(logs):
@@ -216,14 +210,14 @@ def start_ranks(cluster: ClusterConfig, command: list[str], folder: Path, *, is_
     return ranks
 
 
-def watch(ranks: Ranks, asked: list[int]) -> None:
-    """Until all have ended, or one has ended badly and the others had time to notice."""
-    told = 0
+def watch(ranks: Attempt, asked: list[int]) -> None:
+    """Forward signals and show the log until all ranks have ended, or one has failed and the others could react."""
+    n_forwarded = 0
     while not ranks.is_done and not ranks.failed:
         time.sleep(0.5)
-        for number in asked[told:]:  # one rank is enough: they agree
+        for number in asked[n_forwarded:]:  # one rank is enough: they agree on it
             ranks.actors[0].send.remote(number)
-        told = len(asked)
+        n_forwarded = len(asked)
         ranks.poll()
         ranks.show()
     deadline = time.monotonic() + GRACE_S
@@ -233,15 +227,15 @@ def watch(ranks: Ranks, asked: list[int]) -> None:
     ranks.show()
 
 
-def why(ranks: Ranks) -> str:
-    """The rank that failed first by its own doing, or was killed; with its log."""
+def why(ranks: Attempt) -> str:
+    """The rank that was killed, or one that failed, and its log."""
     rank, code = min(ranks.failed.items(), key=lambda pair: pair[1])
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return f"rank {rank} {how} (log: {ranks.logs[rank]})"
 
 
-def report(ranks: Ranks) -> None:
-    """What the ranks said themselves, then how the one that failed ended."""
+def report(ranks: Attempt) -> None:
+    """The last lines of the failed ranks' logs, then how the run failed."""
     for rank in ranks.failed:
         if rank and ranks.logs[rank].exists():
             tail = ranks.logs[rank].read_text(encoding="utf-8", errors="replace").splitlines()[-3:]

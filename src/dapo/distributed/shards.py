@@ -28,7 +28,7 @@ class Sharding:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        # Nobody changes a layer's output in place, which is what the warning is about.
+        # The warning is about changing a layer's output in place, which we never do.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
         self.masters = compute if compute.itemsize >= 4 else torch.float32
         self.mesh = init_device_mesh(device, (world.size,))

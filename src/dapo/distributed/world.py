@@ -1,7 +1,7 @@
-"""The processes of a run and what they do together: sum, gather, agree. A run of one process is a world of its own.
+"""The processes of a run and their collectives: sum, gather, agree. A run of one process is a world of its own.
 
-Every rank runs the same loop and takes the same decisions from the same facts; these collectives are how facts become
-the same everywhere. What a rank computes alone is exchanged as bytes on the host or summed where the tensors are.
+Every rank runs the same loop and makes the same decisions from the same values; these collectives make the values the
+same everywhere. What a rank computes alone is exchanged as bytes on the host, or summed where the tensors are.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dapo.errors import ConfigError, DapoError, EngineError, out_of_memory
 
 BUCKET_BYTES = 1 << 26  # tensors are summed together up to this size
 ERROR_KEY = "dapo/error"
-GRACE_S = 3.0  # for the rank that failed first to say why, before others complain that it is gone
+GRACE_S = 3.0  # for the rank that failed first to report why, before others report that they lost it
 
 
 class World:
-    """A world of one process: everything it would tell others it tells itself."""
+    """A world of one process: collectives return its own values."""
 
     rank = 0
     size = 1
@@ -38,7 +38,7 @@ class World:
         return self.rank == 0
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """What every rank gave, in the order of ranks."""
+        """Every rank's data, in the order of ranks."""
         return [data]
 
     def gather(self, value: Any) -> list[Any]:
@@ -56,10 +56,10 @@ class World:
         """Each tensor becomes its sum over the ranks, bit for bit the same on all of them."""
 
     def barrier(self) -> None:
-        """Go on when everybody has come here."""
+        """Return when all ranks have arrived."""
 
-    def beside(self) -> World:
-        """The same ranks with a line of their own, for what a second thread has to tell. All ranks take part."""
+    def new_group(self) -> World:
+        """The same ranks in a process group of their own, for the collectives of a second thread. All ranks call it."""
         return self
 
 
@@ -72,7 +72,7 @@ class Ranks(World):
     def __init__(self, rank: int, size: int, group: Any = None, timeout: timedelta | None = None) -> None:
         self.rank, self.size, self.group, self.timeout = rank, size, group, timeout
 
-    def beside(self) -> Ranks:
+    def new_group(self) -> Ranks:
         import torch.distributed as dist
 
         group = dist.new_group(backend="gloo", timeout=self.timeout)
@@ -150,7 +150,7 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 def open_world(cluster: ClusterConfig) -> Iterator[World]:
     """The world that `cluster.backend` names, as long as the run lasts.
 
-    The rank that fails first says why; ranks that fail because it is gone are silent. All end with an error.
+    The rank that fails first reports why; ranks that fail because they lost it are silent. All exit with an error.
     """
     check_launch(cluster, os.environ)
     if cluster.backend == "none":
@@ -178,14 +178,14 @@ def open_world(cluster: ClusterConfig) -> Iterator[World]:
         lost = EngineError(
             f"rank {world.rank} of {world.size} lost contact with another rank, which ended without a message "
             f"(killed?) or was silent for cluster.timeout_s = {cluster.timeout_s}.",
-            remedy="Go on from the newest checkpoint: dapo resume RUN, on as many ranks as you like.",
+            remedy="Resume from the newest checkpoint: dapo resume RUN, on as many ranks as you like.",
         )
         time.sleep(GRACE_S)
         end_with(store, world, lost.message, lost)
     except Exception as error:
         end_with(store, world, f"{type(error).__name__}: {error}", error)
     finally:
-        if dist.is_initialized():  # vLLM ends it with itself
+        if dist.is_initialized():  # vLLM destroys it when it shuts down
             dist.destroy_process_group()
 
 
@@ -203,11 +203,11 @@ def one_rank(device: str) -> Iterator[World]:
 
 
 def end_with(store: Any, world: Ranks, message: str, error: Exception) -> None:
-    """Raise this rank's error if it is the first to have one; else leave without a word."""
+    """Raise this rank's error if it is the first to fail; else exit silently."""
     mine = f"rank {world.rank}: {message}"
     try:
         is_first_to_fail = store.compare_set(ERROR_KEY, "", mine).decode() == mine
-    except RuntimeError:  # the store is gone with the machine that kept it
+    except RuntimeError:  # the machine that held the store is gone
         is_first_to_fail = True
     if not is_first_to_fail:
         raise SystemExit(2) from None
@@ -224,8 +224,8 @@ def is_about_peers(error: RuntimeError) -> bool:
 
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
-    said = str(error).lower()
-    return any(word in said for word in ("gloo", "nccl", "connection closed", "connection reset", "timed out"))
+    message = str(error).lower()
+    return any(word in message for word in ("gloo", "nccl", "connection closed", "connection reset", "timed out"))
 
 
 def check_launch(cluster: ClusterConfig, environment: Mapping[str, str]) -> None:

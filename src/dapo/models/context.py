@@ -1,4 +1,4 @@
-"""Whether prompt and response fit the positions that the model was made for: beyond them it writes noise."""
+"""Whether prompt and response fit the positions that the model was made for: beyond them it generates noise."""
 
 from __future__ import annotations
 

@@ -149,17 +149,17 @@ class _Norm(torch.autograd.Function):
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries [T, Hq, D] and keys [T, Hk, D] turned by their positions' angles [T, D]."""
-    turned: tuple[Tensor, Tensor] = _Rotary.apply(q, k, cos.contiguous(), sin.contiguous())  # type: ignore[no-untyped-call]
-    return turned
+    """Queries [T, Hq, D] and keys [T, Hk, D] rotated by their positions' angles [T, D]."""
+    rotated: tuple[Tensor, Tensor] = _Rotary.apply(q, k, cos.contiguous(), sin.contiguous())  # type: ignore[no-untyped-call]
+    return rotated
 
 
 class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        turned: tuple[Tensor, Tensor] = kernels_for(q).rotate(q, k, cos, sin, is_backward=False)
-        return turned
+        rotated: tuple[Tensor, Tensor] = kernels_for(q).rotate(q, k, cos, sin, is_backward=False)
+        return rotated
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -70,7 +70,7 @@ def save_shape(policy: Policy, folder: str | Path) -> None:
 
 
 def save_all_but_weights(policy: Policy, folder: str | Path) -> None:
-    """What `save_policy` writes beside `checkpoint_tensors`."""
+    """What `save_policy` writes besides `checkpoint_tensors`."""
     save_shape(policy, folder)
     if policy.base.can_generate():
         policy.base.generation_config.save_pretrained(folder)
@@ -177,7 +177,7 @@ def checked_rows(policy: Policy) -> tuple[list[list[int]], list[list[int]]]:
 def unpacked_logprobs(policy: Policy, prompts: list[list[int]], responses: list[list[int]]) -> tuple[Tensor, float]:
     """The library's log-probs of all response tokens [N], and how much rounding may move one of them on average.
 
-    In one pass: what stands behind a row's end is never looked at by the row.
+    In one pass: causal attention never reads what follows a row's end.
     """
     rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     longest = max(map(len, rows))

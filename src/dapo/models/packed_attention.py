@@ -126,7 +126,7 @@ class _Attention(torch.autograd.Function):
 def _bucketed(
     q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None, window: int | None, dropout: float
 ) -> Tensor:
-    """SDPA over padded blocks; q, k, v [F, H, D]. Padding stands at a row's end, where a causal row never looks."""
+    """SDPA over padded blocks; q, k, v [F, H, D]. Padding is at a row's end, which causal attention never reads."""
     buckets, home = packed.buckets
     blocks = []
     for bucket in buckets:

@@ -73,7 +73,7 @@ class Packed:
     """A batch of prompts with their responses, concatenated. T tokens in S sequences, N response tokens.
 
     Row-major order throughout: `targets` are all tokens of the first response, then of the second, and so on, so that
-    a result [N] is cut into responses by `split`. A response's last token is not among the T: nobody asks what follows.
+    `split` divides a result [N] into responses. A response's last token is not among the T: nothing follows it.
     Where `shared` is set, a prompt is held once for all rows in a row that have it.
     """
 

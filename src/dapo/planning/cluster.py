@@ -27,7 +27,7 @@ SHEET = {
 REACHED_BANDWIDTH, REACHED_FLOPS = 4.3 / 4.8, 790 / 989  # measured, H200
 # Our decoder's share of that limit with 1,024 responses: 0.61, 0.68, 0.84 at 135 M, 1.5 B, 7 B; the larger ones count.
 DECODE_SHARE = 0.75
-# vLLM 0.24 at its best setting, measured: 31 µs of host work per response and step, beside a quarter of the device's.
+# vLLM 0.24 at its best setting, measured: 31 µs of host work per response and step, plus a quarter of the device's.
 VLLM_HOST_S, VLLM_SHARE = 31e-6, 0.25
 SYNC_S = 20e-6  # one sum over the GPUs of a replica, twice a layer: an assumption
 TRAIN_SHARE = 0.5  # of the matrix rate, in a packed forward-backward pass: an assumption
@@ -41,9 +41,9 @@ class Layout:
     """One way to place a run on the GPUs."""
 
     shard: str  # full or none
-    tensor_parallel: int  # GPUs that write one response together
+    tensor_parallel: int  # GPUs of one replica
     parts_gib: dict[str, float]
-    slots: int  # responses that a replica writes at a time; 0: it does not fit
+    slots: int  # concurrent responses of a replica; 0: it does not fit
 
     @property
     def fits(self) -> bool:
@@ -62,7 +62,7 @@ class Rates:
 
 
 def layouts_of(config: Config, shape: ModelShape, *, card: str, gpus: int, mean_tokens: float) -> list[Layout]:
-    """Sharded or not, one GPU or several to a replica; with the responses that fit beside everything else."""
+    """Sharded or not, one GPU or several to a replica; with the responses that fit in the memory left."""
     made = []
     for shard in ("none", "full"):
         for tensor_parallel in (1, 2, 4, 8):
@@ -73,7 +73,7 @@ def layouts_of(config: Config, shape: ModelShape, *, card: str, gpus: int, mean_
             own = config.model_copy(update={"rollout": rollout})
             memory = memory_of(own, shape, is_cuda=True, gpus=gpus if shard == "full" else 1)
             free = 0.9 * CARDS_GIB[card] * GIB - memory.fixed
-            # A response that is being written holds its prompt and, on the average, half of what it will be.
+            # A running response holds its prompt and, on average, half of its final length.
             held = config.limits.max_prompt_tokens / 4 + mean_tokens / 2
             slots = int(free // (memory.kv_bytes_per_token * held)) if free > 0 else 0
             if engine == "local":
@@ -103,7 +103,7 @@ def rates_of(config: Config, shape: ModelShape, layout: Layout, *, card: str, gp
     else:
         base, per_response = base / DECODE_SHARE, per_response / DECODE_SHARE
     # π_old once (2P), forward and backward (6P) in every epoch, and the forward again where it is recomputed (2P);
-    # attention adds 4·L·H·context a token and pass.
+    # attention adds 4·L·H·context per token and pass.
     passes = 1 + config.train.epochs_per_step * (3 + bool(config.train.gradient_checkpointing))
     attention = 4 * shape.layers * shape.heads * shape.head_size * (context + mean_tokens / 2)
     train = flops * TRAIN_SHARE / (passes * (2 * P + attention))

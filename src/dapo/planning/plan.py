@@ -42,7 +42,7 @@ def work_of(config: Config) -> Work:
 
 
 def parts_of(config: Config) -> list[tuple[str, str]]:
-    """(part, setting) of the algorithm, in the order of the papers. What is off is said too."""
+    """(part, setting) of the algorithm, in the order of the papers. Parts that are off are listed too."""
     algorithm, sampling, shaping = config.algorithm, config.sampling, config.shaping
     clip = algorithm.clip
     kind = "clip-higher" if clip.high > clip.low else "symmetric"
@@ -143,7 +143,7 @@ class Memory:
         return sum(self.parts.values())
 
     def full_length_responses(self, device_gib: float, tokens: int) -> int:
-        """Responses at the limit whose KV fits beside everything else, with a tenth of the device kept free."""
+        """Responses at the limit whose KV fits in the memory left, with a tenth of the device kept free."""
         return max(0, int((0.9 * device_gib * GIB - self.fixed) // (self.kv_bytes_per_token * tokens)))
 
 

@@ -27,7 +27,7 @@ class Filled:
     seconds: float
     generated_tokens: float
     trained_tokens: float
-    idle_share: float  # of the time: lost against writing the same tokens with every slot taken
+    idle_share: float  # of the time: lost compared with generating the same tokens with all slots busy
     wasted_share: float  # of the generated tokens
 
 

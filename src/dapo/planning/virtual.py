@@ -1,6 +1,6 @@
-"""A virtual clock for the real sampling code: an engine that writes nothing but takes its time, and a judge to match.
+"""A virtual clock for the real sampling code: an engine without a model, and a judge to match.
 
-Lengths, pass rates and the cost of a tick are given; everything that is decided, is decided by the code that trains.
+Lengths, pass rates and the cost of a tick are given. All decisions are made by the code that trains.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class VirtualEngine:
     def _completion(self, request: Request, began: int, length: int, stop: StopReason | None = None) -> Completion:
         reason = stop or (StopReason.LENGTH if length >= request.max_new_tokens else StopReason.EOS)
         version = np.empty(length, np.int32)
-        for tick, loaded in self._loaded:  # the last change before a token was written counts
+        for tick, loaded in self._loaded:  # the last change before a token was sampled counts
             if tick < began + length:
                 version[max(0, tick - began) :] = loaded
         tokens, logp = np.zeros(length, np.int32), np.zeros(length, np.float32)

@@ -1,1 +1,1 @@
-"""Engines that write responses, behind one streaming protocol."""
+"""Inference engines behind one streaming protocol."""

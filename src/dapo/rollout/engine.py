@@ -1,4 +1,4 @@
-"""The streaming protocol between those who want responses and those who write them, and its data.
+"""The streaming protocol of an inference engine, and its data.
 
 Submit requests, advance tick by tick, receive completions as they end. All scheduling is in ticks, never in seconds,
 so that a run is a function of its seed.
@@ -23,7 +23,7 @@ __all__ = ["Engine", "EngineState", "Fault", "Finished", "NoiseKey", "Request", 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One response that is wanted."""
+    """A request for one response."""
 
     id: int  # unique in a run
     prompt: tuple[int, ...]
@@ -54,14 +54,14 @@ class EngineState:
 
 
 class Engine(Protocol):
-    """Writes responses. A response depends on its request, the weights and the sampling parameters, on nothing else."""
+    """Generates responses. Each depends on its request, the weights and the sampling parameters, on nothing else."""
 
     tick: int  # advances by one with every `advance` that is not paused
     faults: list[Fault]  # responses given up so far; the caller may clear it
 
     @property
     def n_in_flight(self) -> int:
-        """Responses being written."""
+        """Responses being generated."""
         ...
 
     @property
@@ -74,33 +74,33 @@ class Engine(Protocol):
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests, first come, first served. Refuses by name what can never fit; then nothing was queued."""
+        """Queue requests, first come, first served. If one can never fit, an error names it, and none is queued."""
         ...
 
     def advance(self) -> list[Finished]:
-        """One tick: begin waiting requests, write one token of every response; those that ended, as submitted."""
+        """One tick: admit waiting requests, generate for all. Returns what ended, in order of submission."""
         ...
 
     def abort(self, ids: Iterable[int]) -> list[Finished]:
-        """End these now, with what was written so far. Ids that already ended are passed over."""
+        """End these now, with the tokens they have. Ids that have ended already are ignored."""
         ...
 
     def load_weights(self, policy: Policy, version: int) -> None:
-        """Draw all further tokens from these weights. In-flight responses go on; none of their old KV is used."""
+        """Sample all further tokens from these weights. In-flight responses continue on recomputed KV."""
         ...
 
     def pause(self) -> None:
-        """Until `resume`, `advance` does nothing and the tick stands still. Submitting and aborting still work."""
+        """Until `resume`, `advance` does nothing and the tick does not change. Submitting and aborting still work."""
         ...
 
     def resume(self) -> None: ...
 
     def snapshot(self) -> EngineState:
-        """Everything needed to go on later. This engine and one restored from the state then write the same bits."""
+        """Everything needed to continue. This engine and one restored from the state then generate the same bits."""
         ...
 
     def restore(self, state: EngineState) -> None:
-        """Take over a snapshot, in place of whatever is in flight. The weights must be loaded already."""
+        """Continue from a snapshot and drop whatever is in flight. The weights must be loaded already."""
         ...
 
     def fork_for_eval(self, sampling: SamplingParams) -> Engine:
@@ -108,7 +108,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds beside the policy. Neither it nor a fork can be used afterwards."""
+        """Free what the engine holds besides the policy. Neither it nor a fork can be used afterwards."""
         ...
 
 

@@ -18,12 +18,14 @@ from dapo.errors import EngineError
 from dapo.models.policy import Policy
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
-# Their frequencies depend on the length of the sequence so far, so that cached keys would have to be turned again.
+# Their frequencies depend on the length of the sequence so far, so cached keys would have to be rotated again.
 MOVING_ROPES = ("dynamic", "longrope")
 # Rows and lengths are rounded up to multiples of this. Matrix products and attention then add in the same order
 # however many rows there are (measured: float32 on CPU, one thread, bit for bit), so that a response does not depend
 # on its neighbours even in its last digits; and shapes change rarely.
 STEP = 16
+# Padded tokens of one prefill pass: bounds its memory.
+PREFILL_TOKENS = 16384
 # Up to so many tokens attention adds in the same order however far a row is padded; beyond, only for equal widths.
 SAME_SUMS = 368
 
@@ -75,7 +77,7 @@ class Transformer:
             q, k, v = self.heads(layer, layer.input_norm(x), cos, sin)  # [m, L, h, D]
             yield i, k, v
             if i == len(self.layers) - 1:
-                break  # nobody reads the last layer's output
+                break  # the last layer's output is not needed
             window = layer.window if layer.window is not None and layer.window < length else None
             out = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
@@ -90,7 +92,7 @@ class Transformer:
             x = x + layer.mlp(layer.post_norm(x))
 
     def heads(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (turned to their positions) and values [..., heads, D] of x [..., H]."""
+        """Queries, keys (rotated to their positions) and values [..., heads, D] of x [..., H]."""
         shape = (*x.shape[:-1], -1, self.head_dim)
         attention = layer.attention
         q, k, v = (project(x).view(shape) for project in (attention.q_proj, attention.k_proj, attention.v_proj))
@@ -111,6 +113,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x cos + swap(x) sin, where swap exchanges the halves of the head dimension and `sin` carries the sign."""
     half = x.shape[-1] // 2
     return torch.addcmul(x * cos, torch.cat((x[..., half:], x[..., :half]), dim=-1), sin)
+
+
+def causal_mask(position: Tensor, place: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """[n, 1, 1, L] for queries at position [n] and keys at place [L]: 0 where a query may look, else −inf."""
+    behind = position[:, None] - place
+    hidden = behind < 0
+    if window is not None:
+        hidden |= behind >= window
+    mask = torch.zeros(behind.shape, dtype=dtype, device=position.device)
+    return mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
 
 def check_family(policy: Policy) -> None:

@@ -1,4 +1,4 @@
-"""Completions as ranks send them to each other. What cannot be true is refused before anybody trains on it.
+"""Completions as ranks send them to each other. What cannot be true is refused before it is trained on.
 
 Every rank reads the same bytes, so all refuse together, and the newest checkpoint is from before.
 """
@@ -35,7 +35,7 @@ class Expected:
     eos_ids: tuple[int, ...]
 
     def handed(self, number: Any) -> PartialResponse:
-        """What that rank was given under this id."""
+        """The request that rank was given under this id."""
         rank, item = self.running.get(number, (None, None)) if type(number) is int else (None, None)
         if item is None or rank != self.rank:
             raise Garbled(f"response {number!r} is none that it was given")
@@ -94,7 +94,7 @@ def decode_begun(data: bytes, expected: Expected) -> list[PartialResponse]:
         refuse_twice([item.request.id for item in items])
         n = sum(rank == expected.rank for rank, _ in expected.running.values())
         if len(items) != n:
-            raise Garbled(f"it speaks of {len(items)} of the {n} responses it was given")
+            raise Garbled(f"it reports {len(items)} of the {n} responses it was given")
         return items
 
     return named(expected.rank, read)
@@ -107,8 +107,8 @@ def named(rank: int, read: Callable[[], T]) -> T:
     except (Garbled, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         why = str(error) if isinstance(error, Garbled) else f"{type(error).__name__}: {error}"
         raise EngineError(
-            f"rank {rank} sent responses that cannot be true: {why}. Nothing of them was used.",
-            remedy="Its machine or its memory may be faulty: replace it, and go on from the newest checkpoint with "
+            f"rank {rank} sent responses that cannot be true: {why}. None of them was used.",
+            remedy="Its machine or its memory may be faulty: replace it, and resume from the newest checkpoint with "
             "dapo resume RUN, on as many ranks as you like.",
         ) from None
 
@@ -128,7 +128,7 @@ def refuse_twice(ids: Sequence[int]) -> None:
 
 
 def check(number: Any, completion: Completion, expected: Expected) -> None:
-    """Could that rank's engine have written this?"""
+    """Refuse a completion that the rank's engine cannot have generated."""
     item = expected.handed(number)
     tokens, logp, version = completion.tokens, completion.logp, completion.version
     kinds = [np.dtype(kind) for kind in (np.int32, expected.logp_dtype, np.int32)]
@@ -151,4 +151,4 @@ def check(number: Any, completion: Completion, expected: Expected) -> None:
     if completion.stop_reason is StopReason.EOS and not is_at_end:
         raise Garbled(f"response {number} claims to end with an end token, and has none")
     if completion.stop_reason is StopReason.LENGTH and n != limit:
-        raise Garbled(f"response {number} claims to be cut at {limit} tokens, and has {n}")
+        raise Garbled(f"response {number} claims to be truncated at {limit} tokens, and has {n}")

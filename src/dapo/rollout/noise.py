@@ -1,5 +1,7 @@
 """Sampling noise as a function of what is sampled, not of when: the same key and position give the same number.
 
+So a response does not depend on the batch it runs in, on the rank, or on a restart: no generator state is kept.
+
 The generator is Philox-4x32-10 (Salmon et al., SC 2011), written in 64-bit integer arithmetic that is exact on every
 device. The key's hash fills Philox's key and half of its counter; the position in the response is the rest.
 """
@@ -28,7 +30,7 @@ ROUNDS = 10
 class NoiseKey:
     """Which response of which problem: everything its noise depends on, but for the position.
 
-    `visit` counts earlier submissions of this problem in this run, so that a second visit explores anew.
+    `visit` counts earlier submissions of this problem in this run, so that a second visit explores differently.
     """
 
     seed: int
@@ -56,7 +58,7 @@ def uniform(words: Tensor, position: Tensor) -> Tensor:
 
 
 def uniform_on_host(words: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """`uniform` for words [4, n] at position [n], by a third of the calls: on a CPU they are what it costs."""
+    """`uniform` for words [4, n] at position [n], with a third of the calls, which take most of its time on a CPU."""
     mask, half = np.uint64(MASK), np.uint64(32)
     rounds = np.arange(ROUNDS, dtype=np.uint64)[:, None, None]
     keys = (words[:2] + rounds * np.array([[WEYL_A], [WEYL_B]], np.uint64)) & mask  # [round, 2, n]

@@ -1,4 +1,4 @@
-"""A request with what was written for it so far, and what our engines do with such: refuse, store, hand over."""
+"""Partial responses: checked at submission, stored in snapshots, turned into completions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dapo.types import Completion, StopReason
 
 @dataclass(frozen=True, slots=True)
 class PartialResponse:
-    """A request and what was written for it so far."""
+    """A request and the tokens generated for it so far."""
 
     request: Request
     order: int  # of submission
@@ -27,14 +27,14 @@ class PartialResponse:
 
 
 def check_request(request: Request, seen: set[int], max_tokens: int) -> None:
-    """Refuse by name what can never be written."""
+    """Refuse a request that can never be served; the error names it."""
     name = f"request {request.id} (problem {request.key.problem!r})"
     if request.id in seen:
         raise EngineError(f"{name}: this id is in flight already.")
     if not request.prompt:
         raise EngineError(f"{name}: the prompt is empty; a response needs at least one token to follow.")
     if request.max_new_tokens < 1:
-        raise EngineError(f"{name}: max_new_tokens = {request.max_new_tokens} leaves nothing to write.")
+        raise EngineError(f"{name}: max_new_tokens = {request.max_new_tokens} leaves nothing to generate.")
     if len(request.prompt) + request.max_new_tokens > max_tokens:
         raise EngineError(
             f"{name}: a prompt of {len(request.prompt)} tokens and a response of up to {request.max_new_tokens} do "
@@ -44,7 +44,7 @@ def check_request(request: Request, seen: set[int], max_tokens: int) -> None:
 
 
 def completions(items: Sequence[PartialResponse], reasons: Sequence[StopReason], tokenizer: Any) -> list[Finished]:
-    """Items as completions, their texts decoded in one call."""
+    """Completions of these items; their texts are decoded in one call."""
     if tokenizer is None or not items:
         texts = [""] * len(items)
     else:

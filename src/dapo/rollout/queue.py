@@ -1,4 +1,4 @@
-"""The queue in front of an engine, first come, first served: what all of ours do alike, whoever writes."""
+"""The queue in front of an engine, first come, first served: what all our engines have in common."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dapo.rollout.partial import PartialResponse, check_request, from_state, to_
 
 
 class QueuedEngine(ABC):
-    """Who waits and in which order, at which tick; `max_concurrent` at a time, each of at most `max_tokens`."""
+    """Waiting requests and the tick; `max_concurrent` responses at a time, each of at most `max_tokens`."""
 
     def __init__(self, *, max_concurrent: int, max_tokens: int) -> None:
         self.max_concurrent, self.max_tokens = max_concurrent, max_tokens
@@ -40,13 +40,13 @@ class QueuedEngine(ABC):
         self._n_submitted += len(requests)
 
     def take_over(self, items: Sequence[PartialResponse]) -> None:
-        """Queue what another engine may have begun, with its own place in the order of submission."""
+        """Queue partial responses, perhaps of another engine; each keeps its place in the order of submission."""
         self._ids = self._checked(items, self._ids)
         for item in items:
             self._enqueue(item)
 
     def close(self) -> None:
-        """Nothing to give back: weights and cache go with the process."""
+        """Nothing to free: weights and cache end with the process."""
         return
 
     def pause(self) -> None:
@@ -56,7 +56,7 @@ class QueuedEngine(ABC):
         self._is_paused = False
 
     def _checked(self, items: Sequence[PartialResponse], ids: Collection[int] = ()) -> set[int]:
-        """`ids` with those of the items; refuses by name what can never be written."""
+        """`ids` with those of the items; an error names the first request that can never be served."""
         seen = set(ids)
         for item in items:
             self._check(item.request, seen)
@@ -94,7 +94,7 @@ class QueuedEngine(ABC):
         return to_state(items, logp_dtype, meta)
 
     def _items_of(self, state: EngineState) -> list[PartialResponse]:
-        """What a snapshot holds; refuses by name what cannot go on here."""
+        """The items of a snapshot; an error names what cannot continue here."""
         n_running = state.meta["n_running"]
         if n_running > self.max_concurrent:
             raise EngineError(
@@ -106,8 +106,8 @@ class QueuedEngine(ABC):
         self._checked(items)
         return items
 
-    def _go_on(self, items: Sequence[PartialResponse], state: EngineState) -> None:
-        """Go on from a snapshot, with these of its items in the queue and the others in flight."""
+    def _resume_from(self, items: Sequence[PartialResponse], state: EngineState) -> None:
+        """Continue from a snapshot, with these of its items in the queue and the others in flight."""
         self._waiting, self._ids = deque(items), {raw["id"] for raw in state.meta["requests"]}
         self.tick, self._n_submitted = state.meta["tick"], state.meta["n_submitted"]
         self._is_paused = state.meta["is_paused"]

@@ -1,8 +1,8 @@
 """The engines of all ranks as one: requests wait in one queue and go to whichever rank has a slot for them.
 
-Every rank makes the same calls in the same order and gets the same answers. Ticks are taken together. No rank owns a
-request before it can begin it, so none idles behind another's long tail; and as a response depends on its request
-and the weights alone, who writes it changes nothing but the time.
+Every rank makes the same calls in the same order and gets the same answers. All ranks tick together. A request is
+assigned to a rank only when that rank can start it, so none idles behind another's long tail. A response depends on its
+request and the weights alone, so which rank generates it changes nothing but the time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dapo.types import Completion, StopReason
 class SharedEngine(QueuedEngine):
     """Implements `Engine` over one engine per rank; `max_concurrent` responses in all.
 
-    Where `ranks_per_engine` neighbours hold one model together, they are given the same and write the same; the first
-    of them speaks for all.
+    Where `ranks_per_engine` neighbours hold one model together, they get the same requests and generate the same
+    tokens; the first of them reports.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class SharedEngine(QueuedEngine):
         return self.own.policy
 
     def fork_for_eval(self, sampling: SamplingParams) -> SharedEngine:
-        """Another one on the same weights and memory; one of the two writes at a time."""
+        """Another one on the same weights and memory. The two take turns."""
         sizes = {"max_concurrent": self.max_concurrent, "ranks_per_engine": self.ranks_per_engine}
         return SharedEngine(self.own.fork_for_eval(sampling), self.world, **sizes)
 
     def close(self) -> None:
-        """Give back what the engine holds beside the policy."""
+        """Free what the engine holds besides the policy."""
         self.own.close()
 
     @property
@@ -60,7 +60,7 @@ class SharedEngine(QueuedEngine):
         self.tick += 1
         self._hand_out()
         finished = self._shared(self.own.advance())
-        if not self._speaks:
+        if not self._reports:
             self.own.faults.clear()
         self.faults = self.own.faults  # of this rank
         return finished
@@ -79,35 +79,35 @@ class SharedEngine(QueuedEngine):
         self.own.load_weights(policy, version)
 
     def snapshot(self) -> EngineState:
-        """As one engine of this size would write it, so that any number of ranks can go on from it."""
+        """The snapshot that one engine of this size would take, so that any number of ranks can resume from it."""
         n_running = len(self._running)
         own = self.own.snapshot()
         self.own.restore(to_state([], self.own.logp_dtype, {**own.meta, "n_running": 0}))
         started: list[PartialResponse] = []
-        told = to_bytes(own.meta, own.arrays) if n_running and self._speaks else b""
-        for rank, data in enumerate(self.world.exchange(told)):
+        sent = to_bytes(own.meta, own.arrays) if n_running and self._reports else b""
+        for rank, data in enumerate(self.world.exchange(sent)):
             started += decode_begun(data, self._expected(rank)) if data else []
         self._waiting.extendleft(sorted(started, key=lambda item: item.order, reverse=True))
         self._running.clear()
         waiting, version = self._waiting, self.own.version
-        return self._state(waiting, self.own.logp_dtype, version=version, n_running=n_running, is_crowded=False)
+        return self._state(waiting, self.own.logp_dtype, version=version, n_running=n_running)
 
     def restore(self, state: EngineState) -> None:
         items = from_state(state)
         self._checked(items)
         self.own.restore(to_state([], self.own.logp_dtype, {**state.meta, "n_running": 0}))
-        self._go_on(items, state)
+        self._resume_from(items, state)
         self._running = {}
 
-    # ------------------------------------------------------------------ who writes what
+    # ------------------------------------------------------------------ which rank generates what
 
     @property
-    def _speaks(self) -> bool:
+    def _reports(self) -> bool:
         return self.world.rank % self.ranks_per_engine == 0
 
     def _hand_out(self) -> None:
-        """Slots to waiting requests, first come, first served: a group together where most slots are free."""
-        ranks = range(0, self.world.size, self.ranks_per_engine)  # that speak for an engine
+        """Assign waiting requests to free slots, first come, first served: a group goes where most slots are free."""
+        ranks = range(0, self.world.size, self.ranks_per_engine)  # that report for an engine
         free = dict.fromkeys(ranks, self.own.max_concurrent)
         for rank, _ in self._running.values():
             free[rank] -= 1
@@ -127,25 +127,25 @@ class SharedEngine(QueuedEngine):
     def _shared(self, own: Sequence[Finished]) -> list[Finished]:
         """What ended on any rank, in order of submission."""
         ended: list[tuple[int, Finished]] = []
-        told = encode(own, self.own.logp_dtype) if own and self._speaks else b""
-        for rank, data in enumerate(self.world.exchange(told)):
-            said = decode(data, self._expected(rank)) if data else []
+        sent = encode(own, self.own.logp_dtype) if own and self._reports else b""
+        for rank, data in enumerate(self.world.exchange(sent)):
+            reported = decode(data, self._expected(rank)) if data else []
             if rank == self.world.rank - self.world.rank % self.ranks_per_engine:
-                self._check_agreement(rank, own, said)
-            for number, completion in said:
+                self._check_agreement(rank, own, reported)
+            for number, completion in reported:
                 _, item = self._running.pop(number)
                 ended.append((item.order, (item.request, completion)))
         self._ids -= {request.id for _, (request, _) in ended}
         return [finished for _, finished in sorted(ended, key=lambda pair: pair[0])]
 
-    def _check_agreement(self, speaker: int, own: Sequence[Finished], said: Sequence[tuple[int, Completion]]) -> None:
-        """Ranks that hold one model together must have drawn the same tokens, or they would drift apart unseen."""
+    def _check_agreement(self, first: int, own: Sequence[Finished], reported: Sequence[tuple[int, Completion]]) -> None:
+        """Ranks that hold one model together must have sampled the same tokens, or they would diverge unnoticed."""
         here = {request.id: completion.tokens.tolist() for request, completion in own}
-        if here != {number: completion.tokens.tolist() for number, completion in said}:
+        if here != {number: completion.tokens.tolist() for number, completion in reported}:
             raise EngineError(
-                f"rollout.tensor_parallel = {self.ranks_per_engine}: rank {self.world.rank} and rank {speaker} hold "
-                "one model together and wrote different responses.",
-                remedy="Go on from the newest checkpoint with rollout.tensor_parallel = 1 or rollout.engine = local.",
+                f"rollout.tensor_parallel = {self.ranks_per_engine}: rank {self.world.rank} and rank {first} hold "
+                "one model together and generated different responses.",
+                remedy="Resume from the newest checkpoint with rollout.tensor_parallel = 1 or rollout.engine = local.",
             )
 
     def _expected(self, rank: int) -> Expected:

@@ -1,4 +1,4 @@
-"""Engine and verifier as one: problems go in, groups with completions and judgements come out, tick by tick."""
+"""Engine and verifier together: problems go in, groups with completions and judgements come out, tick by tick."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_FAILURES = 64
 
 @dataclass(slots=True)
 class PendingGroup:
-    """A group on its way: which of its responses have ended, and which of those are judged."""
+    """A group in flight: which of its responses have ended, and which of those are judged."""
 
     number: int  # order of submission in this run
     problem: Problem
@@ -23,7 +23,7 @@ class PendingGroup:
     prompt: tuple[int, ...]
     completions: list[Completion | None]
     judgements: list[Judgement | None]
-    is_dropped: bool = False  # nobody waits for it any more
+    is_dropped: bool = False  # given up
     n_judged: int = 0
     is_informative: bool = False  # known already: one right and one wrong, or two different raw values, suffice
 
@@ -78,8 +78,8 @@ class VerdictJournal:
 class Collector:
     """Submits groups to the engine, sends what ends to the judge, and applies each verdict at its own tick.
 
-    The verdict of a response that ended at tick t takes effect at tick t + delay and is waited for then. So the judge
-    works while the engine decodes, and yet no decision depends on how fast it was.
+    The verdict of a response that ended at tick t takes effect at tick t + delay; if it is late, the engine waits. So
+    the judge works while the engine decodes, and yet no decision depends on how fast it was.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Collector:
         return aborted_tokens
 
     def forget_all(self) -> None:
-        """Give up whatever is in flight, without a trace."""
+        """Give up everything in flight."""
         self.drop(list(self.groups.values()))
 
     def forget(self, group: PendingGroup) -> None:
@@ -196,16 +196,18 @@ class Collector:
             if ticket is not None:
                 self.journal.note(request, judgement)
                 completion = group.completions[request.key.response_index]
-                if completion is not None and completion.stop_reason is StopReason.EOS:  # truncated: judged unread
+                if (
+                    completion is not None and completion.stop_reason is StopReason.EOS
+                ):  # a truncated one is not verified
                     self._count_failure(judgement)
             group.judge(request.key.response_index, judgement)
 
     def _count_failure(self, judgement: Judgement) -> None:
-        """A verifier that fails on everything says nothing about the responses: stop instead of training on it."""
+        """A verifier that fails on every response does not measure them: stop instead of training on its verdicts."""
         self.n_failures = self.n_failures + 1 if judgement.verdict in (Verdict.TIMEOUT, Verdict.CRASH) else 0
         if self.n_failures >= MOST_FAILURES:
             raise VerifierError(
                 f"rewards.verifier: {MOST_FAILURES} judgements in a row ended in {judgement.verdict.value}, "
                 f"the last: {judgement.message or 'no message'}",
-                remedy="Try it with `dapo verify`. Mended, the run goes on from its newest checkpoint: dapo resume RUN",
+                remedy="Try it with `dapo verify`. Once fixed, resume from the newest checkpoint: dapo resume RUN",
             )

@@ -11,14 +11,16 @@ from dapo.sampling.accounting import Accounting
 from dapo.sampling.collect import Collector, PendingGroup
 from dapo.types import Group, Problem
 
+Submission = tuple[Problem, int, tuple[int, ...]]  # (problem, visit, prompt tokens)
 
-class Source(Protocol):
+
+class ProblemSource(Protocol):
     """Where problems come from, one submission at a time."""
 
     def start_step(self) -> None: ...
 
-    def next(self) -> tuple[Problem, int, tuple[int, ...]] | None:
-        """(problem, visit, prompt tokens); None when this step has had every problem."""
+    def next(self) -> Submission | None:
+        """None when this step has had every problem."""
         ...
 
     def rewind(self, n_used: int) -> None:
@@ -64,7 +66,7 @@ class Fill:
     seconds: float = 0.0
 
 
-Progress = Callable[[int, int], None]  # (informative groups known, groups wanted)
+FillProgress = Callable[[int, int], None]  # (informative groups known, groups wanted)
 
 
 class FillPolicy(Protocol):
@@ -93,12 +95,12 @@ class StepFill:
     def __init__(
         self,
         collector: Collector,
-        source: Source,
+        source: ProblemSource,
         config: SamplingConfig,
         state: FillState,
         *,
         max_prompts_tried: int,
-        progress: Progress,
+        progress: FillProgress,
     ) -> None:
         self.collector = collector
         self.source = source

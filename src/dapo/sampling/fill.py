@@ -9,13 +9,19 @@ from dapo.errors import DataError
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.carry import CarryOver
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import Fill, FillState, Progress, Source, StepFill
+from dapo.sampling.dynamic import Fill, FillProgress, FillState, ProblemSource, StepFill
 from dapo.sampling.prefix import PrefixRule
 from dapo.types import Group
 
 
 def fill(
-    collector: Collector, source: Source, config: Config, state: FillState, *, version: int, progress: Progress
+    collector: Collector,
+    source: ProblemSource,
+    config: Config,
+    state: FillState,
+    *,
+    version: int,
+    progress: FillProgress,
 ) -> Fill:
     """A training step's groups, with the budget and the overlong filter of its config."""
     return fill_step(
@@ -32,14 +38,14 @@ def fill(
 
 def fill_step(
     collector: Collector,
-    source: Source,
+    source: ProblemSource,
     config: SamplingConfig,
     state: FillState,
     *,
     version: int,
     filter_truncated: bool,
     max_prompts_tried: int,
-    progress: Progress = lambda _known, _wanted: None,
+    progress: FillProgress = lambda _known, _wanted: None,
 ) -> Fill:
     """One step's groups at weight version `version`. Tries at most `max_prompts_tried` prompts."""
     start = time.perf_counter()

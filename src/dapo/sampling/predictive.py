@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from dapo.errors import ConfigError
 from dapo.files import read_lines
 from dapo.rollout.noise import uniform_of
-from dapo.types import Group, Problem
+from dapo.sampling.dynamic import ProblemSource, Submission
+from dapo.types import Group
 
-Submission = tuple[Problem, int, tuple[int, ...]]
 EXPLORATION_FLOOR = 0.1
 
 
@@ -40,7 +39,7 @@ def n_above_mean(values: Sequence[float]) -> int:
 
 @dataclass(slots=True)
 class Posteriors:
-    """Beta(1 + right, 1 + wrong) per problem, from complete groups only; what is old fades, since the policy moves."""
+    """Beta(1 + right, 1 + wrong) per problem, from complete groups only; old counts decay, since the policy changes."""
 
     decay: float = 0.5  # weight of all that was seen before, at each new visit
     counts: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -83,12 +82,6 @@ def counts_in(path: Path) -> dict[str, tuple[float, float]]:
     return counts
 
 
-class BaseSource(Protocol):
-    def start_step(self) -> None: ...
-    def next(self) -> Submission | None: ...
-    def rewind(self, n_used: int) -> None: ...
-
-
 class PredictiveSource:
     """Passes a problem on with the probability that its group will be mixed, never less than the exploration floor.
 
@@ -96,7 +89,7 @@ class PredictiveSource:
     the step, so that a small set never runs dry. Posteriors change between steps only.
     """
 
-    def __init__(self, base: BaseSource, posteriors: Posteriors, *, G: int, seed: int) -> None:
+    def __init__(self, base: ProblemSource, posteriors: Posteriors, *, G: int, seed: int) -> None:
         self.base = base
         self.posteriors = posteriors
         self.G = G

@@ -1,4 +1,4 @@
-"""Groups, finished or on their way, in and out of a checkpoint: tokens as tensors, the rest as JSON."""
+"""Groups, complete or in flight, in a checkpoint: tokens as tensors, the rest as JSON."""
 
 from __future__ import annotations
 
@@ -150,15 +150,15 @@ def collector_from_state(
 
 
 def check_in_flight(collector: Collector, state: Mapping[str, Any]) -> None:
-    """Each response of an open group is being written, waits for its verdict, or has one: else nobody would end it."""
+    """Each response of an open group is in the engine, waits for its verdict, or has one: else it would never end."""
     places = [
         (group, i, completion, judgement)
         for group in collector.groups.values()
         for i, (completion, judgement) in enumerate(zip(group.completions, group.judgements, strict=True))
     ]
-    unwritten = {collector.request_of(group, i) for group, i, completion, _ in places if completion is None}
+    unfinished = {collector.request_of(group, i) for group, i, completion, _ in places if completion is None}
     unjudged = [[group.number, i] for group, i, completion, judged in places if completion is not None and not judged]
-    if unwritten != {request_from_state(raw) for raw in state["engine"]["requests"]}:
+    if unfinished != {request_from_state(raw) for raw in state["engine"]["requests"]}:
         raise ValueError("sampling.in_flight: the requests of the engine are not those of its groups")
     if sorted(unjudged) != sorted([number, index] for _, number, index in state["due"]):
         raise ValueError("sampling.in_flight.due: not the responses without a verdict")

@@ -25,7 +25,7 @@ from dapo.rollout.engine import SamplingParams
 from dapo.rollout.make import make_engine, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.collect import Collector, VerdictJournal
-from dapo.sampling.dynamic import FillState, Source
+from dapo.sampling.dynamic import FillState, ProblemSource
 from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
 from dapo.trainer.budget import Budget
@@ -133,7 +133,7 @@ def make_pool(rewards: RewardsConfig) -> VerifierPool:
     )
 
 
-def make_source(config: Config, ordered: OrderedSource, posteriors: Posteriors) -> Source:
+def make_source(config: Config, ordered: OrderedSource, posteriors: Posteriors) -> ProblemSource:
     """Where prompts come from: the order of the run, or predictive selection on top of it."""
     if not config.sampling.predictive:
         return ordered

@@ -24,7 +24,7 @@ from dapo.report.pieces import TokenPieces
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, Source
+from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, ProblemSource
 from dapo.sampling.predictive import Posteriors
 from dapo.sampling.state import collector_from_state, collector_to_state, groups_from_state, groups_to_state
 from dapo.tracking.metrics import check_declared, finite
@@ -50,7 +50,7 @@ class Run:
     problems: EncodedSet
     eval_sets: list[EncodedSet]
     ordered: OrderedSource
-    source: Source  # the ordered one, or predictive selection on top of it
+    source: ProblemSource  # the ordered one, or predictive selection on top of it
     posteriors: Posteriors
     fill: FillState
     observers: Sequence[Observer]

@@ -14,7 +14,7 @@ HEAD_MULTIPLE = 16  # numbers of a head come in blocks of so many
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where the tokens of each of S sequences are. Those with the same prompt stand side by side and share it."""
+    """Where the tokens of each of S sequences are. Those with the same prompt are adjacent and share it."""
 
     place: Tensor  # [F] the token in each cell, all sequences end to end
     start: Tensor  # [S + 1] first cell of each sequence

@@ -76,7 +76,7 @@ def load(compiler: str, folder: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    """Ours alone: what lies there is run."""
+    """A folder that only this user can write to: its files are executed."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dapo"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()

@@ -80,7 +80,7 @@ def gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, is_backward: bool) -> tuple[Tensor, Tensor]:
-    """Queries and keys [T, heads, D] turned by their angles [T, D]; the gradient turns back."""
+    """Queries and keys [T, heads, D] rotated by their angles [T, D]; the gradient is rotated back."""
     turned_q, turned_k = _turned(q.contiguous(), cos, sin, is_backward), _turned(k.contiguous(), cos, sin, is_backward)
     return turned_q, turned_k
 
@@ -111,7 +111,7 @@ def at(x: Tensor, row: int = 0) -> int: ...
 @overload
 def at(x: Tensor | None, row: int = 0) -> int | None: ...
 def at(x: Tensor | None, row: int = 0) -> int | None:
-    """The address of a row of numbers of four bytes that lie one behind the other; of none, none."""
+    """The address of a row of a contiguous tensor of 4-byte numbers; None for None."""
     if x is None:
         return None
     assert x.is_contiguous(), "C reads number after number"

@@ -216,7 +216,7 @@ static count drawn(const float *weight, double total, double noise, count tokens
     return last;
 }
 
-enum { RUNNING, ENDED, FULL, BAD }; /* rollout/local/seats.py */
+enum { RUNNING, ENDED, FULL, BAD }; /* rollout/local/rows.py */
 
 /* One token for each running row of logits [n, tokens], noted in out_token, out_logp and the columns of state [9,
  * stride]: newest token, start, length, limit, stop, four words of the noise key. Temperature 0 takes the likeliest.

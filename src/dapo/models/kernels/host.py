@@ -26,10 +26,10 @@ def norm_backward(
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, is_backward: bool) -> tuple[Tensor, Tensor]:
-    """Queries and keys [T, heads, D] turned by their angles [T, D]; the gradient turns back."""
+    """Queries and keys [T, heads, D] rotated by their angles [T, D]; the gradient is rotated back."""
     half = cos.shape[-1] // 2
     signs = torch.ones(cos.shape[-1], dtype=sin.dtype)
     signs[half:] = -1
     signed = (sin * (signs if is_backward else -signs))[:, None]
-    turned = [(x * cos[:, None]).addcmul_(torch.cat((x[..., half:], x[..., :half]), dim=-1), signed) for x in (q, k)]
-    return turned[0], turned[1]
+    rotated = [(x * cos[:, None]).addcmul_(torch.cat((x[..., half:], x[..., :half]), dim=-1), signed) for x in (q, k)]
+    return rotated[0], rotated[1]

@@ -170,7 +170,7 @@ def _rotate(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr, IS_BACKWARD: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    """One program a token: all heads of its query and key share the angles."""
+    """One program per token: all heads of its query and key share the angles."""
     token = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, BLOCK_HALF)[None, :]
     angles = token * (2 * HALF) + j
@@ -184,7 +184,7 @@ def _rotate(
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, is_backward: bool) -> tuple[Tensor, Tensor]:
-    """Rotary positions: q [T, Hq, D] and k [T, Hk, D] turned by the angles of cos and sin [T, D]; or back."""
+    """Rotary positions: q [T, Hq, D] and k [T, Hk, D] rotated by the angles of cos and sin [T, D]; or back."""
     T, q_heads, D = q.shape
     k_heads = k.shape[1]
     q, k = (x if x.stride()[1:] == (D, 1) else x.contiguous() for x in (q, k))

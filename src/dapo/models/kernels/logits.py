@@ -14,7 +14,7 @@ FAR_BELOW = tl.constexpr(-1e30)  # below every logit, yet finite: −inf − (�
 def _scores(
     logits, target, logp, normaliser, entropy, V, inverse_temperature, WITH_ENTROPY: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program a row. Every lane keeps its own running maximum and sums, joined once at the end of the row."""
+    """One program per row. Every lane keeps its own running maximum and sums, joined once at the end of the row."""
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * V
     lane = tl.arange(0, BLOCK)

@@ -1,7 +1,7 @@
 """The parts of a decode step for a CPU: over dense blocks of rows, with as few calls as possible.
 
-A small model's step is mostly the calls it makes, so what all layers share is made once a step, and the bookkeeping of
-a row is numpy's, which is quicker on a few dozen numbers.
+For a small model the calls themselves take most of the time. So what all layers share is computed once per step, and
+the rows' bookkeeping is in numpy, which is faster on a few dozen numbers.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dapo.rollout.families import SAME_SUMS, rotate, rounded_up
-from dapo.rollout.local.blocks import Blocks, Span
+from dapo.rollout.families import SAME_SUMS, causal_mask, rotate, rounded_up
+from dapo.rollout.local.blocks import Blocks
 from dapo.rollout.local.cache import PagedCache
-from dapo.rollout.local.ops import STOP, PlainOps
-from dapo.rollout.local.running import BAD, RUNNING, DeviceRows
+from dapo.rollout.local.ops import PlainOps
+from dapo.rollout.local.rows import BAD, ENDED, FULL, RUNNING, DeviceRows
 from dapo.rollout.noise import uniform_on_host
 from dapo.rollout.sampler import SamplingParams, sample
-from dapo.types import StopReason
 
 
 class BlockOps(PlainOps):
-    """Rows stand in the order of `blocks`, which hold the running responses' keys and values; pages are not written.
+    """Rows are in the order of `blocks`, which hold the running responses' keys and values; pages stay as they are.
 
     Implements `Ops`.
     """
@@ -30,7 +29,7 @@ class BlockOps(PlainOps):
     def __init__(self, cache: PagedCache, cos: Tensor, sin: Tensor, scaling: float, n_query_heads: int) -> None:
         super().__init__(cache, cos, sin, scaling, n_query_heads)
         self.blocks = Blocks(cache, len(cos))
-        self.turn = (cos[:0, None], sin[:0, None])  # of the rows' newest tokens
+        self.rotary = (cos[:0, None], sin[:0, None])  # cos and sin at the rows' newest tokens
         self.cells: list[Tensor] = []  # where each span's newest keys go
         self.lengths: list[int] = []  # tokens that each span attends over
         self.masks: dict[int | None, list[Tensor]] = {}
@@ -54,9 +53,9 @@ class BlockOps(PlainOps):
         return F.silu(gate).mul_(up)
 
     def begin_step(self, n: int, rows: DeviceRows) -> None:
-        """Where the newest tokens stand, and what each block attends over: the same in all layers."""
+        """Positions of the newest tokens and what each block attends over: the same in all layers."""
         self.position = position = rows.position(n)
-        self.turn = (self.cos.index_select(0, position)[:, None], self.sin.index_select(0, position)[:, None])
+        self.rotary = (self.cos.index_select(0, position)[:, None], self.sin.index_select(0, position)[:, None])
         self.masks.clear()
         self.cells.clear()
         self.lengths.clear()
@@ -76,36 +75,36 @@ class BlockOps(PlainOps):
         n, cache = qkv.shape[0], self.cache
         if layer == 0:
             self.begin_step(n, rows)
-        n_turned = self.n_query_heads + cache.n_heads
+        n_rotated = self.n_query_heads + cache.n_heads
         heads = qkv.view(n, -1, cache.head_dim)
-        turned, v = heads[:, :n_turned], heads[:, n_turned:]
+        rotated, v = heads[:, :n_rotated], heads[:, n_rotated:]
         if norms is not None:
-            q, k = turned.split([self.n_query_heads, cache.n_heads], dim=1)
-            turned = torch.cat(
+            q, k = rotated.split([self.n_query_heads, cache.n_heads], dim=1)
+            rotated = torch.cat(
                 [self.add_norm(x.contiguous(), None, weight, eps) for x, weight in zip((q, k), norms, strict=True)],
                 dim=1,
             )
-        turned = rotate(turned, *self.turn)
-        k = turned[:, self.n_query_heads :]
+        rotated = rotate(rotated, *self.rotary)
+        k = rotated[:, self.n_query_heads :]
         for span, cell in zip(self.blocks.spans, self.cells, strict=True):
             keys, values = span.block.cells[layer]
             keys.index_copy_(0, cell, k[span.first : span.end].reshape(-1, cache.head_dim))
             values.index_copy_(0, cell, v[span.first : span.end].reshape(-1, cache.head_dim))
-        return turned[:, : self.n_query_heads].reshape(n, cache.n_heads, -1, cache.head_dim)
+        return rotated[:, : self.n_query_heads].reshape(n, cache.n_heads, -1, cache.head_dim)
 
     def attend(self, q: Tensor, layer: int, window: int | None, rows: DeviceRows, longest: int) -> Tensor:
         del rows, longest  # every block has its own
         n = q.shape[0]
         if window not in self.masks:
             self.masks[window] = [
-                self.mask(span, length, window, q.dtype)
+                causal_mask(self.position[span.first : span.end], self.place[:length], window, q.dtype)
                 for span, length in zip(self.blocks.spans, self.lengths, strict=True)
             ]
         parts = []
         for span, length, mask in zip(self.blocks.spans, self.lengths, self.masks[window], strict=True):
             keys, values = span.block.layers[layer]
             slots = slice(0, span.end - span.first)
-            # The queries that share a key head stand as if they were several queries of one head.
+            # Grouped-query attention: the queries that share a key head are passed as several queries of one head.
             part = F.scaled_dot_product_attention(
                 q[span.first : span.end],
                 keys[slots, :, :length],
@@ -114,7 +113,7 @@ class BlockOps(PlainOps):
                 scale=self.scaling,
             )
             parts.append(part.reshape(span.end - span.first, -1))
-        n_idle = n - self.blocks.spans[-1].end  # rows that only fill the batch up
+        n_idle = n - self.blocks.spans[-1].end  # rows that pad the batch
         if n_idle:
             parts.append(parts[0].new_zeros(n_idle, parts[0].shape[1]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -129,17 +128,8 @@ class BlockOps(PlainOps):
         token, logp = drawn.numpy(), chance.numpy()
         rows.out_token.numpy()[tick, :n], rows.out_logp.numpy()[tick, :n] = token, logp
         is_alive, is_good = stop == RUNNING, np.isfinite(logp)
-        is_written = is_alive & is_good
-        newest[is_written] = token[is_written]
-        length += is_written
-        ended = np.where(is_end.numpy()[token], STOP[StopReason.EOS], (length >= limit) * STOP[StopReason.LENGTH])
+        is_new = is_alive & is_good
+        newest[is_new] = token[is_new]
+        length += is_new
+        ended = np.where(is_end.numpy()[token], ENDED, (length >= limit) * FULL)
         stop[is_alive] = np.where(is_good, ended, BAD)[is_alive]
-
-    def mask(self, span: Span, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[k, 1, 1, L]: 0 where a row may look, −inf where it may not."""
-        behind = self.position[span.first : span.end, None] - self.place[None, :length]
-        hidden = behind < 0
-        if window is not None:
-            hidden |= behind >= window
-        mask = torch.zeros(behind.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-        return mask[:, None, None]

@@ -1,7 +1,7 @@
-"""Keys and values of the running responses as a CPU reads them best: dense, rows of similar length together.
+"""Keys and values of the running responses as a CPU reads them best: dense, responses of similar length together.
 
-Pages keep what is shared, copied or put aside. A response takes its keys and values from them once, when it is seated,
-and stays in a block from then on: a step neither gathers nor pads to the longest of all rows.
+Pages hold what is shared, copied or swapped out. When a response is admitted, its keys and values are copied from its
+pages into a block, where they stay: a step neither gathers pages nor pads to the longest of all responses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dapo.rollout.families import rounded_up
 from dapo.rollout.local.cache import PagedCache
 
 Ints = NDArray[np.int64]
-NOBODY: Ints = np.zeros(0, np.int64)
+NONE: Ints = np.zeros(0, np.int64)
 SHORTEST_CLASS = 32  # tokens; every further class is twice as long
 
 
@@ -26,9 +26,9 @@ class Block:
 
     def __init__(self, capacity: int, like: PagedCache) -> None:
         self.capacity = capacity
-        self.serial = NOBODY
+        self.serial = NONE
         n_layers = len(like.keys)
-        # Zeros, not garbage: what lies behind a mask is multiplied by 0, which only finite numbers survive.
+        # Zeros, not empty: masked values are multiplied by 0, which must not meet NaN or inf.
         self.data = torch.zeros(
             n_layers, 2, 0, like.n_heads, capacity, like.head_dim, dtype=like.data.dtype, device=like.data.device
         )
@@ -76,19 +76,19 @@ class Span:
 
 
 class Blocks:
-    """All running responses by length class. A serial number stands for a response from its seat to its end."""
+    """All running responses by length class. A serial number names a response and its KV (see `HostRows.serial`)."""
 
     def __init__(self, cache: PagedCache, max_tokens: int) -> None:
         self.cache, self.max_tokens = cache, max_tokens
         self.blocks: dict[int, Block] = {}  # capacity -> block, short ones first
         self.spans: list[Span] = []
-        self._serial = self._order = NOBODY
-        self._capacity = NOBODY  # of the block that each seat's response is in
+        self._serial = self._order = NONE
+        self._capacity = NONE  # of the block that holds each response
 
     def arrange(self, serial: Ints, length: Ints, table: NDArray[np.int32], n_tokens: int) -> Ints:
-        """Make room for the next `n_tokens` of the responses on running 0..n−1; the seat of each row of a step.
+        """Make room for the next `n_tokens` of every response. Returns the order of the responses in a decode step.
 
-        Serial numbers not seen before are fetched from their pages, those no longer there are forgotten.
+        Responses with a new serial number are fetched from their pages; those whose number is gone are dropped.
         """
         needed = np.minimum(length + n_tokens - 1, self.max_tokens)
         if np.array_equal(serial, self._serial):
@@ -111,13 +111,13 @@ class Blocks:
         return self._order
 
     def forget(self) -> None:
-        """Nobody is known any more: serial numbers begin anew."""
+        """Drop all responses: serial numbers will be given again."""
         for block in self.blocks.values():
-            block.serial = NOBODY
-        self.spans, self._serial, self._order, self._capacity = [], NOBODY, NOBODY, NOBODY
+            block.serial = NONE
+        self.spans, self._serial, self._order, self._capacity = [], NONE, NONE, NONE
 
     def clear(self, serial: Ints) -> None:
-        """Forget responses that hold non-finite numbers: the next one there must not multiply them by 0."""
+        """Zero responses that hold non-finite numbers: the next one in the slot masks by multiplying with 0."""
         for block in self.blocks.values():
             slots = np.flatnonzero(np.isin(block.serial, serial))
             if len(slots):
@@ -157,13 +157,13 @@ class Blocks:
             block.drop(is_long)
 
     def _fetch(self, serial: Ints, wanted: Ints, length: Ints, table: NDArray[np.int32]) -> None:
-        """Responses new here, from their pages."""
+        """Copy new responses from their pages."""
         known = [block.serial for block in self.blocks.values()]
         is_new = ~np.isin(serial, np.concatenate(known)) if known else np.ones(len(serial), bool)
         for capacity in np.unique(wanted[is_new]).tolist():
-            running = np.flatnonzero(is_new & (wanted == capacity))
-            n_pages = -(-(int(length[running].max()) - 1) // self.cache.page_tokens)
-            self._block(capacity).add(serial[running], self.cache.dense(table[running, :n_pages])[..., :capacity, :])
+            rows = np.flatnonzero(is_new & (wanted == capacity))
+            n_pages = -(-(int(length[rows].max()) - 1) // self.cache.page_tokens)
+            self._block(capacity).add(serial[rows], self.cache.dense(table[rows, :n_pages])[..., :capacity, :])
 
 
 def capacity_for(length: Ints) -> Ints:

@@ -16,7 +16,7 @@ MEMORY_SHARE = 0.4
 
 
 class PagedCache:
-    """Keys and values of every layer as [page, head, token in page, D]. Page 0 belongs to nobody: rubbish goes there.
+    """Keys and values of every layer as [page, head, token in page, D]. Page 0 has no owner: padding goes there.
 
     In memory a page is [head, token, D] on CUDA, where one program streams one head, and [token, head, D] on the CPU,
     where pages are gathered into one block.
@@ -36,15 +36,15 @@ class PagedCache:
         self.n_pages, self.page_tokens, self.n_heads, self.head_dim = n_pages, page_tokens, n_heads, head_dim
         page = (n_heads, page_tokens) if device.type == "cuda" else (page_tokens, n_heads)
         try:
-            # Zeros, not garbage: what lies behind a mask is multiplied by 0, which only finite numbers survive.
+            # Zeros, not empty: masked values are multiplied by 0, which must not meet NaN or inf.
             self.data = torch.zeros(n_layers, 2, n_pages, *page, head_dim, dtype=dtype, device=device)
-        except torch.AcceleratorError:  # the card has failed, of which the cache's size is innocent
+        except torch.AcceleratorError:  # the GPU has failed; the cache's size is not the cause
             raise
-        except RuntimeError as error:  # on a CPU it has no type of its own
+        except RuntimeError as error:  # out of memory has no type of its own on a CPU
             size = 2 * n_layers * n_pages * page_tokens * n_heads * head_dim * dtype.itemsize / 2**30
             raise EngineError(
                 f"rollout.kv_cache_gib: a KV cache of {size:,.1f} GiB is not free on the device.",
-                remedy="Set rollout.kv_cache_gib lower; responses then wait for pages instead. Or let fewer be written "
+                remedy="Set rollout.kv_cache_gib lower; responses then wait for pages instead. Or generate fewer "
                 "at the same time: rollout.max_concurrent_sequences, --concurrent.",
             ) from error
         self._is_token_first = device.type != "cuda"
@@ -93,7 +93,7 @@ class PagedCache:
         self.data[:, :, self._index(pages)] = content.to(self.data.device)
 
     def clear(self, pages: NDArray[np.int32]) -> None:
-        """Forget pages that hold non-finite numbers: the next sequence there must not multiply them by 0."""
+        """Zero pages that hold non-finite numbers: the next response there masks by multiplying with 0."""
         self.data[:, :, self._index(pages)] = 0
 
     def _index(self, pages: NDArray[np.int32]) -> Tensor:
@@ -109,7 +109,7 @@ def affordable_pages(
     kv_gib: float | None = None,
     kv_tokens: int | None = None,
 ) -> int:
-    """Pages of the cache: what was asked for, or enough for everybody, as far as memory allows."""
+    """Pages of the cache: what was asked for, or enough for all responses, as far as memory allows."""
     per_response = pages_for(max_tokens, page_tokens) + 1
     if kv_tokens is not None:
         return max(pages_for(kv_tokens, page_tokens), per_response)

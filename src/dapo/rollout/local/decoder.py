@@ -1,7 +1,7 @@
 """The decode step over paged keys and values, a few tokens a call: on CUDA one graph replay per token.
 
-A graph is captured the first time a batch size of the ladder is needed. It reads the rows' state from fixed places on
-the device, so that the host only says "again" until the tick is over.
+A graph is captured the first time a batch size of the ladder is needed. It reads the rows' state at fixed addresses on
+the device, so that the host only replays it until the tick is over.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dapo.rollout.local.block_ops import BlockOps
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
-from dapo.rollout.local.running import BAD, DeviceRows
-from dapo.rollout.local.weights import TURNED_COLUMNS, Turned, is_turned, layer_weights
+from dapo.rollout.local.rows import BAD, DeviceRows
+from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Transposed, keeps_transposed, layer_weights
 from dapo.rollout.sampler import SamplingParams
 
-# A row that only fills a batch up: no token, length 1, stopped.
+# A row that pads the batch: no token, length 1, stopped.
 DEAD = torch.tensor([0, 0, 1, 0, 1, 0, 0, 0, 0], dtype=torch.int32)
 OpsKind = Literal["auto", "plain", "blocks", "triton"]
 
 
 class PagedDecoder(Transformer):
-    """Prefixes into pages; then, tick by tick, a few tokens of every row."""
+    """Prefills prefixes into pages; then generates, tick by tick, a few tokens of every row."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class PagedDecoder(Transformer):
         logp_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         table_pages = -(-self.max_tokens // page_tokens)
         self.rows = DeviceRows(n_rows, table_pages, tokens_per_tick, logp_dtype, device)
-        turned = is_turned(policy)
-        self.weights = [layer_weights(layer, turned=turned) for layer in self.layers]
-        # Found once: behind each of these names is a search through modules.
+        transposed = keeps_transposed(policy)
+        self.weights = [layer_weights(layer, transposed=transposed) for layer in self.layers]
+        # Looked up once: each of these names is a search through modules.
         self.embed, self.norm = policy.backbone.embed_tokens, policy.backbone.norm
         self.head = head = policy.head
-        turns_head = turned and head.weight.shape[1] <= TURNED_COLUMNS
-        self.head_turned = Turned(head.weight, getattr(head, "bias", None)) if turns_head else None
+        transposes_head = transposed and head.weight.shape[1] <= TRANSPOSED_COLUMNS
+        self.head_transposed = Transposed(head.weight, getattr(head, "bias", None)) if transposes_head else None
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
         is_half_on_cuda = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
@@ -99,7 +99,7 @@ class PagedDecoder(Transformer):
         longest: int,
         serial: NDArray[np.int64],
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
-        """Send the rows, write n_steps tokens of each, fetch: length [n], stop [n], tokens and log-probs [n_steps, n].
+        """Generate n_steps tokens of each row. Returns length [n], stop [n], tokens and log-probs [n_steps, n].
 
         state [9, n] and table [n, pages] describe the first rows; `longest` is the largest length among them. A row
         whose keys and values are not those of the last tick has another `serial` number.
@@ -142,34 +142,34 @@ class PagedDecoder(Transformer):
         rows.clock.zero_()
         for _ in range(n_steps):
             self.step(size, sampling, 0)
-        seat = np.empty(n, np.int64)
-        seat[order] = np.arange(n)
+        inverse = np.empty(n, np.int64)
+        inverse[order] = np.arange(n)
         result = (rows.length[:n], rows.stop[:n], rows.out_token[:n_steps, :n], rows.out_logp[:n_steps, :n])
-        length, stop, token, logp = (part.numpy()[..., seat] for part in result)
+        length, stop, token, logp = (part.numpy()[..., inverse] for part in result)
         if (stop == BAD).any():
             ops.blocks.clear(serial[stop == BAD])
         return length, stop, token, logp
 
     def refresh(self) -> None:
-        """The weights were changed: turn them again, where they are kept turned."""
+        """The weights have changed: transpose them again, where a transposed copy is kept."""
         layers = (part for layer in self.weights for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
-        for part in (*layers, self.head_turned):
-            if isinstance(part, Turned):
+        for part in (*layers, self.head_transposed):
+            if isinstance(part, Transposed):
                 part.refresh()
 
     def forget(self) -> None:
-        """All rows are free, and their serial numbers will be given again."""
+        """All rows are free, and serial numbers will be given again."""
         if isinstance(self.ops, BlockOps):
             self.ops.blocks.forget()
 
     def write_back(self, serial: int, pages: NDArray[np.int32], tokens: slice) -> None:
-        """Let the pages hold these tokens of a response, wherever its keys and values are while it runs."""
+        """Copy the KV of these tokens into the pages, where the response runs in a block."""
         if isinstance(self.ops, BlockOps):
             content = self.ops.blocks.read(serial, tokens.stop)[:, :, :, tokens.start :]
             self.cache.store_dense(pages, 0, content)
 
     def step(self, n: int, sampling: SamplingParams, longest: int) -> None:
-        """One token of rows 0..n−1: forward, draw, note."""
+        """One token of rows 0..n−1: forward pass, sampling, bookkeeping."""
         ops, rows = self.ops, self.rows
         x = self.embed(rows.token[:n])  # [n, H]
         y: Tensor | None = None
@@ -180,8 +180,8 @@ class PagedDecoder(Transformer):
             y = layer.mlp(h) if layer.gate_up is None else layer.down(ops.gate(layer.gate_up(h)))
         norm, head = self.norm, self.head
         h = ops.add_norm(x, y, norm.weight, norm.variance_epsilon)
-        if self.head_turned is not None:
-            logits = self.head_turned(h)
+        if self.head_transposed is not None:
+            logits = self.head_transposed(h)
         else:
             logits = head_logits(h, head.weight, getattr(head, "bias", None))
         ops.draw(logits, sampling, self.is_end, rows)

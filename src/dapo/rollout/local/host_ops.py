@@ -11,7 +11,7 @@ from dapo.models.kernels.compiled import at, by_rows, host
 from dapo.rollout.local.block_ops import BlockOps
 from dapo.rollout.local.blocks import Span
 from dapo.rollout.local.cache import PagedCache
-from dapo.rollout.local.running import DeviceRows
+from dapo.rollout.local.rows import DeviceRows
 from dapo.rollout.sampler import SamplingParams
 
 
@@ -59,7 +59,7 @@ class HostOps(BlockOps):
         for span in spans:
             work = partial(self._mix, qkv, out, span, layer, norms or (None, None), eps, window or 0)
             by_rows(span.end - span.first, span.block.layers[layer][0][: span.end - span.first].numel(), work)
-        out[spans[-1].end :] = 0  # rows that only fill the batch up
+        out[spans[-1].end :] = 0  # rows that pad the batch
         return out
 
     def _mix(

@@ -1,7 +1,7 @@
 """The decode step's Triton kernels; `ops.py` says in plain torch what each of them computes.
 
-None of them is compiled anew for another number of rows: a batch size is only a launch grid. Rows whose `stop` is not
-0 are dead: they write into page 0, which nobody reads, and attend to nothing.
+None of them is recompiled for another number of rows: a batch size is only a launch grid. Rows whose `stop` is not 0
+are dead: they store into page 0, which is never read, and attend to nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def gate_kernel(gate_up, out, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def turned(source, norm, c, s, d, mask, eps, D: tl.constexpr, HAS_NORM: tl.constexpr):
-    """Heads turned to their positions: x cos + swap(x) sin, where swap exchanges the halves of a head.
+def rotated(source, norm, c, s, d, mask, eps, D: tl.constexpr, HAS_NORM: tl.constexpr):
+    """Heads rotated to their positions: x cos + swap(x) sin, where swap exchanges the halves of a head.
 
     `source` [M, 1] points to heads of D numbers at d [1, DIM]; c and s are the rotary tables there, the sign in s.
     """
@@ -66,15 +66,16 @@ def attend_kernel(
     WINDOW: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr,
 ):  # fmt: skip
-    """Turn, store and attend, for one row's newest token and HEADS key heads, over this split's share of its keys.
+    """Rotate, store and attend, for one row's newest token and HEADS key heads, over this split's share of its keys.
 
-    The G queries of a key head stand together as the rows of one small matrix (padded to GROUP). Softmax is computed on
-    the way, with base-2 exponentials. The newest key and value go into their page and, from registers, into the sum.
-    With SPLITS = 1 the result goes out; otherwise it waits for `combine_kernel`.
+    The G queries of a key head are the rows of one small matrix (padded to GROUP, for `tl.dot` takes no fewer than 16).
+    Softmax is computed online, with base-2 exponentials. The newest key and value are stored in their page and enter
+    the sum from registers, not through memory. With SPLITS = 1 the result is final; otherwise `combine_kernel` joins
+    the parts.
     """
     row, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
     is_alive = tl.load(stop + row) == 0
-    newest = tl.where(is_alive, tl.load(length + row), 1) - 1  # its place, and the number of older keys
+    newest = tl.where(is_alive, tl.load(length + row), 1) - 1  # its position, which is also the number of older keys
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(newest + 1 - WINDOW, 0)
@@ -90,7 +91,7 @@ def attend_kernel(
     base = qkv + row * (NQ + 2 * NK) * D
     for i in tl.static_range(HEADS):
         head = tl.program_id(0) * HEADS + i
-        query = turned(base + (head * G + g)[:, None] * D, query_norm, c, s, d, is_query, eps, D, HAS_NORM)
+        query = rotated(base + (head * G + g)[:, None] * D, query_norm, c, s, d, is_query, eps, D, HAS_NORM)
         top = tl.full([GROUP], float("-inf"), tl.float32)
         total = tl.zeros([GROUP], tl.float32)
         acc = tl.zeros([GROUP, DIM], tl.float32)
@@ -111,7 +112,7 @@ def attend_kernel(
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
             score = tl.where(is_seen[None, :], score, float("-inf"))
             new_top = tl.maximum(top, tl.max(score, 1))
-            if WINDOW > 0:  # a first block without a key: nothing to subtract from minus infinity
+            if WINDOW > 0:  # a first block may hold no key at all: −inf − (−inf) would be NaN
                 new_top = tl.maximum(new_top, -1e30)
             weight = tl.exp2(score - new_top[:, None])
             shrink = tl.exp2(top - new_top)
@@ -120,7 +121,7 @@ def attend_kernel(
             top = new_top
         if split == SPLITS - 1:
             one = tl.arange(0, 1)[:, None]
-            new_key = turned(base + (NQ + head + one) * D, key_norm, c, s, d, d < D, eps, D, HAS_NORM)
+            new_key = rotated(base + (NQ + head + one) * D, key_norm, c, s, d, d < D, eps, D, HAS_NORM)
             new_value = tl.load(base + (NQ + NK + head + one) * D + d, mask=d < D, other=0.0)
             home = tl.load(table + row * table_stride + newest // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD)
             target = home.to(tl.int64) * page_stride + head * head_stride + (newest % PAGE) * token_stride + d
@@ -147,7 +148,7 @@ def attend_kernel(
 def combine_kernel(
     part, part_max, part_sum, out, NQ: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr
 ):
-    """One attention result from those of all splits of a row's keys."""
+    """Join the splits of a row's keys: each is weighted by exp2 of its maximum, as online softmax does."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     s, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
     cell = (row * SPLITS + s) * NQ + head
@@ -182,7 +183,7 @@ def cut_kernel(
     logits, cut, V, inverse_temperature, top_k, top_p, min_p, logits_stride,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The smallest scaled logit that top-k, then top-p, then min-p leave in; found by bisection, one row a program.
+    """The smallest scaled logit that top-k, then top-p, then min-p leave in; found by bisection, one program per row.
 
     After the search `low` keeps enough (k tokens, or the share p of what top-k left) and lies within 1e-7 of the
     largest value that does. Tokens that tie with the last one kept are kept too.
@@ -251,10 +252,10 @@ def draw_kernel(
     V, inverse_temperature, logits_stride, rows,
     HAS_CUT: tl.constexpr, IS_GREEDY: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_UP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draw one token a row, and note it: the token where the cumulated weight passes the noise, in vocabulary order.
+    """Sample one token per row: that at which the cumulative weight passes the noise, in vocabulary order.
 
     First the block in which it passes, from the blocks' sums; then the token within, from that block alone. `state`
-    [9, rows] is as in `running.py`: token, start, length, limit, stop, and the four words of the noise key.
+    [9, rows] is as in `rows.py`: token, start, length, limit, stop, and the four words of the noise key.
     """
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CHUNKS_UP)
@@ -301,9 +302,9 @@ def draw_kernel(
     tick = tl.load(clock)
     tl.store(out_token + tick * rows + row, token)
     tl.store(out_logp + tick * rows + row, logp)
-    is_written = is_alive & is_good
-    tl.store(state + row, token, mask=is_written)
-    tl.store(state + 2 * rows + row, length + 1, mask=is_written)
+    is_new = is_alive & is_good
+    tl.store(state + row, token, mask=is_new)
+    tl.store(state + 2 * rows + row, length + 1, mask=is_new)
     ends = tl.load(is_end + token) != 0
     is_full = length + 1 >= tl.load(state + 3 * rows + row)
     stop = tl.where(is_good, tl.where(ends, 1, tl.where(is_full, 2, 0)), 3)

@@ -1,4 +1,4 @@
-"""What a decode step consists of beside its matrix products: in plain torch, and as Triton kernels.
+"""The parts of a decode step other than its matrix products: in plain torch, and as Triton kernels.
 
 The plain operations run on any device and type and are the kernels' reference. The kernels are for CUDA in half
 precision; under Triton's interpreter they run on a CPU too, which is how their logic is tested there.
@@ -12,14 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dapo.rollout.families import rotate, rounded_up
+from dapo.rollout.families import causal_mask, rotate, rounded_up
 from dapo.rollout.local.cache import PagedCache
-from dapo.rollout.local.running import BAD, DeviceRows
+from dapo.rollout.local.rows import BAD, ENDED, FULL, RUNNING, DeviceRows
 from dapo.rollout.noise import MASK, uniform
 from dapo.rollout.sampler import SamplingParams, sample
-from dapo.types import StopReason
-
-STOP = {StopReason.EOS: 1, StopReason.LENGTH: 2}
 
 
 class Ops(Protocol):
@@ -45,18 +42,18 @@ class Ops(Protocol):
     ) -> Tensor:
         """Attention of the newest tokens over their rows' keys: qkv [n, (NQ + 2 NK)·D] -> [n, NQ·D].
 
-        Queries and keys are normalised where the family does so and turned to their positions; the new keys and values
+        Queries and keys are normalised where the family does so and rotated to their positions; the new keys and values
         go into the cache. `longest` bounds the rows' lengths.
         """
         ...
 
     def draw(self, logits: Tensor, sampling: SamplingParams, is_end: Tensor, rows: DeviceRows) -> None:
-        """One token for each row, noted in `rows`; a row that ends, or whose logits are not finite, stops."""
+        """Sample one token for each row into `rows`; a row that ends, or whose logits are not finite, stops."""
         ...
 
 
 class PlainOps:
-    """As one reads it. Implements `Ops`."""
+    """The reference. Implements `Ops`."""
 
     def __init__(self, cache: PagedCache, cos: Tensor, sin: Tensor, scaling: float, n_query_heads: int) -> None:
         self.cache, self.cos, self.sin, self.scaling = cache, cos, sin, scaling
@@ -89,7 +86,7 @@ class PlainOps:
     def rotate_and_store(
         self, qkv: Tensor, layer: int, norms: tuple[Tensor, Tensor] | None, eps: float, rows: DeviceRows
     ) -> Tensor:
-        """Queries [n, NQ·D] of the newest tokens, turned; their keys and values go into the cache."""
+        """Queries [n, NQ·D] of the newest tokens, rotated; their keys and values go into the cache."""
         n, cache = len(qkv), self.cache
         position = rows.position(n)
         sizes = [self.n_query_heads, cache.n_heads, cache.n_heads]
@@ -114,17 +111,13 @@ class PlainOps:
         n_pages = -(-rounded_up(longest) // cache.page_tokens)
         table = rows.table[:n, :n_pages].long()
         keys, values = cache.gathered(layer, table)  # [n, NK, L, D]
-        behind = rows.position(n)[:, None] - self.place[None, : keys.shape[2]]
-        hidden = behind < 0
-        if window is not None:
-            hidden |= behind >= window
-        mask = torch.zeros(behind.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf"))
-        # The queries that share a key head stand as if they were several queries of one head.
+        mask = causal_mask(rows.position(n), self.place[: keys.shape[2]], window, q.dtype)
+        # Grouped-query attention: the queries that share a key head are passed as several queries of one head.
         out = F.scaled_dot_product_attention(
             q.view(n, cache.n_heads, -1, cache.head_dim),
             keys,
             values,
-            attn_mask=mask[:, None, None],
+            attn_mask=mask,
             scale=self.scaling,
         )
         return out.reshape(n, -1)
@@ -134,15 +127,15 @@ class PlainOps:
         token_row, start, length, limit, stop = (part[:n] for part in rows.state[:5])
         words = rows.words[:, :n].t().long() & MASK
         token, logp = sample(logits, uniform(words, (length - start).long()), sampling)
-        is_alive = stop == 0
+        is_alive = stop == RUNNING
         is_good = logp.isfinite()
-        is_written = is_alive & is_good
+        is_new = is_alive & is_good
         tick = int(rows.clock) if not rows.clock.is_cuda else rows.clock.long()
         rows.out_token[tick, :n] = token.to(torch.int32)
         rows.out_logp[tick, :n] = logp.to(rows.out_logp.dtype)
-        token_row.copy_(torch.where(is_written, token.to(torch.int32), token_row))
-        length += is_written.to(torch.int32)
-        ended = torch.where(is_end[token], STOP[StopReason.EOS], (length >= limit).int() * STOP[StopReason.LENGTH])
+        token_row.copy_(torch.where(is_new, token.to(torch.int32), token_row))
+        length += is_new.to(torch.int32)
+        ended = torch.where(is_end[token], ENDED, (length >= limit).int() * FULL)
         stop.copy_(torch.where(is_alive, torch.where(is_good, ended, BAD), stop).to(torch.int32))
 
 
@@ -174,7 +167,7 @@ class TritonOps:
         self.cut = torch.empty(n_rows, device=device)
 
     def splits(self, n: int) -> int:
-        """Parts into which each row's keys are cut, so that a small batch still fills the card; a power of 2."""
+        """Parts into which each row's keys are split, so that a small batch still fills the GPU; a power of 2."""
         wanted = PROGRAMS_PER_PROCESSOR * self.n_processors / (n * self.cache.n_heads)
         splits = 1
         while 2 * splits <= min(wanted, MOST_SPLITS):

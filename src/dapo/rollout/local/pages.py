@@ -1,4 +1,4 @@
-"""Who holds which page of the KV cache: a pool of free ones, and prompts whose pages all their responses share."""
+"""Pages of the KV cache: the pool of free ones, and prompts, whose pages all their responses share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_PAGES: Pages = np.zeros(0, np.int32)
 
 
 class PagePool:
-    """Free pages, handed out in a fixed order. Page 0 is never free: it takes what nobody reads."""
+    """Free pages, handed out in a fixed order. Page 0 is never handed out: it takes what padding stores."""
 
     def __init__(self, n_pages: int) -> None:
         self.n_pages = n_pages - 1
@@ -33,17 +33,17 @@ class PagePool:
 class Prompt:
     """A prompt without its last token, prefilled once for all responses to it.
 
-    Its full pages are shared as they are; the tokens behind them lie in a page of their own, which every response
-    copies before it goes on writing there.
+    Its full pages are shared. The remaining tokens lie in a page of their own, the tail: each response continues in a
+    copy of it (copy-on-write).
     """
 
     tokens: tuple[int, ...]
     page_tokens: int
     pages: Pages = field(default_factory=lambda: NO_PAGES)  # full ones, then the tail if there is one
     n_users: int = 0  # requests with this prompt, waiting or running
-    n_seated: int = 0  # running ones
+    n_running: int = 0
     is_filled: bool = False  # the pages hold keys and values of the present weights
-    is_suspect: bool = False  # a response to it met numbers that are not finite; they may come from here
+    is_suspect: bool = False  # a response to it had non-finite logits, which may stem from these pages
 
     @property
     def n_shared(self) -> int:

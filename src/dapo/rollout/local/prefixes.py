@@ -1,4 +1,4 @@
-"""Keys and values that have to be computed before a response can go on: of its prompt, and of what it has written."""
+"""Prefill: keys and values of prompts, and of partial responses whose KV was dropped."""
 
 from __future__ import annotations
 
@@ -8,49 +8,48 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dapo.rollout.families import SAME_SUMS, rounded_up
+from dapo.rollout.families import PREFILL_TOKENS, SAME_SUMS, rounded_up
 from dapo.rollout.local.decoder import PagedDecoder
 from dapo.rollout.local.pages import Pages, Prompt
-from dapo.rollout.local.running import RunningBatch
-
-# Padded tokens of one prefill pass: bounds its memory.
-PREFILL_TOKENS = 16384
+from dapo.rollout.local.rows import HostRows
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Tokens whose keys and values are wanted, and the cell for each."""
+    """Tokens to prefill, and the cache slot of each."""
 
     tokens: NDArray[np.int32]
     slots: NDArray[np.int64]
 
 
-def prefixes_of(running: RunningBatch, row: int) -> list[Prefix]:
-    """What has to be computed for a row without KV: its prompt, unless somebody had it computed; its response."""
-    prompt = running.prompt(row)
+def prefixes_of(rows: HostRows, row: int) -> list[Prefix]:
+    """What to prefill for a row without KV: its prompt, unless another response had it prefilled, and its response."""
+    prompt = rows.prompt(row)
     wanted = prefix_of_prompt(prompt)
-    length = int(running.length[row]) - 1
+    length = int(rows.length[row]) - 1
     if length > len(prompt.tokens):
-        slots = slots_of(running.table[row], length, prompt.page_tokens)
-        slots[: prompt.n_shared * prompt.page_tokens] = 0  # there already; page 0 takes it
-        wanted.append(Prefix(running.tokens[row, :length].copy(), slots))
+        slots = slots_of(rows.table[row], length, prompt.page_tokens)
+        slots[: prompt.n_shared * prompt.page_tokens] = (
+            0  # in the shared pages already: what is computed again goes to page 0
+        )
+        wanted.append(Prefix(rows.tokens[row, :length].copy(), slots))
     return wanted
 
 
 def prefix_of_prompt(prompt: Prompt) -> list[Prefix]:
-    """Unless somebody had it computed already; from now on somebody has."""
+    """The prompt, and marks it as prefilled; nothing if it is already."""
     if prompt.is_filled or not prompt.tokens:
         return []
     prompt.is_filled = True
     return [Prefix(np.array(prompt.tokens, np.int32), slots_of(prompt.pages, len(prompt.tokens), prompt.page_tokens))]
 
 
-def tail_of(running: RunningBatch, row: int) -> list[tuple[Pages, Pages]]:
-    """The prompt's last page, to be copied to a row's own first one, where nothing is written yet."""
-    prompt = running.prompt(row)
-    if running.length[row] > running.start[row] or not len(prompt.tail):
+def tail_of(rows: HostRows, row: int) -> list[tuple[Pages, Pages]]:
+    """(from, to): the prompt's tail page and a row's first own page, while the response is still empty."""
+    prompt = rows.prompt(row)
+    if rows.length[row] > rows.start[row] or not len(prompt.tail):
         return []
-    return [(prompt.tail, running.own_pages(row)[:1])]
+    return [(prompt.tail, rows.own_pages(row)[:1])]
 
 
 def slots_of(pages: Pages, n_tokens: int, page_tokens: int) -> NDArray[np.int64]:
@@ -59,13 +58,13 @@ def slots_of(pages: Pages, n_tokens: int, page_tokens: int) -> NDArray[np.int64]
 
 
 def prefill(decoder: PagedDecoder, prefixes: list[Prefix]) -> None:
-    """Compute prefixes in passes of bounded size, the longest first, so that little is padded."""
+    """Prefill in passes of bounded size, the longest first, so that little is padding."""
     prefixes = sorted(prefixes, key=lambda prefix: len(prefix.tokens), reverse=True)
     device = decoder.cache.data.device
     while prefixes:
         width = rounded_up(len(prefixes[0].tokens))
         chunk = prefixes[: max(1, PREFILL_TOKENS // width)]
-        if width > SAME_SUMS and device.type == "cpu":  # a prefix's width must not be its neighbour's
+        if width > SAME_SUMS and device.type == "cpu":  # here the padded width changes the last bits: equal ones only
             chunk = [prefix for prefix in chunk if rounded_up(len(prefix.tokens)) == width]
         prefixes = prefixes[len(chunk) :]
         ids, slots = np.empty((len(chunk), width), np.int64), np.zeros((len(chunk), width), np.int64)

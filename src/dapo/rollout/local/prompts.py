@@ -1,4 +1,4 @@
-"""The prompts that somebody wants: each prefilled once, its pages given back when others need them more."""
+"""The prompts of all requests: each is prefilled once, and evicted while none of its responses runs."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ class Prompts:
         self._by_tokens: dict[tuple[int, ...], Prompt] = {}
 
     def of(self, prompt: tuple[int, ...]) -> Prompt:
-        """That of a request which has joined."""
+        """The prompt of a request that has joined."""
         return self._by_tokens[prompt[:-1]]
 
     def join(self, prompt: tuple[int, ...]) -> None:
-        """One request more wants this prompt."""
+        """Count one more request with this prompt."""
         tokens = prompt[:-1]
         self._by_tokens.setdefault(tokens, Prompt(tokens, self._cache.page_tokens)).n_users += 1
 
     def leave(self, prompt: Prompt) -> None:
-        """One request less wants this prompt."""
+        """Count one request less; the last one frees the pages."""
         prompt.n_users -= 1
         if prompt.n_users == 0:
             self._forget(prompt)
             del self._by_tokens[prompt.tokens]
 
     def void(self) -> None:
-        """The weights are new: what the pages hold is not."""
+        """The weights have changed: all keys and values are out of date."""
         for prompt in self._by_tokens.values():
             prompt.is_filled = False
 
     def evict_idle(self, but: Prompt | None = None) -> bool:
-        """Free the pages of a prompt that nobody running uses; it is prefilled again when its turn comes."""
+        """Free the pages of a prompt without running responses; it is prefilled again when one is admitted."""
         for prompt in self._by_tokens.values():
-            if len(prompt.pages) and not prompt.n_seated and prompt is not but:
+            if len(prompt.pages) and not prompt.n_running and prompt is not but:
                 self._forget(prompt)
                 return True
         return False

@@ -1,8 +1,8 @@
 """The trainer's own weights as few, large matrices: q, k, v and gate, up are laid side by side in memory.
 
 Nothing is copied for good: the parameters become views of the joined matrix, so that the optimizer, which writes in
-place, updates both at once. Only on a CPU a small model is kept a second time, turned: a product of few rows is faster
-by a quarter so, one of 16 rows twice.
+place, updates both at once. Only on a CPU a small model is kept a second time, transposed: products of few rows are
+then faster by a quarter, those of 16 rows twice as fast.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dapo.models.policy import Policy
 from dapo.rollout.families import Layer
 
 Projection = Callable[[Tensor], Tensor]
-TURNED_NUMBERS = 2**28  # 1 GiB in float32: a larger model is not kept twice
-# A turned matrix of more columns adds in another order from 192 rows on (measured as STEP in families.py).
-TURNED_COLUMNS = 768
+TRANSPOSED_NUMBERS = 2**28  # 1 GiB in float32: a larger model is not kept twice
+# A transposed matrix of more columns adds in another order from 192 rows on (measured as STEP in families.py).
+TRANSPOSED_COLUMNS = 768
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class LayerWeights:
     window: int | None
 
 
-class Turned:
-    """A matrix [out, in] kept as [in, out], as it was when it was last read. Implements `Projection`."""
+class Transposed:
+    """A matrix [out, in] kept as [in, out], as of the last `refresh`. Implements `Projection`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
@@ -56,22 +56,22 @@ class Turned:
         return torch.mm(x, self.copy) if self.bias is None else torch.addmm(self.bias, x, self.copy)
 
 
-def is_turned(policy: Policy) -> bool:
+def keeps_transposed(policy: Policy) -> bool:
     n_numbers = sum(parameter.numel() for parameter in policy.parameters())
-    return policy.device.type == "cpu" and policy.dtype == torch.float32 and n_numbers <= TURNED_NUMBERS
+    return policy.device.type == "cpu" and policy.dtype == torch.float32 and n_numbers <= TRANSPOSED_NUMBERS
 
 
-def layer_weights(layer: Layer, *, turned: bool = False) -> LayerWeights:
+def layer_weights(layer: Layer, *, transposed: bool = False) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
     is_gated = isinstance(mlp.act_fn, nn.SiLU) or type(mlp.act_fn).__name__ == "SiLUActivation"
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         norms = (layer.query_norm.weight, layer.key_norm.weight)
     return LayerWeights(
-        qkv=joined([attention.q_proj, attention.k_proj, attention.v_proj], turned),
-        out=joined([attention.o_proj], turned),
-        gate_up=joined([mlp.gate_proj, mlp.up_proj], turned) if is_gated else None,
-        down=joined([mlp.down_proj], turned),
+        qkv=joined([attention.q_proj, attention.k_proj, attention.v_proj], transposed),
+        out=joined([attention.o_proj], transposed),
+        gate_up=joined([mlp.gate_proj, mlp.up_proj], transposed) if is_gated else None,
+        down=joined([mlp.down_proj], transposed),
         mlp=mlp,
         input_norm=layer.input_norm.weight,
         post_norm=layer.post_norm.weight,
@@ -81,7 +81,7 @@ def layer_weights(layer: Layer, *, turned: bool = False) -> LayerWeights:
     )
 
 
-def joined(linears: Sequence[Any], turned: bool) -> Projection:
+def joined(linears: Sequence[Any], transposed: bool) -> Projection:
     """One projection for several with the same input. Adapters and other wrapped layers are called one by one."""
     if any(type(linear) is not nn.Linear for linear in linears):
         if len(linears) == 1:
@@ -93,8 +93,8 @@ def joined(linears: Sequence[Any], turned: bool) -> Projection:
     if any(bias is None for bias in biases) and not all(bias is None for bias in biases):
         return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
     bias = None if biases[0] is None else side_by_side(biases)
-    if turned and weight.shape[1] <= TURNED_COLUMNS:
-        return Turned(weight, bias)
+    if transposed and weight.shape[1] <= TRANSPOSED_COLUMNS:
+        return Transposed(weight, bias)
     return lambda x: F.linear(x, weight, bias)
 
 
@@ -110,7 +110,7 @@ def side_by_side(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def _are_adjacent(parameters: Sequence[nn.Parameter]) -> bool:
-    """Do they lie in one storage, one behind the other? So it is when an engine on the same weights was here before."""
+    """Do they lie end to end in one storage? They do once an engine on these weights has joined them."""
     end = parameters[0].data_ptr()
     for parameter in parameters:
         if parameter.data_ptr() != end or not parameter.is_contiguous():

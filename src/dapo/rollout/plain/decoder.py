@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dapo.models.logprobs import head_logits
 from dapo.models.policy import Policy
-from dapo.rollout.families import Transformer, rounded_up
+from dapo.rollout.families import Transformer, causal_mask, rounded_up
 from dapo.rollout.plain.kv_cache import KVCache
 
 
@@ -30,7 +30,7 @@ class Decoder(Transformer):
     def prefill(self, ids: Tensor, rows: Tensor, prefix: Tensor) -> None:
         """Fill the cache with prefixes: row rows[i] gets the keys and values of ids[prefix[i]].
 
-        ids [m, L] is padded at the end, L to a multiple of STEP; what padding writes lies behind every mask until it is
+        ids [m, L] is padded at the end, L to a multiple of STEP; what padding stores stays masked until it is
         overwritten.
         """
         length = ids.shape[1]
@@ -51,11 +51,11 @@ class Decoder(Transformer):
         masks: dict[int | None, Tensor] = {}
         for i, layer in enumerate(self.layers):
             if layer.window not in masks:
-                masks[layer.window] = self._mask(position, length, layer.window, x.dtype)
+                masks[layer.window] = causal_mask(position, self.place[:length], layer.window, x.dtype)
             q, k, v = self.heads(layer, layer.input_norm(x), cos, sin)  # [n, h, D]
             self.cache.keys[i][rows, :, position] = k
             self.cache.values[i][rows, :, position] = v
-            # The queries that share a key head stand as if they were several queries of one head.
+            # Grouped-query attention: the queries that share a key head are passed as several queries of one head.
             out = F.scaled_dot_product_attention(
                 q.view(n, self.n_heads, -1, self.head_dim),
                 self.cache.keys[i][:n, :, :length],
@@ -67,12 +67,3 @@ class Decoder(Transformer):
             x = x + layer.mlp(layer.post_norm(x))
         head = self.policy.head
         return head_logits(self.policy.backbone.norm(x), head.weight, getattr(head, "bias", None))
-
-    def _mask(self, position: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[n, 1, 1, L]: 0 where a row may look, −inf where it may not."""
-        behind = position[:, None] - self.place[None, :length]
-        hidden = behind < 0
-        if window is not None:
-            hidden |= behind >= window
-        mask = torch.zeros(behind.shape, dtype=dtype, device=position.device)
-        return mask.masked_fill_(hidden, float("-inf"))[:, None, None]

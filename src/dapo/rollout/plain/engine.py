@@ -1,6 +1,7 @@
-"""The reference engine: continuous batching over a dense KV cache, one token of every running response a tick.
+"""The reference engine: continuous batching over a dense KV cache, one token of every running response per tick.
 
-Running responses sit on rows 0..n−1. Nothing loops over them but what happens once per response: beginning and end.
+Running responses occupy rows 0..n−1 of the batch. No Python loop runs over them in a tick, only over those that are
+admitted or end.
 """
 
 from __future__ import annotations
@@ -14,21 +15,18 @@ from numpy.typing import NDArray
 
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams
-from dapo.rollout.families import rounded_up
+from dapo.rollout.families import PREFILL_TOKENS, rounded_up
 from dapo.rollout.noise import uniform
 from dapo.rollout.partial import completions
 from dapo.rollout.plain.decoder import Decoder
-from dapo.rollout.plain.rows import Rows
+from dapo.rollout.plain.rows import DenseRows
 from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.sampler import sample
 from dapo.types import StopReason
 
-# Padded tokens of one prefill pass: bounds its memory.
-PREFILL_TOKENS = 16384
-
 
 class PlainEngine(QueuedEngine):
-    """Writes responses with the trainer's own weights, in the trainer's process. Implements `Engine`.
+    """Generates with the trainer's own weights, in the trainer's process. Implements `Engine`.
 
     `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt. An update of the weights in
     place must be announced by `load_weights` before the next tick.
@@ -49,7 +47,7 @@ class PlainEngine(QueuedEngine):
         self.policy = policy
         self._decoder = Decoder(policy, rows=self.max_concurrent, max_tokens=self.max_tokens)
         logp_dtype = torch.float64 if policy.dtype == torch.float64 else torch.float32
-        self._rows = Rows(rounded_up(self.max_concurrent), self.max_tokens, logp_dtype, policy.device)
+        self._rows = DenseRows(rounded_up(self.max_concurrent), self.max_tokens, logp_dtype, policy.device)
         self._is_end = torch.zeros(policy.head.weight.shape[0], dtype=torch.bool, device=policy.device)
         self._is_end[list(policy.eos_ids)] = True
 
@@ -71,13 +69,13 @@ class PlainEngine(QueuedEngine):
         if n == 0:
             return []
         rows = self._rows
-        # Rows beyond the last response are computed along at position 0, which the next tenant writes before reading.
+        # Rows that pad the batch are computed too, at position 0, which the next response there overwrites first.
         rows.length[n : rounded_up(n)] = 1
         token, position = rows.last_tokens(rounded_up(n))
         logits = self._decoder.step(token, position, int(rows.length[:n].max()))[:n]
         drawn, logp = sample(logits, uniform(rows.words[:n], rows.noise_index(n)), self.sampling)
         rows.append(n, position[:n], drawn, logp, self.version)
-        is_end, is_bad = torch.stack([self._is_end[drawn], ~logp.isfinite()]).cpu().numpy()  # the tick's one look
+        is_end, is_bad = torch.stack([self._is_end[drawn], ~logp.isfinite()]).cpu().numpy()  # the tick's only transfer
         rows.length[:n] += ~is_bad
         is_full = rows.length[:n] >= rows.limit[:n]
 
@@ -110,7 +108,7 @@ class PlainEngine(QueuedEngine):
 
     @torch.inference_mode()
     def snapshot(self) -> EngineState:
-        """Void the KV here too, so that going on and being restored are the same computation, bit for bit."""
+        """Drops the KV here too: a restored engine recomputes it, and both must continue with the same bits."""
         self._close_gaps()
         self._needs_prefill = True
         items = self._rows.read(range(self._n_rows)) + list(self._waiting)
@@ -122,7 +120,7 @@ class PlainEngine(QueuedEngine):
         self._rows.free(range(len(self._rows.requests)))
         self._n_rows, self._gaps = state.meta["n_running"], []
         self._rows.put(range(self._n_rows), items[: self._n_rows])
-        self._go_on(items[self._n_rows :], state)
+        self._resume_from(items[self._n_rows :], state)
         self.version = state.meta["version"]
         self._needs_prefill = True
 
@@ -132,17 +130,17 @@ class PlainEngine(QueuedEngine):
 
     def _admit(self) -> None:
         """Give free rows to waiting requests, close the gaps that remain, and prefill what has no KV."""
-        running = self._gaps[: len(self._waiting)]  # the lowest: whatever gap is closed lies behind them
-        self._gaps = self._gaps[len(running) :]
+        rows = self._gaps[: len(self._waiting)]  # the lowest: whatever gap is closed lies behind them
+        self._gaps = self._gaps[len(rows) :]
         self._close_gaps()
-        n_new = min(len(self._waiting) - len(running), self.max_concurrent - self._n_rows)
-        running += range(self._n_rows, self._n_rows + n_new)
+        n_new = min(len(self._waiting) - len(rows), self.max_concurrent - self._n_rows)
+        rows += range(self._n_rows, self._n_rows + n_new)
         self._n_rows += n_new
-        self._rows.put(running, [self._waiting.popleft() for _ in running])
+        self._rows.put(rows, [self._waiting.popleft() for _ in rows])
         if self._needs_prefill:
-            running = list(range(self._n_rows))
+            rows = list(range(self._n_rows))
             self._needs_prefill = False
-        self._prefill(running)
+        self._prefill(rows)
 
     def _close_gaps(self) -> None:
         """Move the last responses into rows that ended, so that rows in use have no gap."""
@@ -185,7 +183,7 @@ class PlainEngine(QueuedEngine):
             self._decoder.prefill(torch.from_numpy(ids).to(device), target, source)
 
     def _report(self, bad: Sequence[int]) -> None:
-        """Note responses whose logits were not finite, and clean their rows for the next tenant."""
+        """Record faults for logits that were not finite, and zero their rows, which other responses will reuse."""
         for row in bad:
             request = self._rows.requests[row]
             assert request is not None, f"row {row} holds no response"

@@ -25,11 +25,11 @@ class KVCache:
     ) -> None:
         shape = (n_layers, 2, rows, n_heads, max_tokens, head_dim)
         try:
-            # Zeros, not garbage: what lies behind the mask is multiplied by 0, which only finite numbers survive.
+            # Zeros, not empty: masked values are multiplied by 0, which must not meet NaN or inf.
             self.data = torch.zeros(shape, dtype=dtype, device=device)
-        except torch.AcceleratorError:  # the card has failed, of which the cache's size is innocent
+        except torch.AcceleratorError:  # the GPU has failed; the cache's size is not the cause
             raise
-        except RuntimeError as error:  # on a CPU it has no type of its own
+        except RuntimeError as error:  # out of memory has no type of its own on a CPU
             size = 2 * n_layers * rows * n_heads * max_tokens * head_dim * dtype.itemsize / 2**30
             raise EngineError(
                 f"rollout.max_concurrent_sequences = {rows}: their KV cache of {max_tokens} tokens each takes "
@@ -44,5 +44,5 @@ class KVCache:
         self.data[:, :, list(target), :, :n_tokens] = self.data[:, :, list(source), :, :n_tokens]
 
     def clear(self, rows: Sequence[int]) -> None:
-        """Forget rows that hold non-finite numbers: the next sequence there must not multiply them by 0."""
+        """Zero rows that hold non-finite numbers: the next response there masks by multiplying with 0."""
         self.data[:, :, list(rows)] = 0

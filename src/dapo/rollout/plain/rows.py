@@ -1,4 +1,4 @@
-"""What is known of each running response: one row of arrays per response, on the device but for three counters."""
+"""The batch of running responses: one row of arrays per response, on the device but for the counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dapo.rollout.engine import Request
 from dapo.rollout.partial import PartialResponse
 
 
-class Rows:
+class DenseRows:
     """State of up to `n_rows` responses. Column t of a row belongs to token t of prompt and response together."""
 
     def __init__(self, n_rows: int, max_tokens: int, logp_dtype: torch.dtype, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class Rows:
         self.requests: list[Request | None] = [None] * n_rows
 
     def put(self, rows: Sequence[int], items: Sequence[PartialResponse]) -> None:
-        """Seat responses on rows."""
+        """Give rows to responses."""
         if not rows:
             return
         width = max(len(item.request.prompt) + len(item.tokens) for item in items)
@@ -50,7 +50,7 @@ class Rows:
         self.words[index] = torch.tensor([item.request.key.words() for item in items], device=self.device)
 
     def read(self, rows: Sequence[int]) -> list[PartialResponse]:
-        """What was written on these rows."""
+        """The responses on these rows so far."""
         if not rows:
             return []
         width = int(self.length[list(rows)].max())
@@ -77,7 +77,7 @@ class Rows:
             self.requests[row] = None
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Reseat responses; the source rows are free afterwards."""
+        """Move responses to other rows; the source rows are free afterwards."""
         old, new = list(source), list(target)
         for array in (self.tokens, self.logp, self.version, self.words):
             array[new] = array[old]
@@ -92,12 +92,12 @@ class Rows:
         return self.tokens[:n].gather(1, position[:, None])[:, 0], position
 
     def append(self, n: int, position: Tensor, token: Tensor, logp: Tensor, version: int) -> None:
-        """Write the next token of rows 0..n−1, whose newest is at `position`. `length` is the caller's to raise."""
+        """Append a token to rows 0..n−1, whose newest is at `position`. The caller raises `length`."""
         column = position[:, None] + 1
         self.tokens[:n].scatter_(1, column, token[:, None])
         self.logp[:n].scatter_(1, column, logp[:, None].to(self.logp.dtype))
         self.version[:n].scatter_(1, column, version)
 
     def noise_index(self, n: int) -> Tensor:
-        """Index in its response of the token that rows 0..n−1 write next, [n]."""
+        """Index in its response of the next token of rows 0..n−1, [n]."""
         return torch.from_numpy(self.length[:n] - self.start[:n]).to(self.device)

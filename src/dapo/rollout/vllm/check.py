@@ -17,9 +17,10 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
 def check_weights(core: VllmCore, policy: Policy, max_tokens: int) -> None:
-    """Let vLLM write a few tokens and compare log-probs; refuse a model whose weights it does not take over.
+    """Let vLLM generate a few tokens and compare log-probs; refuse a model whose weights it does not take over.
 
-    Catches what no list of architectures would: its reload leaves packed copies of some layers as they were.
+    A list of architectures would not do: which layers keep a packed copy that a reload does not update is vLLM's
+    internal matter.
     """
     vocabulary = policy.config.get_text_config().vocab_size
     prompt = tuple((7 * i + 3) % vocabulary for i in range(min(5, max_tokens - 1)))

@@ -1,6 +1,6 @@
-"""vLLM itself: everything of it that is called, in this one file.
+"""All calls into vLLM are in this one file.
 
-So is what differs between the releases it is tested with (0.24 on CUDA, 0.32 on CPU). No server, no second process,
+So are the differences between the releases it is tested with (0.24 on CUDA, 0.32 on CPU). No server, no second process,
 nothing pickled: weights are handed over as tensors.
 """
 
@@ -43,7 +43,7 @@ TOKENS_PER_STEP = {"cuda": 8192, "cpu": 2048}  # prompt and response tokens that
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """What one step wrote for one response."""
+    """What one step generated for one response."""
 
     tag: str
     tokens: Sequence[int]
@@ -52,11 +52,11 @@ class NewTokens:
     why: str
 
 
-class Tenant(Protocol):
-    """An engine whose responses are in flight in a vLLM."""
+class Owner(Protocol):
+    """The engine whose responses are in flight in a vLLM."""
 
     def withdraw(self) -> None:
-        """Take them all out: another's turn has come."""
+        """Take them all out: another engine becomes the owner."""
         ...
 
 
@@ -79,7 +79,7 @@ class VllmCore:
         vllm = import_vllm()
         self._vllm = vllm
         self._n_sent = 0
-        self._tenant: weakref.ref[Tenant] | None = None
+        self._owner: weakref.ref[Owner] | None = None
         self.in_flight: set[str] = set()  # tags of all responses inside vLLM
         self.device = policy.device.type
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-") as folder, _random_state_kept():
@@ -171,17 +171,17 @@ class VllmCore:
     def model_name(self) -> str:
         return type(self._runner.get_model()).__name__
 
-    def give_to(self, tenant: Tenant) -> None:
-        """From now on everything in flight here is this one's."""
-        other = self._tenant() if self._tenant is not None else None
-        if other is not tenant:
+    def set_owner(self, owner: Owner) -> None:
+        """From now on all responses in flight here are this engine's; the previous owner's are withdrawn."""
+        other = self._owner() if self._owner is not None else None
+        if other is not owner:
             if other is not None:
                 other.withdraw()
             self.abort(sorted(self.in_flight))  # of an engine that is gone: an evaluation that was interrupted
-        self._tenant = weakref.ref(tenant)
+        self._owner = weakref.ref(owner)
 
     def add(self, item: Response, sampling: SamplingParams, eos_ids: Sequence[int]) -> str:
-        """Queue a response, what is written so far as part of its prompt. Returns the name it goes by here."""
+        """Queue a response, its tokens so far as part of the prompt. Returns its request id inside vLLM."""
         params = self._vllm.SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -189,8 +189,8 @@ class VllmCore:
             seed=item.seed if sampling.temperature > 0 else None,
             max_tokens=item.request.max_new_tokens - len(item.tokens),
             stop_token_ids=[i for i in eos_ids if i < self._config.model_config.get_vocab_size()],
-            ignore_eos=True,  # what ends a response is said above
-            logprobs=0,  # of the drawn token only
+            ignore_eos=True,  # the end tokens are stop_token_ids
+            logprobs=0,  # of the sampled token only
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )
@@ -202,8 +202,8 @@ class VllmCore:
         return tag
 
     def step(self) -> list[NewTokens]:
-        # On a CPU even the eager mode compiles small functions when they are first called: half a minute, and a C++
-        # compiler, for nothing.
+        # On a CPU even eager mode compiles small functions on their first call. That takes half a minute, needs a C++
+        # compiler and gains nothing.
         stance = torch.compiler.set_stance("force_eager") if self.device == "cpu" else nullcontext()
         with stance, torch.random.fork_rng(devices=[]):  # it draws from the process's generator before the seeded ones
             outputs = self._engine.step()
@@ -249,13 +249,13 @@ class VllmCore:
         missing = sorted(wanted - loaded) if loaded is not None else []
         if missing:
             raise EngineError(
-                f"rollout.engine = vllm: {len(missing)} weights of its {type(model).__name__} have no counterpart in "
+                f"rollout.engine = vllm: {len(missing)} weights of its {type(model).__name__} are not among those of "
                 f"the policy: {', '.join(missing[:3])}.",
                 remedy='Use rollout.engine="local" if it knows the architecture.',
             )
 
     def _repack_head(self, model: Any) -> None:
-        """On a CPU vLLM multiplies by a packed copy of the head, which a reload of tied embeddings leaves as it was."""
+        """On a CPU vLLM uses a packed copy of the head, which a reload of tied embeddings does not update."""
         if self.device != "cpu":
             return
         for module in model.modules():
@@ -266,7 +266,7 @@ class VllmCore:
         if self._engine is not None:
             self._engine.engine_core.shutdown()
             self._engine = self._runner = None
-            gc.collect()  # what is left of it refers to itself
+            gc.collect()  # its objects refer to each other
 
 
 def require_vllm() -> None:
@@ -285,7 +285,7 @@ def _not_there(why: str) -> EngineError:
 def import_vllm() -> Any:
     """The package with the submodules used here, in a process set up for it."""
     os.environ.update(ENVIRONMENT)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings on every reload say what is meant to be so
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns on every reload, which is what we want it to do
     try:
         import vllm
         import vllm.config
@@ -299,7 +299,7 @@ def import_vllm() -> Any:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """vLLM seeds every generator of the process when it starts; the trainer's must not notice."""
+    """vLLM seeds every generator of the process when it starts; the trainer's must stay as they are."""
     python, legacy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
@@ -313,9 +313,10 @@ def _random_state_kept() -> Iterator[None]:
 def _memory_of_its_own() -> Iterator[None]:
     """While an engine starts on ranks of a CPU: a name for the memory they share that no other run uses.
 
-    vLLM names it alike in all runs of an external launcher, and refuses to start where the name is taken: beside
-    another run, or after one that ended without removing it. Here it carries the port of this run, what a dead one left
-    under it is removed, and once every rank is in, the name is given up: the memory lasts as long as the ranks do.
+    vLLM gives it the same name in all runs of an external launcher, and refuses to start where the name is taken: while
+    another run lasts, or after one that ended without removing it. Here the name carries the port of this run, memory
+    that a dead run left under it is removed, and once all ranks have joined, the name is unlinked: the memory lives as
+    long as they do.
     """
     from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Shared
 
@@ -328,7 +329,7 @@ def _memory_of_its_own() -> Iterator[None]:
         memory = Path("/dev/shm", f"{shared.group_name}_{shared.communicator.rank}")
         memory.unlink(missing_ok=True)
         try:
-            return start(shared)  # ends when all ranks are in
+            return start(shared)  # returns when all ranks have joined
         finally:
             memory.unlink(missing_ok=True)
 

@@ -19,13 +19,13 @@ from dapo.types import StopReason
 
 
 class VllmEngine(QueuedEngine):
-    """Writes responses with vLLM on a copy of the policy's weights. Implements `Engine`, but for what vLLM cannot.
+    """Generates with vLLM on a copy of the policy's weights. Implements `Engine`, as far as vLLM can.
 
     The noise is vLLM's own, seeded per response from its `NoiseKey`: the same requests, submitted in the same order,
     give the same responses, but a response may change in its last bits, and then in its tokens, with what else is in
-    the batch. A tick is one step of vLLM: prompts that do not fit into one step begin later, and a response that vLLM
-    preempts for want of memory writes nothing in that tick. Under top-p or top-k the log-probs are those of the cut,
-    renormalised distribution; training refuses both.
+    the batch. A tick is one step of vLLM: prompts that do not fit into one step start later, and a response that vLLM
+    preempts under memory pressure gets no token in that tick. Under top-p or top-k the log-probs are those of the
+    truncated, renormalised distribution; training refuses both.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class VllmEngine(QueuedEngine):
         self._running: dict[int, Response] = {}  # by request id, in order of submission
 
     def fork_for_eval(self, sampling: SamplingParams) -> VllmEngine:
-        """Another engine on the same vLLM, with sampling parameters of its own: an evaluation amid training.
+        """Another engine on the same vLLM, with its own sampling parameters, to evaluate during training.
 
-        The two take turns. Whoever ticks has the machine; what the other has in flight waits, and is gone on with.
+        The two take turns: the one that ticks owns the vLLM. What the other has in flight waits and continues later.
         """
         sizes = {"max_concurrent": self.max_concurrent, "max_tokens": self.max_tokens}
         return VllmEngine(self.policy, sampling=sampling, version=self.version, core=self.core, **sizes)
@@ -83,17 +83,17 @@ class VllmEngine(QueuedEngine):
             self._running[item.request.id] = item
         if not self._running:
             return []
-        self.core.give_to(self)
+        self.core.set_owner(self)
         self._send()
         ended: dict[int, StopReason] = {}
         by_tag = {item.tag: item for item in self._running.values()}
         for new in self.core.step():
             item = by_tag[new.tag]
-            reason = self._write(item, new)
+            reason = self._append(item, new)
             if reason is not None:
                 ended[item.request.id] = reason
         if StopReason.ABORTED in ended.values():
-            # What is not finite lies in the KV cache now, and nought times it is not nought.
+            # The KV cache now holds NaN or inf, and 0 times those is not 0.
             self.withdraw()
             self.core.clear_kv()
         return self._finish(ended)
@@ -107,35 +107,35 @@ class VllmEngine(QueuedEngine):
         return finished + completions(dropped, [StopReason.ABORTED] * len(dropped), self.policy.tokenizer)
 
     def load_weights(self, policy: Policy, version: int) -> None:
-        """Copy the policy's tensors into vLLM's model. What is in flight is sent again, so that its KV is new too."""
-        self.core.give_to(self)
+        """Copy the policy's tensors into vLLM's model. What is in flight is sent again, to recompute its KV."""
+        self.core.set_owner(self)
         self._void_kv()
         self.core.load(policy)
         self.policy = policy
         self.version = version
 
     def close(self) -> None:
-        """Give back vLLM's memory. Neither this engine nor one beside it can be used afterwards."""
+        """Free vLLM's memory. Neither this engine nor a fork can be used afterwards."""
         self.core.close()
 
     def snapshot(self) -> EngineState:
-        """Void the KV here too, so that going on and being restored are the same computation."""
-        self.core.give_to(self)
+        """Drops the KV here too: a restored engine recomputes it, and both must do the same computation."""
+        self.core.set_owner(self)
         self._void_kv()
-        items = [*(item.written() for item in self._running.values()), *self._waiting]
+        items = [*(item.partial() for item in self._running.values()), *self._waiting]
         return self._state(items, self.logp_dtype, version=self.version, n_running=len(self._running))
 
     def restore(self, state: EngineState) -> None:
         items = self._items_of(state)
-        self.core.give_to(self)
+        self.core.set_owner(self)
         self._void_kv()
         n = state.meta["n_running"]
         self._running = {item.request.id: Response.of(item) for item in items[:n]}
-        self._go_on(items[n:], state)
+        self._resume_from(items[n:], state)
         self.version = state.meta["version"]
 
     def withdraw(self) -> None:
-        """Take everything in flight out of vLLM; the next tick sends it again, with what is written as its prompt."""
+        """Take everything in flight out of vLLM. The next tick sends it again, with its tokens so far as prompt."""
         self.core.abort([item.tag for item in self._running.values() if item.tag])
         for item in self._running.values():
             item.tag = None
@@ -149,8 +149,8 @@ class VllmEngine(QueuedEngine):
             if item.tag is None:
                 item.tag = self.core.add(item, self.sampling, self.policy.eos_ids)
 
-    def _write(self, item: Response, new: NewTokens) -> StopReason | None:
-        """Add what a step wrote; say why the response ended, if it did."""
+    def _append(self, item: Response, new: NewTokens) -> StopReason | None:
+        """Append a step's new tokens. Returns the stop reason, if the response ended."""
         for token, logp in zip(new.tokens, new.logp, strict=True):
             if not math.isfinite(logp):
                 self._fault(item, "logits are not finite")
@@ -175,8 +175,8 @@ class VllmEngine(QueuedEngine):
         """Completions in order of submission."""
         items = sorted((self._running.pop(i) for i in reasons), key=lambda item: item.order)
         self._ids -= reasons.keys()
-        written = [item.written() for item in items]
-        return completions(written, [reasons[item.request.id] for item in items], self.policy.tokenizer)
+        partial = [item.partial() for item in items]
+        return completions(partial, [reasons[item.request.id] for item in items], self.policy.tokenizer)
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A response while vLLM writes it, and the seed of its noise."""
+"""A response while vLLM generates it, and the seed of its noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEED_BITS = 63
 
 @dataclass(slots=True)
 class Response:
-    """A request and what was written for it so far. `tag` is its name inside vLLM, while it is there."""
+    """A request and the tokens generated so far. `tag` is its request id inside vLLM, while it is there."""
 
     request: Request
     order: int  # of submission
@@ -28,15 +28,15 @@ class Response:
     def of(cls, item: PartialResponse) -> Response:
         return cls(item.request, item.order, item.tokens.tolist(), item.logp.tolist(), item.version.tolist())
 
-    def written(self) -> PartialResponse:
+    def partial(self) -> PartialResponse:
         tokens, version = np.array(self.tokens, np.int32), np.array(self.version, np.int32)
         return PartialResponse(self.request, self.order, tokens, np.array(self.logp, np.float32), version)
 
     @property
     def seed(self) -> int:
-        """Of vLLM's noise from here on: a function of the key and of how much is written.
+        """Of vLLM's noise from here on: a function of the key and of the number of tokens so far.
 
-        A response that is sent again half-written must not see the noise of its beginning twice.
+        A partial response that is sent again must not see the noise of its first tokens twice.
         """
         a, b, _, _ = self.request.key.words()
         return ((a | b << 32) ^ (len(self.tokens) * GOLDEN_GAMMA)) & ((1 << SEED_BITS) - 1)

@@ -1,7 +1,7 @@
-"""What is known of each running response, row by row: all of it on the host, what a decode step needs on the device.
+"""The batch of running responses, one row each: all of it on the host, what a decode step needs on the device.
 
-A tick begins by sending the host's state to the device and ends by fetching what was written, so that the two agree
-whatever happened in between. Every transfer and every host operation is one call over all rows.
+A tick begins by sending the host's state to the device and ends by fetching the new tokens, so the two agree whatever
+happened in between. Every transfer and every host operation is one call over all rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeviceRows:
         self.clock = torch.zeros((), dtype=torch.int32, device=device)  # steps done in this tick
 
     def position(self, n: int) -> Tensor:
-        """Place of the newest token of rows 0..n−1; 0 for dead ones."""
+        """Position of the newest token of rows 0..n−1; 0 for dead ones."""
         return torch.where(self.is_alive(n), self.length[:n] - 1, 0).long()
 
     def is_alive(self, n: int) -> Tensor:
@@ -44,7 +44,7 @@ class DeviceRows:
         return is_alive
 
 
-class RunningBatch:
+class HostRows:
     """State of up to `n_rows` responses. Column t of a row belongs to token t of prompt and response together."""
 
     def __init__(self, n_rows: int, max_tokens: int, n_pages: int, logp_dtype: Any) -> None:
@@ -59,14 +59,14 @@ class RunningBatch:
         self.table = np.zeros((n_rows, n_pages), np.int32)
         self.n_pages = np.zeros(n_rows, np.int32)
         self.is_taken = np.zeros(n_rows, bool)
-        # A number of its own for every response with the keys and values it has: new ones, new number.
+        # Names a response together with its KV: where the KV is recomputed, the number changes too.
         self.serial = np.zeros(n_rows, np.int64)
         self._n_serials = 0
         self.requests: list[Request | None] = [None] * n_rows
         self.prompts: list[Prompt | None] = [None] * n_rows
 
     def put(self, row: int, item: PartialResponse, prompt: Prompt, pages: Pages) -> None:
-        """Seat a response on a row, with all its pages, the prompt's included."""
+        """Give a row to a response, with all its pages, the prompt's included."""
         request = item.request
         start, end = len(request.prompt), len(request.prompt) + len(item.tokens)
         self.tokens[row, :start], self.tokens[row, start:end] = request.prompt, item.tokens
@@ -81,7 +81,7 @@ class RunningBatch:
         self.renew([row])
 
     def renew(self, rows: Sequence[int]) -> None:
-        """The keys and values of these rows are computed anew: who remembers others by the serial number is wrong."""
+        """The KV of these rows is recomputed: new serial numbers, so that copies under the old ones are not used."""
         self.serial[list(rows)] = np.arange(self._n_serials + 1, self._n_serials + 1 + len(rows))
         self._n_serials += len(rows)
 
@@ -100,7 +100,7 @@ class RunningBatch:
         return self.table[row, self.prompt(row).n_shared : self.n_pages[row]].copy()
 
     def read(self, row: int) -> PartialResponse:
-        """What was written on this row."""
+        """The response on this row so far."""
         part = slice(int(self.start[row]), int(self.length[row]))
         arrays = (array[row, part].copy() for array in (self.tokens, self.logp, self.version))
         return PartialResponse(self.request(row), int(self.order[row]), *arrays)
@@ -111,7 +111,7 @@ class RunningBatch:
         self.requests[row] = self.prompts[row] = None
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Reseat responses; the source rows are free afterwards."""
+        """Move responses to other rows; the source rows are free afterwards."""
         old, new = list(source), list(target)
         width = int(self.length[old].max())
         for history in (self.tokens, self.logp, self.version):
@@ -144,15 +144,15 @@ class RunningBatch:
     def append(
         self,
         n: int,
-        written: NDArray[np.int32],
+        n_new: NDArray[np.int32],
         token: NDArray[np.int32],
         logp: NDArray[Any],
         version: int,
     ) -> None:
-        """Add the first written[i] of the tick's tokens [K, n] to row i."""
-        row, step = np.nonzero(np.arange(len(token))[None, :] < written[:, None])
+        """Append the first n_new[i] of the tick's tokens [K, n] to row i."""
+        row, step = np.nonzero(np.arange(len(token))[None, :] < n_new[:, None])
         column = self.length[row] + step
         self.tokens[row, column] = token[step, row]
         self.logp[row, column] = logp[step, row]
         self.version[row, column] = version
-        self.length[:n] += written
+        self.length[:n] += n_new
