@@ -1,7 +1,7 @@
 """Every number in README and docs is in a results file that names its command, or is listed as a setting.
 
-How a number is looked up says figures.py. Left out: docs/log.md, the lab book, which tells what was expected and tried
-at the time, and docs/keys.md, which test_pages.py compares with what the code says.
+figures.py says how a number is looked up. Left out: docs/log.md, the experiment log, which says what was expected and
+tried at the time, and docs/keys.md, which test_pages.py compares with the code.
 """
 
 import json
