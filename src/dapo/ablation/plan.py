@@ -26,7 +26,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class ArmBudget:
     """What every arm may spend; none of the recipe's own where `kind` is empty."""
 
     kind: str = ""  # steps, tokens or minutes
@@ -48,10 +48,10 @@ class Budget:
         return f"{self.kind}={self.amount:g}" if self.amount < 1e6 else f"{self.kind}={int(self.amount)}"
 
 
-def parse_budget(text: str | None) -> Budget:
+def parse_budget(text: str | None) -> ArmBudget:
     """`steps=N`, `tokens=N` or `minutes=N`; None leaves the recipe's steps."""
     if text is None:
-        return Budget()
+        return ArmBudget()
     match = re.fullmatch(
         r"\s*(steps|tokens|minutes)\s*=\s*([0-9]{1,12}|[0-9]{1,3}(?:_[0-9]{3}){1,4}|[0-9]{1,12}\.[0-9]{1,9})\s*", text
     )
@@ -62,7 +62,7 @@ def parse_budget(text: str | None) -> Budget:
     if amount <= 0 or (kind != "minutes" and amount != int(amount)):
         raise ConfigError(f"--budget {text}: must be a positive {'number' if kind == 'minutes' else 'whole number'}.",
                           remedy=remedy)  # fmt: skip
-    return Budget(kind, amount)
+    return ArmBudget(kind, amount)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def plan_jobs(
     recipe: str,
     arms: Sequence[Arm],
     seeds: Sequence[int],
-    budget: Budget,
+    budget: ArmBudget,
     extra: Sequence[str],
     out: Path,
     *,

@@ -28,7 +28,7 @@ SHOWN_LOG_LINES = 6
 
 
 @dataclass(slots=True)
-class Outcome:
+class LadderOutcome:
     """What became of the jobs."""
 
     done: list[Job] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Running:
 
 
 # Called when something changed and every so often: the jobs that run, and what happened.
-Progress = Callable[[Sequence[Job], Outcome, str], None]
+Progress = Callable[[Sequence[Job], LadderOutcome, str], None]
 
 
 def default_jobs(config: Config) -> int:
@@ -78,9 +78,9 @@ def claimed(folder: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def run_jobs(jobs: Sequence[Job], recipe: str, *, at_once: int, lock: int, progress: Progress) -> Outcome:
+def run_jobs(jobs: Sequence[Job], recipe: str, *, at_once: int, lock: int, progress: Progress) -> LadderOutcome:
     """Run what is not done, `at_once` processes at a time. A signal stops them at a checkpoint; a second one kills."""
-    outcome = Outcome(done=[job for job in jobs if job.state is State.DONE])
+    outcome = LadderOutcome(done=[job for job in jobs if job.state is State.DONE])
     waiting = deque(job for job in jobs if job not in outcome.done)
     running: list[Running] = []
     with stop_on_signals(running) as asked:
@@ -134,7 +134,7 @@ def on_cpu(config: Config) -> bool:
     return config.model.device == "cpu" or (config.model.device == "auto" and not gpu_memory_gib())
 
 
-def settle(ended: Running, outcome: Outcome, *, is_stopping: bool) -> str:
+def settle(ended: Running, outcome: LadderOutcome, *, is_stopping: bool) -> str:
     """Note what became of a run that ended."""
     ended.log.close()
     job = ended.job

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.ablation.plan import Job
-from dapo.ablation.run import Outcome, Progress
+from dapo.ablation.run import LadderOutcome, Progress
 from dapo.ablation.write import p_cell, reach_cell
 from dapo.console import Pipe
 
@@ -31,7 +31,7 @@ def view(jobs: Sequence[Job], *, is_quiet: bool) -> Iterator[Progress]:
     started = time.monotonic()
     if not sys.stderr.isatty() or is_quiet:
 
-        def lines(running: Sequence[Job], outcome: Outcome, event: str) -> None:
+        def lines(running: Sequence[Job], outcome: LadderOutcome, event: str) -> None:
             if event and not is_quiet:
                 console.print(f"{len(outcome.done)}/{len(jobs)} done, {len(running)} at work  {event}")
 
@@ -40,7 +40,7 @@ def view(jobs: Sequence[Job], *, is_quiet: bool) -> Iterator[Progress]:
     seen = 0.0
     with Live(Text("starting"), console=console, transient=True, auto_refresh=False) as live:
 
-        def picture(running: Sequence[Job], outcome: Outcome, event: str) -> None:
+        def picture(running: Sequence[Job], outcome: LadderOutcome, event: str) -> None:
             nonlocal seen
             if event:
                 live.console.print(event)
