@@ -1,6 +1,7 @@
 """The one structural rule: imports point downwards, and the heavy libraries stay where they belong."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,16 @@ def test_imports_point_downwards():
         if RANK[other] >= RANK[area(path)]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_file_imports_itself_through_others():
+    """Also not inside functions or for types only: two files that need each other are one, or lack a third."""
+    names = {".".join(("dapo", *path.relative_to(SRC).with_suffix("").parts)): path for path in sources()}
+    graph = {
+        name: {found for used in modules(path) for found in (used, used.rpartition(".")[0]) if found in names} - {name}
+        for name, path in names.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_algorithms_import_torch_and_nothing_of_ours():
