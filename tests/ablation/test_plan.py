@@ -132,7 +132,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path):
     folder.mkdir(parents=True)
     job(tmp_path, "naive")  # empty: left by a run killed before it began
     (folder / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="is no run"):
+    with pytest.raises(ConfigError, match="is not a run"):
         job(tmp_path, "naive")
 
 
