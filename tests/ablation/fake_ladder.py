@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dapo.ablation.arms import ARMS
-from dapo.ablation.plan import Budget, Job, plan_jobs
+from dapo.ablation.plan import ArmBudget, Job, plan_jobs
 from dapo.config.load import to_toml
 
 
 def job(out: Path, arm: str, seed: int = 0, *extra: str) -> Job:
-    return plan_jobs("ladder", [ARMS[arm]], [seed], Budget(), extra, out)[0]
+    return plan_jobs("ladder", [ARMS[arm]], [seed], ArmBudget(), extra, out)[0]
 
 
 def write_done(planned: Job, correct: dict[int, Sequence[int]], *, k: int = 4, entropy: float = 0.5) -> None:

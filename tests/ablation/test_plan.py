@@ -9,7 +9,7 @@ from fake_ladder import job, write_done
 
 from dapo.ablation import run
 from dapo.ablation.arms import LADDER
-from dapo.ablation.plan import Budget, Job, State, parse_budget, parse_seeds, plan_jobs
+from dapo.ablation.plan import ArmBudget, Job, State, parse_budget, parse_seeds, plan_jobs
 from dapo.ablation.summary import learning_rates
 from dapo.errors import ConfigError
 
@@ -62,7 +62,7 @@ def test_a_recipe_without_evaluation_is_refused_before_anything_starts(tmp_path:
     for change in ("eval.every_steps=0", "data.eval=[]"):
         key = change.split("=")[0]
         with pytest.raises(ConfigError, match=key):
-            plan_jobs("arithmetic-smollm2-135m", LADDER, [0], Budget(), [change], tmp_path)
+            plan_jobs("arithmetic-smollm2-135m", LADDER, [0], ArmBudget(), [change], tmp_path)
 
 
 def test_a_run_is_done_when_its_last_step_is_evaluated_and_saved(tmp_path: Path):
@@ -98,15 +98,15 @@ def test_a_recipe_whose_runs_cannot_go_on_is_refused(tmp_path: Path):
 
 def test_runs_that_keep_the_model_alone_can_be_tabulated(tmp_path: Path):
     sets = ["checkpoint.resumable=false", "train.steps=4"]
-    planned = plan_jobs("ladder", LADDER, [0], Budget(), sets, tmp_path, is_table_only=True)
+    planned = plan_jobs("ladder", LADDER, [0], ArmBudget(), sets, tmp_path, is_table_only=True)
     write_done(planned[0], {0: [1, 1], 4: [2, 2]})
-    again = plan_jobs("ladder", LADDER, [0], Budget(), sets, tmp_path, is_table_only=True)
+    again = plan_jobs("ladder", LADDER, [0], ArmBudget(), sets, tmp_path, is_table_only=True)
     assert [own.state for own in again] == [State.DONE] + [State.NEW] * 5
 
 
 def test_a_key_of_one_arm_wins_over_that_of_all_and_reaches_no_other(tmp_path: Path):
     sets = ["naive:train.lr=1e-5", "train.lr=2e-4", "dapo:data.eval=['toy:problems', 'b']"]
-    jobs = plan_jobs("ladder", LADDER, [0, 1], Budget(), sets, tmp_path)
+    jobs = plan_jobs("ladder", LADDER, [0, 1], ArmBudget(), sets, tmp_path)
     assert learning_rates(jobs[-1:]) == 2e-4
     assert learning_rates([jobs[0], *jobs[-2:]]) == "1e-05 (naive), 0.0002 (token-loss, dapo)"
     for planned in jobs:
@@ -117,7 +117,7 @@ def test_a_key_of_one_arm_wins_over_that_of_all_and_reaches_no_other(tmp_path: P
 
 def test_a_key_of_an_arm_that_is_not_run_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"(?s)naive:train\.lr=1e-5: no arm naive .*dapo"):
-        plan_jobs("ladder", LADDER[-1:], [0], Budget(), ["naive:train.lr=1e-5"], tmp_path)
+        plan_jobs("ladder", LADDER[-1:], [0], ArmBudget(), ["naive:train.lr=1e-5"], tmp_path)
 
 
 def test_a_folder_of_other_settings_is_refused_by_key_and_value(tmp_path: Path):
@@ -132,7 +132,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path):
     folder.mkdir(parents=True)
     job(tmp_path, "naive")  # empty: left by a run killed before it began
     (folder / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="is no run"):
+    with pytest.raises(ConfigError, match="is not a run"):
         job(tmp_path, "naive")
 
 

@@ -66,7 +66,7 @@ def test_two_tiny_steps_have_no_p(written: Path):
     assert change["p"] is None
     assert change["held_back"] == "4 steps; findings need 6"
     table = (written / "ladder.md").read_text()
-    assert "- No p where there is too little to go by: 4 steps; findings need 6." in table
+    assert "- No p where there is too little evidence: 4 steps; findings need 6." in table
     row = next(line for line in table.splitlines() if line.startswith("| + overlong filtering"))
     assert row.split("|")[8].strip() == ""  # arm, late, interval, end, best, difference, interval, p
 

@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from command_line import dapo
 from dapo.bench.step import together
-from dapo.bench.step_plan import CPU, Plan
+from dapo.bench.step_plan import CPU, StepPlan
 from dapo.bench.step_sides import DigitShare, peer_steps, seconds_of
 from dapo.bench.trl_peer import sum_of
 from dapo.cli.bench import command
 from dapo.errors import ConfigError
 
-PLAN = Plan(**CPU, device="cpu", threads=1)
+PLAN = StepPlan(**CPU, device="cpu", threads=1)
 SMALL = [
     "step",
     "--prompts",

@@ -212,7 +212,7 @@ def test_explain_takes_a_run_folder_for_the_recipe_it_runs_by(tmp_path: Path):
     assert [(row["key"], row["first"]) for row in changed] == [("train.steps", "7")]
     refused = dapo("train", str(run))
     assert refused.returncode == 2
-    assert f"{run}: is the folder of a run, not a recipe." in refused.stderr
+    assert f"{run}: is a run folder, not a recipe." in refused.stderr
     assert f"dapo resume {run}" in refused.stderr
 
 

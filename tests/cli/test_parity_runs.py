@@ -9,7 +9,7 @@ import yaml
 
 from command_line import dapo
 from dapo.bench.parity.command import SHIPPED, peer_keys
-from dapo.bench.parity.runs import Plan, check_plan, compared, is_finished, rewards_of, run_all, write_rows
+from dapo.bench.parity.runs import ParityPlan, check_plan, compared, is_finished, rewards_of, run_all, write_rows
 from dapo.data.order import ProblemOrder
 from dapo.errors import ConfigError
 from dapo.files import append_line
@@ -25,9 +25,9 @@ OURS = (
 )  # fmt: skip
 
 
-def plan_of(folder: Path, *, every: int = 2, ours: tuple[str, ...] = OURS, **keys: Any) -> Plan:
+def plan_of(folder: Path, *, every: int = 2, ours: tuple[str, ...] = OURS, **keys: Any) -> ParityPlan:
     known = yaml.safe_load(SHIPPED.read_text()) | SMALL | keys
-    return Plan(folder, known, ours, every, use_vllm=False, python="/nowhere/python", minutes=0)
+    return ParityPlan(folder, known, ours, every, use_vllm=False, python="/nowhere/python", minutes=0)
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_rewards_are_our_verdicts_and_a_truncated_response_is_wrong(tmp_path: Pa
     assert values == [1.0, -1.0, -1.0]
 
 
-def evaluated(plan: Plan, side: str, seed: int, curve: dict[int, list[int]]) -> None:
+def evaluated(plan: ParityPlan, side: str, seed: int, curve: dict[int, list[int]]) -> None:
     folder = plan.run_folder(side, seed)
     folder.mkdir(parents=True)
     for step, correct in curve.items():

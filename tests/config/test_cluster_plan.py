@@ -129,4 +129,4 @@ def test_the_scaling_table_is_drawn_as_it_is():
 def test_a_plot_needs_what_it_draws(tmp_path: Path):
     answer = explain("quickstart", "--plot", str(tmp_path / "s.svg"))
     assert answer.returncode == 2
-    assert "it draws what --scaling finds" in answer.stderr
+    assert "it plots the result of --scaling" in answer.stderr

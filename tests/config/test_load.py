@@ -224,7 +224,7 @@ def test_a_config_cannot_be_changed_after_loading():
             ["rollout.vllm.gpu_memory_utilization: has no effect here", "rollout.engine"],
         ),
         ("data.eval=[1, 2]", ["data.eval"]),
-        ("algorithm.advantage=none", ["algorithm.advantage", "nothing is learnt", "positive_nll = 1.0"]),
+        ("algorithm.advantage=none", ["algorithm.advantage", "nothing is learned", "positive_nll = 1.0"]),
         ("algorithm.critic.pretrain_steps=50", ["has another name now", "pretrain_responses"]),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dapo.data.closed_forms import NoClosedForm, Value, parse, squarefree
+from dapo.data.closed_forms import ExactValue, NoClosedForm, parse, squarefree
 
 small = st.integers(-50, 50)
 positive = st.integers(1, 200)
@@ -36,7 +36,7 @@ def test_equal_numbers_have_equal_terms(a, b, c, d, m):
 def test_the_inverse_is_the_inverse(a, b, m):
     value = parse(f"{a}+({b})\\sqrt{{{m}}}")
     assume(value.terms)
-    assert value * value.inverse() == Value.rational(1)
+    assert value * value.inverse() == ExactValue.rational(1)
 
 
 @given(st.integers(1, 10**6))

@@ -7,7 +7,7 @@ from fake_runs import byte_level, metrics, row, save_tokenizer, write_rollouts, 
 
 from command_line import dapo
 from dapo.ablation.arms import choose_arms
-from dapo.ablation.plan import Budget, plan_jobs
+from dapo.ablation.plan import ArmBudget, plan_jobs
 from dapo.ablation.run import claimed
 from dapo.config.load import load_recipe, to_toml
 from dapo.errors import ConfigError, DapoError
@@ -93,7 +93,7 @@ def test_a_ladder_does_not_go_on_through_links(name, tmp_path, mine):
     (tmp_path / "ladder" / name).parent.mkdir(parents=True)
     (tmp_path / "ladder" / name).symlink_to(mine)
     with pytest.raises(ConfigError, match="is a link"):
-        plan_jobs("ladder", choose_arms("naive"), (0,), Budget(), (), tmp_path / "ladder")
+        plan_jobs("ladder", choose_arms("naive"), (0,), ArmBudget(), (), tmp_path / "ladder")
 
 
 def test_a_ladders_lock_is_no_link(tmp_path, mine):

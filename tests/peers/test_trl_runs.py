@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dapo.bench.parity.command import SHIPPED
-from dapo.bench.parity.runs import SIDES, Plan, check_plan, compared, evaluations, is_finished, run_all, seconds
+from dapo.bench.parity.runs import SIDES, ParityPlan, check_plan, compared, evaluations, is_finished, run_all, seconds
 from dapo.quickstart.task import eval_problems
 
 pytestmark = pytest.mark.peers
@@ -30,7 +30,7 @@ def test_both_train_are_evaluated_alike_and_go_on_where_they_were_stopped(tmp_pa
         "data.chat_template=false", "limits.max_prompt_tokens=32", "eval.k=2", "rewards.workers=1", "model.device=cpu",
     )  # fmt: skip
     keys = yaml.safe_load(SHIPPED.read_text()) | SMALL
-    plan = Plan(tmp_path / "runs", keys, ours, every=1, use_vllm=False, python=sys.executable, minutes=1e-3)
+    plan = ParityPlan(tmp_path / "runs", keys, ours, every=1, use_vllm=False, python=sys.executable, minutes=1e-3)
     check_plan(plan, plan.config(0))
     for side in SIDES:
         assert not run_all(plan, [side], [0])  # time for one step

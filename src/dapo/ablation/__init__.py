@@ -1,1 +1,1 @@
-"""The ablation ladder: arms that are config diffs, run as ordinary runs, compared with paired intervals."""
+"""The ablation ladder: each arm is a config diff and an ordinary run; arms are compared with paired intervals."""

@@ -19,7 +19,7 @@ class Arm:
     name: str  # as typed after --arms, and the name of its folder
     label: str
     overrides: Overrides
-    compared_with: str | None = None  # the arm that its difference is taken to
+    compared_with: str | None = None  # the arm it is compared with
     sized: Callable[[Config], Overrides] | None = None  # overrides that depend on the recipe's sizes
     kind: str = "other"  # rung, other or control
 
@@ -39,14 +39,14 @@ NAIVE = {
 STEPS_OF_THE_LADDER = (
     ("overlong-filter", "+ overlong filtering", "shaping.overlong_filter", "true"),
     ("clip-higher", "+ clip-higher", "algorithm.clip.high", "0.28"),
-    ("soft-penalty", "+ soft overlong punishment", "shaping.overlong_penalty", "1.0"),
+    ("soft-penalty", "+ soft overlong penalty", "shaping.overlong_penalty", "1.0"),
     ("token-loss", "+ token-level loss", "algorithm.loss_aggregation", "token"),
     ("dapo", "+ dynamic sampling (DAPO)", "sampling.dynamic", "true"),
 )
 
 
 def rungs() -> tuple[Arm, ...]:
-    """Naive GRPO, then one technique more each, in the paper's order; the last is DAPO."""
+    """Naive GRPO, then each row adds one technique, in the paper's order; the last is DAPO."""
     switches = dict(NAIVE)
     made = [Arm("naive", "naive GRPO", as_overrides(switches), kind="rung")]
     for name, label, key, value in STEPS_OF_THE_LADDER:
@@ -60,7 +60,7 @@ def as_overrides(switches: dict[str, str]) -> Overrides:
 
 
 def one_response_each(config: Config) -> Overrides:
-    """As many responses a step, each to a problem of its own."""
+    """The same number of responses per step, each to a different problem."""
     return (f"sampling.prompts_per_step={config.responses_per_step}", "sampling.responses_per_prompt=1")
 
 
@@ -105,7 +105,7 @@ ARMS = {arm.name: arm for arm in (*LADDER, *OTHERS)}
 
 
 def choose_arms(text: str) -> tuple[Arm, ...]:
-    """`ladder`, `all`, or names with commas between; in the order of the table, whatever the order typed."""
+    """`ladder`, `all`, or comma-separated names; in the order of the table."""
     if text == "ladder":
         return LADDER
     if text == "all":
@@ -120,7 +120,7 @@ def choose_arms(text: str) -> tuple[Arm, ...]:
 
 
 def arm_config(recipe: str, arm: Arm, extra: Sequence[str] = ()) -> tuple[Config, Overrides]:
-    """What an arm resolves to on a recipe, and all it sets; `extra` wins over the arm, and sizes follow it."""
+    """An arm's config on a recipe, and all its overrides; `extra` wins over the arm."""
     sizes = load_recipe(recipe, [*arm.overrides, *extra]).config
     overrides = (*arm.overrides_for(sizes), *extra)
     return load_recipe(recipe, overrides).config, overrides

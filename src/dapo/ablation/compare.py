@@ -32,7 +32,7 @@ def best_scores(runs: Sequence[Measured]) -> Matrix:
 
 
 def compare_runs(runs: Sequence[Measured], others: Sequence[Measured]) -> Difference | None:
-    """Late scores, by the seeds that both have; None where there is none, or the problems are not the same."""
+    """Late scores on the seeds that both have; None without common seeds or with different problems."""
     mine, theirs = {run.seed: run for run in runs}, {run.seed: run for run in others}
     seeds = [seed for seed in mine if seed in theirs]
     if not seeds or any(mine[seed].problems != theirs[seed].problems for seed in seeds):
@@ -80,7 +80,7 @@ def reaching(curve: Sequence[Point], target: float) -> Point | None:
 
 
 def difference_json(change: Difference | None) -> dict[str, Any] | None:
-    """A difference; p is null where it is held back, and the reason stands beside it."""
+    """A difference; p is null where it is withheld, with the reason next to it."""
     if change is None:
         return None
     found = as_json(change)

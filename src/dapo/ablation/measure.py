@@ -13,14 +13,14 @@ from dapo.ablation.plan import Job
 from dapo.config.renamed import in_todays_metrics
 from dapo.files import read_lines
 
-END_STEPS = 10  # the end of a run is the mean over so many of its last steps
+END_STEPS = 10  # the end of a run is the mean over this many last steps
 
 Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """One evaluation: where the run stood, and each problem's share of right responses."""
+    """One evaluation: where the run stood, and each problem's share of correct responses."""
 
     step: int
     updates: int
@@ -50,7 +50,7 @@ class Measured:
     truncated_end: float
     clip: float  # whole run, both sides
     waste: float  # generated tokens that entered no loss
-    informative: float | None  # share of the trained groups that are informative, whole run; None with a critic
+    informative: float | None  # share of the trained groups that are mixed, whole run; None with a critic
     informative_end: float | None
     step_seconds: float
 
@@ -121,7 +121,7 @@ def evaluations_of(
 
 
 def informative(job: Job, lines: list[dict[str, Any]]) -> float | None:
-    """Under dynamic sampling every trained group is informative; without it, as many as came.
+    """With dynamic sampling every trained group is mixed; without it, some are.
 
     None with a critic, which learns from any response.
     """

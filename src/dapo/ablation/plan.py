@@ -1,4 +1,4 @@
-"""Which runs a ladder consists of, where they lie, and how far each has come: told by the run folders alone."""
+"""The runs of a ladder, their folders, and the progress of each, read from the run folders alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """What every arm may spend; none of the recipe's own where `kind` is empty."""
+class ArmBudget:
+    """The budget of every arm; the recipe's own where `kind` is empty."""
 
     kind: str = ""  # steps, tokens or minutes
     amount: float = 0
@@ -48,31 +48,31 @@ class Budget:
         return f"{self.kind}={self.amount:g}" if self.amount < 1e6 else f"{self.kind}={int(self.amount)}"
 
 
-def parse_budget(text: str | None) -> Budget:
+def parse_budget(text: str | None) -> ArmBudget:
     """`steps=N`, `tokens=N` or `minutes=N`; None leaves the recipe's steps."""
     if text is None:
-        return Budget()
+        return ArmBudget()
     match = re.fullmatch(
         r"\s*(steps|tokens|minutes)\s*=\s*([0-9]{1,12}|[0-9]{1,3}(?:_[0-9]{3}){1,4}|[0-9]{1,12}\.[0-9]{1,9})\s*", text
     )
     remedy = "Write steps=60, tokens=500000 or minutes=2.5."
     if match is None:
-        raise ConfigError(f"--budget {text}: is no budget.", remedy=remedy)
+        raise ConfigError(f"--budget {text}: not a budget.", remedy=remedy)
     kind, amount = match[1], float(match[2])
     if amount <= 0 or (kind != "minutes" and amount != int(amount)):
         raise ConfigError(f"--budget {text}: must be a positive {'number' if kind == 'minutes' else 'whole number'}.",
                           remedy=remedy)  # fmt: skip
-    return Budget(kind, amount)
+    return ArmBudget(kind, amount)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """`0,1,2`: whole numbers, each once."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
-        raise ConfigError(f"--seeds {text}: must be whole numbers with commas between.", remedy="Write --seeds 0,1,2.")
+        raise ConfigError(f"--seeds {text}: must be comma-separated integers.", remedy="Write --seeds 0,1,2.")
     seeds = tuple(int(part) for part in parts)
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {text}: names a seed twice.", remedy="A seed counts once; add another one.")
+        raise ConfigError(f"--seeds {text}: names a seed twice.", remedy="Name each seed once.")
     return seeds
 
 
@@ -96,7 +96,7 @@ class Job:
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def arguments(self, recipe: str) -> list[str]:
-        """After `dapo`: start the run, or go on with it. The ladder has looked at both: `check_settings`."""
+        """Arguments of `dapo` that start or resume the run. `check_settings` has checked both."""
         if self.state is State.HALF_DONE:
             return ["resume", str(self.folder), "--trust"]
         sets = [part for override in self.overrides for part in ("--set", override)]
@@ -121,13 +121,13 @@ class Job:
         return max((int(line.get("step", 0)) for line in read_lines(self.folder / "metrics.jsonl")), default=0)
 
     def check_settings(self) -> None:
-        """A run that is there already must be this one."""
+        """An existing run must have the same settings."""
         out, arm, seed = self.folder.parents[1], self.arm.name, self.folder.name
         refuse_links(out, arm, f"{arm}/{seed}", f"{arm}/{self.log.name}")
         path = self.folder / "config.toml"
         if not path.is_file():
             if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-                raise ConfigError(f"--out: {self.folder} exists and is no run.", remedy="Name another folder.")
+                raise ConfigError(f"--out: {self.folder} exists and is not a run.", remedy="Name another folder.")
             return
         keys = flatten(read_toml(path))
         refuse_unknown(keys, str(path))
@@ -155,7 +155,7 @@ def of_arm(extra: Sequence[str], arm: Arm) -> Overrides:
 
 
 def refuse_other_arms(extra: Sequence[str], arms: Sequence[Arm]) -> None:
-    """A key for an arm that this ladder does not have would have no effect."""
+    """Refuse a key for an arm that this ladder does not have."""
     for text in extra:
         name = split_set(text)[0]
         if name and name not in [arm.name for arm in arms]:
@@ -169,15 +169,15 @@ def plan_jobs(
     recipe: str,
     arms: Sequence[Arm],
     seeds: Sequence[int],
-    budget: Budget,
+    budget: ArmBudget,
     extra: Sequence[str],
     out: Path,
     *,
     is_table_only: bool = False,
 ) -> list[Job]:
-    """Every arm with every seed, seed by seed, so that a ladder cut short has whole seeds. Raises before any run.
+    """Every arm with every seed, seed by seed, so that an interrupted ladder has complete seeds. Raises before any run.
 
-    A table alone starts nothing, so what it tabulates need not be able to go on.
+    With --table-only nothing is started, so runs need not be resumable.
     """
     refuse_other_arms(extra, arms)
     jobs = []
@@ -187,8 +187,8 @@ def plan_jobs(
             config, overrides = arm_config(recipe, arm, own)
             if config.train.steps == UNBOUNDED_STEPS and config.train.lr_decay != "none":
                 raise ConfigError(
-                    f"--budget {budget}: train.lr_decay = {config.train.lr_decay} falls towards the last step, which "
-                    "such a budget does not know.",
+                    f"--budget {budget}: train.lr_decay = {config.train.lr_decay} decays to the last step, which "
+                    "this budget does not define.",
                     remedy="Give a budget of steps, or --set train.lr_decay=none.",
                 )
             if not (config.eval.every_steps and config.data.eval):
@@ -199,7 +199,7 @@ def plan_jobs(
                 )
             if not (config.checkpoint.resumable or is_table_only):
                 raise ConfigError(
-                    f"checkpoint.resumable = false in {recipe}: a run of a ladder that is stopped must go on later.",
+                    f"checkpoint.resumable = false in {recipe}: a stopped run of a ladder must be resumable.",
                     remedy="Add --set checkpoint.resumable=true.",
                 )
             jobs.append(Job(arm, seed, out / arm.name / f"seed-{seed}", config, overrides))

@@ -1,4 +1,4 @@
-"""Runs the jobs of a ladder as `dapo train` processes side by side; whatever stops it leaves runs that can go on."""
+"""Runs the jobs of a ladder as concurrent `dapo train` processes; however it stops, the runs can be resumed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHOWN_LOG_LINES = 6
 
 
 @dataclass(slots=True)
-class Outcome:
+class LadderOutcome:
     """What became of the jobs."""
 
     done: list[Job] = field(default_factory=list)
@@ -45,8 +45,8 @@ class Running:
     started: float
 
 
-# Called when something changed and every so often: the jobs that run, and what happened.
-Progress = Callable[[Sequence[Job], Outcome, str], None]
+# Called on every change and periodically, with the running jobs and what happened.
+Progress = Callable[[Sequence[Job], LadderOutcome, str], None]
 
 
 def default_jobs(config: Config) -> int:
@@ -59,7 +59,7 @@ def default_jobs(config: Config) -> int:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[int]:
-    """Only one ladder at a time works on a folder. Its runs hold the claim too: it outlives a killed ladder."""
+    """Lock the folder: one ladder at a time. Its runs hold the lock too, so it outlives a killed ladder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -70,7 +70,7 @@ def claimed(folder: Path) -> Iterator[int]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"--out {folder}: another ladder, or a run of one, is at work there.",
+                f"--out {folder}: in use by another ladder or one of its runs.",
                 remedy="Wait for it to end, or name another folder.",
             ) from None
         yield handle
@@ -78,9 +78,9 @@ def claimed(folder: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def run_jobs(jobs: Sequence[Job], recipe: str, *, at_once: int, lock: int, progress: Progress) -> Outcome:
+def run_jobs(jobs: Sequence[Job], recipe: str, *, at_once: int, lock: int, progress: Progress) -> LadderOutcome:
     """Run what is not done, `at_once` processes at a time. A signal stops them at a checkpoint; a second one kills."""
-    outcome = Outcome(done=[job for job in jobs if job.state is State.DONE])
+    outcome = LadderOutcome(done=[job for job in jobs if job.state is State.DONE])
     waiting = deque(job for job in jobs if job not in outcome.done)
     running: list[Running] = []
     with stop_on_signals(running) as asked:
@@ -88,7 +88,7 @@ def run_jobs(jobs: Sequence[Job], recipe: str, *, at_once: int, lock: int, progr
             while running or (waiting and not asked):
                 while waiting and len(running) < at_once and not asked:
                     running.append(start(waiting.popleft(), recipe, lock))
-                    if asked:  # while it was being started: nobody has told it yet
+                    if asked:  # it was just being started and has not got the signal yet
                         running[-1].process.send_signal(signal.SIGINT)
                     progress([r.job for r in running], outcome, f"{running[-1].job.name}: started")
                 for ended in [r for r in running if r.process.poll() is not None]:
@@ -98,12 +98,12 @@ def run_jobs(jobs: Sequence[Job], recipe: str, *, at_once: int, lock: int, progr
                     if ended.process.returncode == EXIT_BAD_INPUT and not asked:
                         raise ConfigError(
                             f"{ended.job.name}: dapo train refused it:\n{outcome.failed[ended.job.name]}",
-                            remedy=f"Mend that and give the same command again. Whole output: {ended.job.log}",
+                            remedy=f"Once fixed, resume with the same command. Full output: {ended.job.log}",
                         )
                 progress([r.job for r in running], outcome, "")
                 time.sleep(LOOK_EVERY_S)
         finally:
-            for left in running:  # something broke here: the runs stop at a checkpoint
+            for left in running:  # an error in this process: stop the runs at a checkpoint
                 left.process.send_signal(signal.SIGINT)
             for left in running:
                 left.process.wait()
@@ -134,7 +134,7 @@ def on_cpu(config: Config) -> bool:
     return config.model.device == "cpu" or (config.model.device == "auto" and not gpu_memory_gib())
 
 
-def settle(ended: Running, outcome: Outcome, *, is_stopping: bool) -> str:
+def settle(ended: Running, outcome: LadderOutcome, *, is_stopping: bool) -> str:
     """Note what became of a run that ended."""
     ended.log.close()
     job = ended.job

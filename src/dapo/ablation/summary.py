@@ -31,7 +31,7 @@ from dapo.ablation.published import SOURCES, published
 from dapo.files import replace_file
 
 BASELINE = "naive"
-ONE_SEED = "With one seed, intervals and p are over problems only: they say nothing about another training run."
+ONE_SEED = "With one seed, intervals and p are over problems only: they do not cover variation between training runs."
 FEWER_SEEDS = "Fewer seeds than others have, and differences by the seeds that both have:"
 # Of a run, averaged over seeds: column -> what it is.
 SHAPES = {
@@ -44,7 +44,7 @@ SHAPES = {
     "waste": "share of the generated tokens that entered no loss",
     "informative": "share of the trained groups with 0 < correct < G, whole run",
     "informative_end": "share of the trained groups with 0 < correct < G, last 10 steps",
-    "step_seconds": "clock time of all steps",
+    "step_seconds": "wall-clock time of all steps",
 }
 
 
@@ -77,7 +77,7 @@ def summarise(
 
 
 def notes_on(runs: Mapping[str, Sequence[Measured]]) -> list[str]:
-    """How far the figures carry, by the seeds that each arm has."""
+    """Caveats about the numbers, by the seeds that each arm has."""
     seeds = {label: [run.seed for run in own] for label, own in runs.items()}
     most = max(map(len, seeds.values()), default=0)
     fewer = [f"{label} ({', '.join(map(str, own))})" for label, own in seeds.items() if len(own) < most]
@@ -88,7 +88,7 @@ def notes_on(runs: Mapping[str, Sequence[Measured]]) -> list[str]:
 def held_back(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why some differences have no p."""
     reasons = [line["difference"].get("held_back") for line in lines if line["difference"]]
-    return [f"No p where there is too little to go by: {reason}." for reason in dict.fromkeys(filter(None, reasons))]
+    return [f"No p where there is too little evidence: {reason}." for reason in dict.fromkeys(filter(None, reasons))]
 
 
 def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | None) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 def settings_of(
     recipe: str, jobs: Sequence[Job], *, seeds: Sequence[int], budget: str, command: str, extra: Sequence[str]
 ) -> dict[str, Any]:
-    """What the arms have in common, as far as it tells how far the figures carry."""
+    """What the arms have in common, as far as the results depend on it."""
     config = jobs[0].config
     train, sampling = config.train, config.sampling
     return {

@@ -1,4 +1,4 @@
-"""A ladder on the terminal: the runs that are at work, and the table at the end."""
+"""A ladder on the terminal: the active runs, and the table at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.ablation.plan import Job
-from dapo.ablation.run import Outcome, Progress
+from dapo.ablation.run import LadderOutcome, Progress
 from dapo.ablation.write import p_cell, reach_cell
 from dapo.console import Pipe
 
@@ -31,16 +31,16 @@ def view(jobs: Sequence[Job], *, is_quiet: bool) -> Iterator[Progress]:
     started = time.monotonic()
     if not sys.stderr.isatty() or is_quiet:
 
-        def lines(running: Sequence[Job], outcome: Outcome, event: str) -> None:
+        def lines(running: Sequence[Job], outcome: LadderOutcome, event: str) -> None:
             if event and not is_quiet:
-                console.print(f"{len(outcome.done)}/{len(jobs)} done, {len(running)} at work  {event}")
+                console.print(f"{len(outcome.done)}/{len(jobs)} done, {len(running)} running  {event}")
 
         yield lines
         return
     seen = 0.0
     with Live(Text("starting"), console=console, transient=True, auto_refresh=False) as live:
 
-        def picture(running: Sequence[Job], outcome: Outcome, event: str) -> None:
+        def picture(running: Sequence[Job], outcome: LadderOutcome, event: str) -> None:
             nonlocal seen
             if event:
                 live.console.print(event)
@@ -56,7 +56,9 @@ def view(jobs: Sequence[Job], *, is_quiet: bool) -> Iterator[Progress]:
 def show(summary: Mapping[str, Any], written: Sequence[Path]) -> None:
     """The table, what it is made of, and where the files are."""
     console = Pipe(highlight=False, soft_wrap=True)
-    console.width = max(console.width, LEAST_WIDTH)  # a narrow terminal wraps whole lines; cells cut short say nothing
+    console.width = max(
+        console.width, LEAST_WIDTH
+    )  # a narrow terminal wraps whole lines; shortened cells would be useless
     settings, k = summary["settings"], summary["k"]
     console.print(
         f"{settings['recipe']}: {settings['budget']}, seeds {', '.join(map(str, settings['seeds']))}; "
@@ -73,8 +75,8 @@ def show(summary: Mapping[str, Any], written: Sequence[Path]) -> None:
     console.print(
         "late: mean over the evaluations of the last quarter of the run; end: the last one. difference: of late, to\n"
         "the arm named, paired by seed and problem. to best: steps, updates, tokens to reach the baseline's best.\n"
-        "cut, clip: whole run. waste: generated tokens in no loss. informative: share of trained groups. published:\n"
-        "AIME 2024 avg@32, Qwen2.5-32B: another task and scale.",
+        "truncated, clip: whole run. waste: generated tokens in no loss. mixed groups: share of trained groups\n"
+        "that are neither all correct nor all wrong. published: AIME 2024 avg@32, Qwen2.5-32B: another task and scale.",
     )
     for note in summary["notes"]:
         console.print(note)
@@ -103,9 +105,9 @@ SHAPES: dict[str, Callable[[Line], str]] = {
     "to best": reach_cell,
     "entropy": lambda line: f"{line['entropy']:.3f}",
     "length": lambda line: f"{line['length']:.1f}",
-    "cut": lambda line: f"{100 * line['truncated']:.1f}%",
+    "truncated": lambda line: f"{100 * line['truncated']:.1f}%",
     "clip": lambda line: f"{100 * line['clip']:.2f}%",
     "waste": lambda line: f"{100 * line['waste']:.0f}%",
-    "informative": lambda line: "" if line["informative"] is None else f"{100 * line['informative']:.0f}%",
+    "mixed groups": lambda line: "" if line["informative"] is None else f"{100 * line['informative']:.0f}%",
     "seconds": lambda line: f"{line['step_seconds']:.0f}",
 }

@@ -1,4 +1,4 @@
-"""A ladder's files: ladder.json with everything, ladder.md to paste, ladder.svg, and a page that opens offline."""
+"""A ladder's files: ladder.json with everything, ladder.md, ladder.svg, and a page that opens offline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_all(summary: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def html() -> str:
-    """The frame: no data and no text of a user's; the scripts fill it."""
+    """The empty page: no data and no user text; the scripts fill it."""
     scripts = "\n".join(
         f'<script src="{PAGE}/{name}" defer></script>' for name in ("base.js", "data.js", "plotly.min.js", "ladder.js")
     )
@@ -56,7 +56,7 @@ def html() -> str:
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
-    """The table with its command; what a user typed cannot leave its cell."""
+    """The table with its command; user text is escaped."""
     settings = summary["settings"]
     head = [
         "# Ablation ladder",
@@ -69,7 +69,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         "`end` the last one; 95 % bootstrap intervals over problems and seeds; differences of `late`, paired by both.",
         "",
         "| arm | late | interval | end | best | difference | interval | p | steps, updates, tokens to baseline's best "
-        "| entropy | length | cut | clip | waste | informative | published |",
+        "| entropy | length | truncated | clip | waste | mixed groups | published |",
         "|" + "---|" * 16,
     ]
     rows = [f"| {' | '.join(markdown_row(line))} |" for line in summary["arms"]]
@@ -121,7 +121,7 @@ def reach_cell(line: Mapping[str, Any]) -> str:
 
 def p_cell(line: Mapping[str, Any]) -> str:
     change = line["difference"]
-    if change is None or change["p"] is None:  # held back: the notes say why
+    if change is None or change["p"] is None:  # withheld: the notes say why
         return ""
     return "< 0.001" if change["p"] < 0.001 else f"{change['p']:.3f}"
 

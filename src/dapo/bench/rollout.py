@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from dapo.bench.setting import LIMITS, Setting, choose_shape
+from dapo.bench.setting import LIMITS, BenchSetup, choose_shape
 from dapo.bench.timing import free_memory
 from dapo.console import table_of, wide_console
 from dapo.errors import ConfigError
@@ -59,7 +59,7 @@ def bench_rollout(
     kinds = load.split(",")
     if set(kinds) - set(get_args(Kind)):
         raise ConfigError(f"--load {load}: unknown.", remedy=f"Choose of {', '.join(get_args(Kind))}.")
-    setting = Setting(choose_shape(shape or ("1.5b" if device == "cuda" else "135m"), model), model, device)
+    setting = BenchSetup(choose_shape(shape or ("1.5b" if device == "cuda" else "135m"), model), model, device)
     full = slots or (1024 if device == "cuda" else 16)
     loads = [make_load(k, slots=8 if k == "few" else full, new_tokens=new_tokens) for k in kinds]  # type: ignore[arg-type]
     rows = []
@@ -76,7 +76,7 @@ def is_here(name: str, device: str) -> bool:
 
 
 def measure(
-    name: str, setting: Setting, loads: list[RolloutLoad], tokens_per_tick: int | None, page_tokens: int | None
+    name: str, setting: BenchSetup, loads: list[RolloutLoad], tokens_per_tick: int | None, page_tokens: int | None
 ) -> list[dict[str, Any]]:
     """One engine on every load, after a short warm-up."""
     results: list[tuple[RolloutResult | None, str]]
@@ -90,7 +90,7 @@ def measure(
     return [row(name, setting, load, result, text) for load, (result, text) in zip(loads, results, strict=True)]
 
 
-def row(name: str, setting: Setting, load: RolloutLoad, result: RolloutResult | None, text: str) -> dict[str, Any]:
+def row(name: str, setting: BenchSetup, load: RolloutLoad, result: RolloutResult | None, text: str) -> dict[str, Any]:
     from dapo.bench.rollout_workloads import least_seconds
 
     line: dict[str, Any] = {"engine": name, "load": load.kind, "slots": load.slots, "responses": load.n_responses}
@@ -110,7 +110,7 @@ def row(name: str, setting: Setting, load: RolloutLoad, result: RolloutResult | 
 
 
 def ours(
-    name: str, setting: Setting, loads: list[RolloutLoad], tokens_per_tick: int | None, page_tokens: int | None
+    name: str, setting: BenchSetup, loads: list[RolloutLoad], tokens_per_tick: int | None, page_tokens: int | None
 ) -> list[tuple[RolloutResult | None, str]]:
     import torch
 
@@ -157,7 +157,7 @@ def warm_up(engine: Any, load: RolloutLoad, vocabulary: int) -> None:
         engine.abort([request.id for request in requests])
 
 
-def vllm(setting: Setting, loads: list[RolloutLoad]) -> list[tuple[RolloutResult | None, str]]:
+def vllm(setting: BenchSetup, loads: list[RolloutLoad]) -> list[tuple[RolloutResult | None, str]]:
     """vLLM at its best setting for this load, in a process of its own: it takes the card's memory and keeps it."""
     from dapo.bench.rollout_workloads import RolloutResult
 
@@ -186,7 +186,7 @@ def vllm(setting: Setting, loads: list[RolloutLoad]) -> list[tuple[RolloutResult
     return [(RolloutResult(line["seconds"], line["tokens"], 0), line["settings"]) for line in lines]
 
 
-def transformers(setting: Setting, loads: list[RolloutLoad]) -> list[tuple[RolloutResult | None, str]]:
+def transformers(setting: BenchSetup, loads: list[RolloutLoad]) -> list[tuple[RolloutResult | None, str]]:
     """`generate` of Hugging Face: left-padded batches of 256 rows, each until its longest response ends."""
     import torch
 

@@ -20,7 +20,7 @@ LIMITS = {"NVIDIA H200": (4.3e12, 790e12)}
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class BenchSetup:
     """What all sides have in common."""
 
     shape: ModelShape
@@ -76,7 +76,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainSetting(Setting):
+class TrainSetting(BenchSetup):
     """What all training passes have in common besides."""
 
     repeats: int  # updates that are timed

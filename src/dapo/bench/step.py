@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from dapo.bench.setting import device_name
-from dapo.bench.step_plan import CPU, CUDA, Plan, check, save_models
+from dapo.bench.step_plan import CPU, CUDA, StepPlan, check, save_models
 from dapo.bench.step_sides import Row, our_settings, our_steps, peer_steps, seconds_of
 from dapo.console import table_of, wide_console
 from dapo.errors import ConfigError
@@ -47,7 +47,7 @@ def bench_step(
     given |= {"hidden": hidden, "layers": layers, "micro": micro}
     sizes: dict[str, Any] = (CUDA if device == "cuda" else CPU) | {name: n for name, n in given.items() if n}
     sizes["micro"] = min(sizes["micro"], sizes["prompts"] * sizes["responses"])
-    plan = Plan(**sizes, device=device, threads=torch.get_num_threads())
+    plan = StepPlan(**sizes, device=device, threads=torch.get_num_threads())
     check(plan)
     wanted = sides.split(",") if sides else ["dapo", "trl", *(["trl-vllm"] if device == "cuda" else [])]
     unknown = [name for name in wanted if name not in SIDES]
@@ -71,7 +71,7 @@ def bench_step(
     typer.echo(json.dumps(figures)) if as_json else show(figures)
 
 
-def measure(side: str, plan: Plan, folder: Path, peer_python: str, peer_minutes: float) -> Row:
+def measure(side: str, plan: StepPlan, folder: Path, peer_python: str, peer_minutes: float) -> Row:
     """One round of a side: the seconds of its steps, or what it says in place of them."""
     if side == "dapo":
         shutil.rmtree(folder / "run", ignore_errors=True)

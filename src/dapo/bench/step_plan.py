@@ -13,7 +13,7 @@ CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz?.,:"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """What both sides do: `prompts` groups a step, all used, every response exactly `tokens` long, one update."""
 
     prompts: int
@@ -34,7 +34,7 @@ CPU = {"prompts": 8, "responses": 8, "tokens": 64, "steps": 8, "hidden": 128, "l
 CUDA = {"prompts": 32, "responses": 16, "tokens": 512, "steps": 4, "hidden": 576, "layers": 30, "micro": 64}
 
 
-def check(plan: Plan) -> None:
+def check(plan: StepPlan) -> None:
     if plan.steps < 2:
         raise ConfigError("--steps 1: the first step is not counted.", remedy="Run at least 2.")
     if plan.responses < 2:
@@ -55,7 +55,7 @@ def check(plan: Plan) -> None:
         )
 
 
-def save_models(plan: Plan, folder: Path) -> int:
+def save_models(plan: StepPlan, folder: Path) -> int:
     """The same random weights twice: `model` knows no end token, so responses have one length; TRL wants one.
 
     Returns the number of parameters.

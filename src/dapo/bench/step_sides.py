@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.bench import trl_peer
 from dapo.bench.peer_process import run_peer
-from dapo.bench.step_plan import Plan
+from dapo.bench.step_plan import StepPlan
 from dapo.bench.timing import free_memory
 from dapo.types import Judge, Judgement, StopReason, Verdict
 
@@ -52,7 +52,7 @@ class DigitShare:
         return {ticket: Judgement(Verdict.WRONG, self.scores.pop(ticket), graded=True) for ticket in tickets}
 
 
-def our_steps(plan: Plan, folder: Path) -> tuple[list[tuple[float, float]], dict[str, float]]:
+def our_steps(plan: StepPlan, folder: Path) -> tuple[list[tuple[float, float]], dict[str, float]]:
     """A run of this project as `dapo train` makes it, step by step; nothing is evaluated, saved or recorded."""
     import torch
 
@@ -79,7 +79,7 @@ def our_steps(plan: Plan, folder: Path) -> tuple[list[tuple[float, float]], dict
     return marks, parts
 
 
-def make_run(plan: Plan, folder: Path) -> Run:
+def make_run(plan: StepPlan, folder: Path) -> Run:
     from dapo.trainer.api import with_overrides
     from dapo.trainer.start import begin_run
 
@@ -105,7 +105,7 @@ def make_run(plan: Plan, folder: Path) -> Run:
     return run
 
 
-def our_settings(plan: Plan) -> str:
+def our_settings(plan: StepPlan) -> str:
     from dapo.models.kernels.build import library
 
     on_cpu = "float32, parts in torch" if library() is None else "float32, parts compiled"
@@ -113,7 +113,7 @@ def our_settings(plan: Plan) -> str:
     return f'preset "dapo", local engine, {precision}, without dynamic sampling, one update'
 
 
-def peer_steps(plan: Plan, folder: Path, python: str, minutes: float) -> Row:
+def peer_steps(plan: StepPlan, folder: Path, python: str, minutes: float) -> Row:
     (folder / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
     reason, words = run_peer(python, Path(trl_peer.__file__), folder, threads=plan.threads, minutes=minutes)
     lines = [json.loads(line) for line in words if line.startswith('{"trl"')]

@@ -12,13 +12,13 @@ from dapo.bench.setting import TrainSetting, choose_shape
 from dapo.bench.timing import Result
 from dapo.bench.train_dapo import dapo_side, fsdp2_side, plain_side
 from dapo.bench.train_hf import hf_bf16_side, hf_masters_side
-from dapo.bench.train_workloads import Load, parse_load
+from dapo.bench.train_workloads import TrainLoad, parse_load
 from dapo.console import table_of, wide_console
 from dapo.errors import ConfigError
 
 CUDA_LOADS = "8x1024,2x4096c,1x16384c,lognormal:64:8192"
 CPU_LOADS = "4x128,2x256c,lognormal:16:512"
-SIDES: dict[str, Callable[[TrainSetting, Load], Result | None]] = {
+SIDES: dict[str, Callable[[TrainSetting, TrainLoad], Result | None]] = {
     "dapo": dapo_side,
     "dapo-plain": plain_side,
     "dapo-fsdp2": fsdp2_side,
@@ -68,7 +68,7 @@ def bench_train(
         show(figures)
 
 
-def measure(setting: TrainSetting, load: Load, sides: Sequence[str]) -> dict[str, Any]:
+def measure(setting: TrainSetting, load: TrainLoad, sides: Sequence[str]) -> dict[str, Any]:
     """Every side on one load, one after the other, each on a model of its own."""
     from dapo.models.random_model import training_flops
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from dapo.bench.setting import TrainSetting
 from dapo.bench.timing import Result, free_memory, measured, timed
-from dapo.bench.train_workloads import Load, sequences
+from dapo.bench.train_workloads import TrainLoad, sequences
 
 if TYPE_CHECKING:
     from dapo.distributed.world import World
     from dapo.models.policy import Policy
 
 
-def dapo_side(setting: TrainSetting, load: Load, *, is_fused: bool = True) -> Result | None:
+def dapo_side(setting: TrainSetting, load: TrainLoad, *, is_fused: bool = True) -> Result | None:
     """This project: packed, log-probs without the whole logits, float32 masters; budget and kernels as in a run."""
     from dapo.distributed.world import ALONE
 
@@ -35,7 +35,7 @@ def make_policy(setting: TrainSetting, *, is_fused: bool) -> Policy:
     return policy
 
 
-def dapo_run(setting: TrainSetting, load: Load, policy: Policy, world: World, how: str) -> Result | None:
+def dapo_run(setting: TrainSetting, load: TrainLoad, policy: Policy, world: World, how: str) -> Result | None:
     """Updates of this policy, which is whole, or sharded over the ranks of this world."""
     from dapo.learner.activations import checkpoint_layers
     from dapo.learner.optimizer import Optimizer
@@ -78,12 +78,12 @@ def within_budget(rows: list[list[int]], budget: int) -> list[list[list[int]]]:
     return batches
 
 
-def plain_side(setting: TrainSetting, load: Load) -> Result | None:
+def plain_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
     """This project without its kernels."""
     return dapo_side(setting, load, is_fused=False)
 
 
-def fsdp2_side(setting: TrainSetting, load: Load) -> Result | None:
+def fsdp2_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
     """This project as a run with cluster.shard = full on one rank: FSDP2, and a whole copy for the engine.
 
     The copy is refreshed once a step, not once an update: its time is named apart.

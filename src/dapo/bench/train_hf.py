@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from dapo.bench.setting import TrainSetting
 from dapo.bench.timing import Result, free_memory, measured
-from dapo.bench.train_workloads import Load, sequences
+from dapo.bench.train_workloads import TrainLoad, sequences
 
 if TYPE_CHECKING:
     import torch
 
 
-def hf_side(setting: TrainSetting, load: Load, *, has_masters: bool) -> Result | None:
+def hf_side(setting: TrainSetting, load: TrainLoad, *, has_masters: bool) -> Result | None:
     """Plain Hugging Face: SDPA, log-softmax of float32 logits, fused AdamW.
 
     Uneven rows are padded, in their order, with the rows per batch and the checkpointing that are fastest of what fits.
@@ -27,15 +27,17 @@ def hf_side(setting: TrainSetting, load: Load, *, has_masters: bool) -> Result |
     return min(fits, key=lambda result: result.seconds) if fits else None
 
 
-def hf_masters_side(setting: TrainSetting, load: Load) -> Result | None:
+def hf_masters_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
     return hf_side(setting, load, has_masters=True)
 
 
-def hf_bf16_side(setting: TrainSetting, load: Load) -> Result | None:
+def hf_bf16_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
     return hf_side(setting, load, has_masters=False)
 
 
-def hf_run(setting: TrainSetting, load: Load, rows: int, is_checkpointed: bool, has_masters: bool) -> Result | None:
+def hf_run(
+    setting: TrainSetting, load: TrainLoad, rows: int, is_checkpointed: bool, has_masters: bool
+) -> Result | None:
     import torch
 
     free_memory()

@@ -9,7 +9,7 @@ from dapo.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TrainLoad:
     """Sequences of one update; `is_checkpointed` recomputes activations on both sides."""
 
     name: str
@@ -22,7 +22,7 @@ class Load:
         return sum(self.lengths)
 
 
-def parse_load(text: str) -> Load:
+def parse_load(text: str) -> TrainLoad:
     """ "8x1024", "1x16384c" or "lognormal:64:8192"; lengths of the last are the same every time."""
     uneven = re.fullmatch(r"lognormal:(\d+):(\d+)", text)
     if uneven:
@@ -32,14 +32,14 @@ def parse_load(text: str) -> Load:
 
         rows, cap = int(uneven[1]), int(uneven[2])
         drawn = np.random.default_rng(0).lognormal(LOG_NORMAL_MU, LOG_NORMAL_SIGMA, rows)
-        return Load(text, tuple(int(n) for n in np.clip(drawn, 2, cap)), is_uneven=True)
+        return TrainLoad(text, tuple(int(n) for n in np.clip(drawn, 2, cap)), is_uneven=True)
     even = re.fullmatch(r"(\d+)x(\d+)(c?)", text)
     if even is None or int(even[2]) < 2 or int(even[1]) < 1:
         raise ConfigError(f"--loads {text}: cannot be read.", remedy="Write 8x1024, 1x16384c or lognormal:64:8192.")
-    return Load(text, (int(even[2]),) * int(even[1]), is_checkpointed=even[3] == "c")
+    return TrainLoad(text, (int(even[2]),) * int(even[1]), is_checkpointed=even[3] == "c")
 
 
-def sequences(load: Load, vocabulary: int) -> list[list[int]]:
+def sequences(load: TrainLoad, vocabulary: int) -> list[list[int]]:
     """Token ids for every row, the same every time."""
     import numpy as np
 

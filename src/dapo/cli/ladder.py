@@ -17,7 +17,7 @@ from dapo.errors import ConfigError
 if TYPE_CHECKING:
     from dapo.ablation.arms import Arm
     from dapo.ablation.plan import Job
-    from dapo.ablation.run import Outcome
+    from dapo.ablation.run import LadderOutcome
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -119,20 +119,20 @@ def command(
         raise typer.Exit(EXIT_FAILED)
 
 
-def done_so_far(planned: Sequence[Job], folder: Path) -> Outcome:
+def done_so_far(planned: Sequence[Job], folder: Path) -> LadderOutcome:
     from dapo.ablation.plan import State
-    from dapo.ablation.run import Outcome
+    from dapo.ablation.run import LadderOutcome
 
     done = [job for job in planned if job.state is State.DONE]
     if not done:
         raise ConfigError(
             f"--table-only: no run under {folder} has finished.", remedy="Leave out --table-only to run them."
         )
-    return Outcome(done=done)
+    return LadderOutcome(done=done)
 
 
 def summary_of(
-    chosen: Sequence[Arm], outcome: Outcome, settings: dict[str, Any], machine: dict[str, Any]
+    chosen: Sequence[Arm], outcome: LadderOutcome, settings: dict[str, Any], machine: dict[str, Any]
 ) -> dict[str, Any]:
     from dapo.ablation.measure import measure
     from dapo.ablation.summary import summarise

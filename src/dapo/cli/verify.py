@@ -29,7 +29,7 @@ EXAMPLE_ROW = '{"response": "... Answer: 42", "answer": "42"}'
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRow:
     """One line of input."""
 
     task: Task
@@ -111,7 +111,7 @@ def open_rows(file: str) -> IO[bytes]:
         ) from None
 
 
-def rows_in(source: IO[bytes], file: str, verifier: str) -> Iterator[Row]:
+def rows_in(source: IO[bytes], file: str, verifier: str) -> Iterator[InputRow]:
     """The rows of a JSON-lines file, as the verifier needs them. DataError names file, row and remedy."""
     shown = "standard input" if file == "-" else file
     number = n_rows = 0
@@ -129,7 +129,7 @@ def rows_in(source: IO[bytes], file: str, verifier: str) -> Iterator[Row]:
         raise DataError(f"{shown}: no rows.", remedy=f"Each line is one JSON object: {EXAMPLE_ROW}")
 
 
-def row_in(line: bytes, where: str, verifier: str) -> Row:
+def row_in(line: bytes, where: str, verifier: str) -> InputRow:
     try:
         fields = json.loads(line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8"))
     except UnicodeDecodeError as error:
@@ -170,7 +170,7 @@ def row_in(line: bytes, where: str, verifier: str) -> Row:
         if "data_source" in fields:
             meta = {"data_source": fields["data_source"], **meta}
     task = Task(response, answer, stop_reason_in(fields.get("stop_reason"), where), meta)
-    return Row(task, fields.get("id"), "id" in fields)
+    return InputRow(task, fields.get("id"), "id" in fields)
 
 
 def stop_reason_in(value: object, where: str) -> StopReason | None:
@@ -185,7 +185,7 @@ def stop_reason_in(value: object, where: str) -> StopReason | None:
         ) from None
 
 
-def print_verdicts(pool: VerifierPool, rows: Iterator[Row]) -> Counter[str]:
+def print_verdicts(pool: VerifierPool, rows: Iterator[InputRow]) -> Counter[str]:
     """Verify in chunks, print in order."""
     counts: Counter[str] = Counter()
     while chunk := list(islice(rows, CHUNK)):
@@ -198,7 +198,7 @@ def print_verdicts(pool: VerifierPool, rows: Iterator[Row]) -> Counter[str]:
     return counts
 
 
-def as_line(row: Row, judgement: Judgement) -> dict[str, Any]:
+def as_line(row: InputRow, judgement: Judgement) -> dict[str, Any]:
     line: dict[str, Any] = {"id": row.id} if row.has_id else {}
     line |= {
         "verdict": judgement.verdict.value,

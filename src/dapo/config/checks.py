@@ -1,4 +1,4 @@
-"""What no single key can know: combinations that make no sense, and keys that would have no effect."""
+"""Checks across keys: combinations that make no sense, and keys that would have no effect."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def check_clip(config: Config) -> None:
 
 
 def check_overlong(config: Config) -> None:
-    """The soft overlong penalty and the length it grows over."""
+    """The soft overlong penalty needs its buffer length."""
     shaping, limits = config.shaping, config.limits
     if shaping.overlong_penalty > 0 and shaping.overlong_buffer_tokens is None:
         raise ConfigError(
-            "shaping.overlong_buffer_tokens: missing; the soft overlong penalty needs the length it grows over.",
+            "shaping.overlong_buffer_tokens: missing; the soft overlong penalty needs a buffer length.",
             remedy="Set it to about a fifth of limits.max_response_tokens (the paper: 4096 of 20480), "
             "or switch the penalty off with shaping.overlong_penalty = 0.0.",
         )
@@ -54,7 +54,7 @@ def check_overlong(config: Config) -> None:
             "shaping.overlong_buffer_tokens",
             shaping.overlong_buffer_tokens,
             f"must be smaller than limits.max_response_tokens = {limits.max_response_tokens}; "
-            "otherwise every response is punished.",
+            "otherwise every response is penalized.",
             f"Use about a fifth of the limit: {max(1, limits.max_response_tokens // 5)}.",
         )
 
@@ -70,14 +70,14 @@ def check_whole_distribution(config: Config) -> None:
             raise _error(
                 key,
                 value,
-                "training on a cut distribution makes π_old/π_θ wrong: the engine would draw from the renormalised "
-                "head, the trainer would score the whole vocabulary.",
-                f"Leave it at {neutral} for training; eval.{key.split('.')[1]} is free.",
+                "training on a truncated distribution makes the ratio π_θ/π_old wrong: the engine would sample "
+                "from the renormalized head, the trainer would score the whole vocabulary.",
+                f"Leave it at {neutral} for training; eval.{key.split('.')[1]} may differ.",
             )
 
 
 def check_updates(config: Config) -> None:
-    """The optimizer, and groups enough for every update."""
+    """The optimizer's values, and enough groups for every update."""
     sampling = config.sampling
     if not all(0 <= beta < 1 for beta in config.train.betas):
         raise _error(
@@ -87,13 +87,13 @@ def check_updates(config: Config) -> None:
         raise _error(
             "train.updates_per_step",
             config.train.updates_per_step,
-            f"a step has only sampling.prompts_per_step = {sampling.prompts_per_step} groups to deal out.",
+            f"a step has only sampling.prompts_per_step = {sampling.prompts_per_step} groups to split.",
             f"Use at most {sampling.prompts_per_step}.",
         )
 
 
 def check_dynamic(config: Config) -> None:
-    """Dynamic sampling: its budget, and what it cannot go with."""
+    """Dynamic sampling: its budget, and what it cannot be combined with."""
     sampling, algorithm = config.sampling, config.algorithm
     if sampling.dynamic and config.max_prompts_tried_per_step < sampling.prompts_per_step:
         raise _error(
@@ -112,7 +112,7 @@ def check_dynamic(config: Config) -> None:
 
 
 def check_importance(config: Config) -> None:
-    """Importance weights count once."""
+    """Importance weights must not be applied twice."""
     algorithm = config.algorithm
     if algorithm.old_logp == "bypass" and algorithm.correction.cap is not None:
         raise _error(
@@ -125,7 +125,7 @@ def check_importance(config: Config) -> None:
 
 
 def check_kl(config: Config) -> None:
-    """Where the KL penalty stands."""
+    """Whether the KL penalty can be in the reward."""
     algorithm = config.algorithm
     if config.has_reference and algorithm.kl.place == "reward" and not config.has_critic:
         raise _error(
@@ -162,12 +162,12 @@ def check_carrying(config: Config) -> None:
 
 
 def check_loss(config: Config) -> None:
-    """There is something to learn from."""
+    """Some loss must be on."""
     if config.algorithm.advantage == "none" and not config.algorithm.positive_nll:
         raise _error(
             "algorithm.advantage",
             "none",
-            "without a policy gradient and with algorithm.positive_nll = 0 nothing is learnt.",
+            "without a policy gradient and with algorithm.positive_nll = 0 nothing is learned.",
             "Set algorithm.positive_nll = 1.0 (rejection-sampling fine-tuning, preset rft).",
         )
 
@@ -224,7 +224,7 @@ NEEDS = (
         'algorithm.critic.path = "none"',
         "algorithm.critic.path",
     ),
-    Needs(  # a recipe that is run for a few steps only never leaves its warm-up: that is no mistake
+    Needs(  # a recipe run for a few steps only never leaves its warm-up; that is fine
         ("train.lr_decay",),
         lambda c: c.train.lr_decay == "none" or max(c.train.warmup_steps, 1) < c.train.steps,
         "train.steps above 1 and above train.warmup_steps",
@@ -249,7 +249,7 @@ NEEDS = (
         'sampling.dynamic = true and sampling.schedule = "rounds"',
         "sampling.dynamic",
     ),
-    Needs(  # what is carried streams by nature: there are no rounds to wait for
+    Needs(  # carried groups stream by nature: there are no rounds to wait for
         ("sampling.schedule", "sampling.generation_multiple"),
         lambda c: c.sampling.schedule == "stream" or not (c.sampling.carry_over or c.sampling.partial_rollouts),
         "sampling.carry_over = false and sampling.partial_rollouts = false",
@@ -301,7 +301,7 @@ NEEDS = (
 
 
 def unused_keys(config: Config, origin: dict[str, str]) -> dict[str, str]:
-    """Keys of the recipe that stand in a section switched off by one key: key -> what it would need.
+    """Keys of the recipe in a section that one key switches off: key -> what it would need.
 
     Raises where a key without effect is not excused: it was typed on the command line, or no single switch explains it.
     Keys from presets and defaults are never complained about, nor is a recipe that states a key's default: a run's own

@@ -1,4 +1,4 @@
-"""The hub behind names such as owner/name: asked once whether it answers, before libraries try for a minute."""
+"""The Hugging Face hub: asked once whether it answers, before the libraries retry for a minute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_hub_name(path: str) -> bool:
 
 
 def is_cached(name: str, revision: str | None) -> bool:
-    """Does the cache know this model? Not whether it has all of its files."""
+    """Is this model in the cache? Perhaps not with all of its files."""
     return cached_file(name, "config.json", revision=revision) is not None
 
 
@@ -26,7 +26,7 @@ def cached_file(name: str, file: str, *, revision: str | None) -> Path | None:
 
     try:
         found = try_to_load_from_cache(name, file, revision=revision)
-    except ValueError:  # no name that the hub could have
+    except ValueError:  # not a valid hub name
         return None
     return Path(found) if isinstance(found, str) else None
 
@@ -41,7 +41,7 @@ def model_file(path: str, file: str, *, revision: str | None = None) -> Path | N
 
 @cache
 def why_offline() -> str:
-    """Why the hub is not asked for anything; empty where it answers.
+    """Why the hub is not used; empty where it answers.
 
     Where it does not, this process goes on as with HF_HUB_OFFLINE=1, from the cache: each of the libraries' many
     requests would be tried five times.

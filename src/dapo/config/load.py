@@ -1,4 +1,4 @@
-"""From TOML files and `--set a.b=value` to one frozen Config; pydantic's complaints become ours."""
+"""From TOML files and `--set a.b=value` to one frozen Config; pydantic's errors in our words."""
 
 from __future__ import annotations
 
@@ -75,12 +75,10 @@ def resolve(name: str, keys: Mapping[str, Any], origin: Mapping[str, str]) -> Re
 
 
 def refuse_control_characters(keys: Mapping[str, Any]) -> None:
-    """Values reach terminals, file names and the model card: a line break or an escape in one is nobody's setting."""
+    """Refuse control characters: values reach terminals, file names and the model card."""
     for key, value in keys.items():
         if NOT_IN_VALUES.search(str(value) if isinstance(value, str) else " ".join(texts_in(value))):
-            raise ConfigError(
-                f"{key}: holds a line break, or a character that a terminal acts on.", remedy="Write it without."
-            )
+            raise ConfigError(f"{key}: contains a line break or a control character.", remedy="Remove it.")
 
 
 def texts_in(value: Any) -> list[str]:
@@ -109,7 +107,7 @@ def find_recipe(recipe: str) -> Path:
     path = Path(recipe)
     if is_run(recipe):
         raise ConfigError(
-            f"{recipe}: is the folder of a run, not a recipe.",
+            f"{recipe}: is a run folder, not a recipe.",
             remedy=f"Resume the run: {dapo_command('resume', recipe)}\n"
             f"Its recipe, for a new run: {dapo_command('train', path / 'config.toml')}",
         )
@@ -131,7 +129,7 @@ def find_recipe(recipe: str) -> Path:
 
 
 def is_run(name: str) -> bool:
-    """The folder of a run; a shipped recipe or preset of that name comes first.
+    """Whether it is a run folder; a shipped recipe or preset of that name comes first.
 
     Asked of os.path, for which a folder that one may not enter, or a name too long for a file, is just not there.
     """
@@ -173,13 +171,13 @@ def read_toml(path: Path) -> Tree:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}.", remedy="Mend the line; strings need quotes.") from None
+        raise ConfigError(f"{path}: not valid TOML: {error}.", remedy="Fix the line; strings need quotes.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`a.b=value` -> ("a.b", value). The value is read as TOML; what is no TOML value is a plain string."""
+    """`a.b=value` -> ("a.b", value). The value is parsed as TOML; if that fails, it is a plain string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: no key and value.", remedy="Write --set section.key=value.")
@@ -188,7 +186,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     except ValueError:
         return key.strip(), value.strip()
     if len(parsed) > 1:
-        raise ConfigError(f"--set {key.strip()}: holds several lines.", remedy="Write one --set for each key.")
+        raise ConfigError(f"--set {key.strip()}: contains several lines.", remedy="Write one --set for each key.")
     return key.strip(), parsed["value"]
 
 
@@ -303,7 +301,7 @@ def recipe_names() -> list[str]:
 
 
 def explain_validation(error: ValidationError) -> ConfigError:
-    """The first complaint: key, value, why, and the field's own sentence."""
+    """The first error: key, value, reason, and the field's description."""
     first = error.errors(include_url=False)[0]
     parts = [str(part) for part in first["loc"]]
     key = ".".join(parts)

@@ -1,4 +1,4 @@
-"""What this machine has, asked without importing torch."""
+"""What this machine has, without importing torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 
 GIB = 1024**3
 
-# Memory that a program sees on each kind of card, in GiB.
+# Usable memory of each GPU type, in GiB.
 CARDS_GIB = {
     "t4": 15.0,
     "rtx3060": 12.0,
@@ -33,7 +33,7 @@ def gpu_memory_gib() -> list[float]:
     asked = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (subprocess.SubprocessError, OSError):  # a driver that does not answer is a machine without a GPU
+    except (subprocess.SubprocessError, OSError):  # a driver that does not answer counts as no GPU
         return []
     return [float(line) / 1024 for line in answer.splitlines() if line.strip().replace(".", "").isdigit()]
 

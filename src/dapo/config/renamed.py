@@ -1,4 +1,4 @@
-"""Names that keys and metrics had before, and what they are called now. CHANGELOG.md has the same table."""
+"""Former names of keys and metrics, and their present names. CHANGELOG.md has the same table."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     """The policy that is trained."""
 
-    path: str = Field(description='Hugging Face folder or hub name; "bundled" is the model that ships with dapo.')
-    revision: OptionalStr = Field(None, description="Commit of the hub model; none takes the newest.")
+    path: str = Field(description='Hugging Face folder or hub name; "bundled" is the toy model that ships with dapo.')
+    revision: OptionalStr = Field(None, description="Commit of the hub model; none: the newest.")
     dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
         "auto", description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU."
     )
@@ -48,7 +48,7 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """Problems to train on and to evaluate on, and how they are put to the model."""
+    """Problems to train and evaluate on, and how they become prompts."""
 
     train: str = Field(description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function.")
     eval: tuple[str, ...] = Field((), description="Evaluation sets, named like data.train.")
@@ -58,7 +58,7 @@ class DataConfig(Section):
 
 
 class LimitsConfig(Section):
-    """Lengths. Prompts over the limit are dropped and counted, never cut; responses over it are truncated."""
+    """Lengths. Prompts over the limit are dropped and counted, never truncated; responses over it are truncated."""
 
     max_prompt_tokens: int = Field(2048, ge=1, le=10**8, description="Longest prompt that is used.")
     max_response_tokens: int = Field(
@@ -67,7 +67,7 @@ class LimitsConfig(Section):
 
 
 class RewardsConfig(Section):
-    """How a response becomes a verdict."""
+    """How a response gets its verdict and reward."""
 
     verifier: str = Field(
         "math", description="math, dapo-published, exact, choice, code, command:…, or pkg.mod:function."
@@ -76,10 +76,10 @@ class RewardsConfig(Section):
         None,
         gt=0,
         le=86_400,
-        description="CPU time one verdict may use, its child processes included; none is the verifier's own limit.",
+        description="CPU seconds per response, child processes included; none: the verifier's own limit.",
     )
     memory_mb: OptionalInt = Field(
-        None, ge=256, le=4 * 2**20, description="Memory one verifier process may use; none is the verifier's own limit."
+        None, ge=256, le=4 * 2**20, description="Memory per verifier process; none: the verifier's own limit."
     )
     workers: int = Field(2, ge=1, le=4_096, description="Verifier processes.")
     control: Literal["none", "shuffled", "negated"] = Field(
@@ -87,21 +87,21 @@ class RewardsConfig(Section):
         description="Control experiment: verdicts shuffled within each group, or rewards negated. Must not learn.",
     )
     truncated_may_be_correct: bool = Field(
-        False, description="Let the text of a truncated response decide, as the released script does; else never right."
+        False, description="Verify truncated responses too, as the released script does; else they are never correct."
     )
 
 
 class ShapingConfig(Section):
-    """What the length of a response does to its reward and to the loss (DAPO section 3.4)."""
+    """How the length of a response changes its reward and the loss (DAPO section 3.4)."""
 
     overlong_filter: bool = Field(
-        False, description="Take truncated responses out of the loss; they stay in the group's mean and std."
+        False, description="Mask truncated responses in the loss; they stay in the group's mean and std."
     )
     overlong_penalty: float = Field(
-        0.0, ge=0, description="Weight of the soft overlong punishment (eq. 13); 1 is the paper's, 0 switches it off."
+        0.0, ge=0, description="Weight of the soft overlong penalty (eq. 13); 1 is the paper's, 0 is off."
     )
     overlong_buffer_tokens: OptionalInt = Field(
-        None, ge=1, description="L_cache of eq. 13: the penalty grows over the last so many tokens before the limit."
+        None, ge=1, description="L_cache of eq. 13: the penalty grows over this many tokens before the limit."
     )
 
 
@@ -112,39 +112,47 @@ class SamplingConfig(Section):
     responses_per_prompt: int = Field(
         ge=1, le=10**6, description="G, completions per problem. Group advantages need at least 2."
     )
-    temperature: float = Field(1.0, gt=0, le=100, description="Divides the logits, in sampling and in training alike.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Training needs 1.0: a cut tail biases the policy ratio.")
-    top_k: int = Field(0, ge=0, description="Training needs 0 (all tokens): a cut tail biases the policy ratio.")
+    temperature: float = Field(1.0, gt=0, le=100, description="Sampling temperature; training log-probs use it too.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Training needs 1.0: a truncated distribution biases the policy ratio."
+    )
+    top_k: int = Field(
+        0, ge=0, description="Training needs 0 (all tokens): a truncated distribution biases the policy ratio."
+    )
     dynamic: bool = Field(
         False, description="Dynamic sampling (eq. 11): train on groups with 0 < correct < G only, refill until full."
     )
     schedule: Literal["stream", "rounds"] = Field(
-        "stream", description="stream judges and refills as responses end; rounds waits for whole generation batches."
+        "stream",
+        description="stream verifies and refills as responses finish; rounds waits for whole generation batches.",
     )
     generation_multiple: int = Field(
         1, ge=1, description="With rounds: prompts per generation batch, in multiples of prompts_per_step."
     )
     max_prompts_tried_per_step: OptionalInt = Field(
-        None, ge=1, description="Fill budget; none is 10 x prompts_per_step. What happens then: sampling.fill_policy."
+        None,
+        ge=1,
+        description="Prompts that dynamic sampling may try per step; none: 10 x prompts_per_step. Then: fill_policy.",
     )
     fill_policy: Literal["train_partial", "error", "relax", "skip"] = Field(
-        "train_partial", description="When the budget is spent: train on what there is, stop, admit older groups, skip."
+        "train_partial",
+        description="When that is used up: train on fewer groups, stop, admit older groups, or skip the step.",
     )
     carry_over: bool = Field(
-        False, description="Keep surplus informative groups for the next step. Not the paper's algorithm."
+        False, description="Keep surplus mixed groups for the next step. Not the paper's algorithm."
     )
     partial_rollouts: bool = Field(
-        False, description="Keep unfinished responses across an update. Not the paper's algorithm."
+        False, description="Continue unfinished responses after an update. Not the paper's algorithm."
     )
     predictive: bool = Field(
         False,
-        description="Prefer problems whose posterior pass rate promises a mixed group. Not the paper's algorithm.",
+        description="Prefer problems likely to give a mixed group, by posterior pass rate. Not the paper's algorithm.",
     )
     posteriors: OptionalStr = Field(
-        None, description="With predictive: a file of `dapo data probe --out`, whose pass rates selection starts from."
+        None, description="With predictive: a file of `dapo data probe --out` with initial pass rates."
     )
     max_staleness_updates: OptionalInt = Field(
-        None, ge=1, description="Oldest token trained on, in updates; for carry_over and partial_rollouts."
+        None, ge=1, description="Maximum age of a trained token, in updates; for carry_over and partial_rollouts."
     )
 
 
@@ -181,7 +189,7 @@ class GaeConfig(Section):
     length_adaptive_floor: float = Field(
         1.0,
         ge=1,
-        description="With length_adaptive_alpha: λ = 1 − 1/max(α·length, floor); tokens of the shortest horizon.",
+        description="With length_adaptive_alpha: λ = 1 − 1/max(α·length, floor); the shortest horizon, in tokens.",
     )
     whiten: bool = Field(True, description="Whiten advantages over all tokens of the step.")
 
@@ -193,15 +201,15 @@ class CriticConfig(Section):
         None,
         ge=0,
         le=10,
-        description="Learning rate of the critic's own optimizer, with the policy's warm-up and decay; none is twice "
+        description="Learning rate of the critic's own optimizer, with the policy's warm-up and decay; none: twice "
         "train.lr.",
     )
     value_clip: OptionalFloat = Field(None, gt=0, description="Clip of the value around its old value; none: no clip.")
     pretrain_responses: int = Field(
         0,
         ge=0,
-        description="Value pretraining before the first policy update: so many responses of the fixed policy, "
-        "rounded up to whole steps; fewer once the critic foretells new problems no better, or has seen them all.",
+        description="Value pretraining before the first policy update: this many responses of the fixed policy, "
+        "rounded up to whole steps; fewer once the critic stops improving on new problems, or has seen all.",
     )
     pretrain_epochs: int = Field(
         4, ge=1, description="Passes over each step's responses in value pretraining; fewer overfit less."
@@ -212,15 +220,15 @@ class CriticConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """For tokens that other weights, or another engine's kernels, have drawn."""
+    """Importance correction for tokens sampled by older weights or by another engine's kernels."""
 
     cap: OptionalFloat = Field(
-        None, gt=0, description="C of truncated importance sampling, w = min(π_old/π_engine, C); none switches it off."
+        None, gt=0, description="C of truncated importance sampling, w = min(π_old/π_engine, C); none: off."
     )
 
 
 class KlConfig(Section):
-    """A penalty for leaving the reference policy. DAPO has none."""
+    """KL penalty towards a reference policy. DAPO has none."""
 
     coefficient: float = Field(0.0, ge=0, description="β; 0 means no KL term and no reference model.")
     kind: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Estimator of the KL per token.")
@@ -240,7 +248,7 @@ class AlgorithmConfig(Section):
     loss_constant_tokens: OptionalInt = Field(
         None,
         ge=1,
-        description="With loss_aggregation = constant: tokens per response to divide by; none is max_response_tokens.",
+        description="With loss_aggregation = constant: tokens per response to divide by; none: max_response_tokens.",
     )
     old_logp: Literal["recompute", "bypass"] = Field(
         "recompute", description="π_old: recomputed by the trainer, or the engine's own log-probs (bypass)."
@@ -257,14 +265,14 @@ class AlgorithmConfig(Section):
 class TrainConfig(Section):
     """Steps, updates and the optimizer. A step is one rollout batch and all its updates; schedules count steps."""
 
-    steps: int = Field(ge=0, le=10**9, description="Training steps; dynamic sampling does not shift them.")
+    steps: int = Field(ge=0, le=10**9, description="Training steps; resampled prompts do not count as steps.")
     max_generated_tokens: OptionalInt = Field(
-        None, ge=1, description="End after the step that brings the tokens written so far to this many; none: no limit."
+        None, ge=1, description="Stop after the step that reaches this many generated tokens; none: no limit."
     )
     max_minutes: OptionalFloat = Field(
         None,
         gt=0,
-        description="End after the step that brings the time of all steps to this, evaluation and checkpoints not "
+        description="Stop after the step that reaches this training time, evaluation and checkpoints not "
         "counted; none: no limit.",
     )
     lr: float = Field(ge=0, le=10, description="Learning rate of the policy after warm-up.")
@@ -272,78 +280,80 @@ class TrainConfig(Section):
     lr_decay: Literal["none", "linear", "cosine"] = Field(
         "none", description="After warm-up: constant, as in the papers, or falling towards 0 at train.steps."
     )
-    updates_per_step: int = Field(1, ge=1, le=10**6, description="Mini-batches that a step's groups are dealt into.")
+    updates_per_step: int = Field(
+        1, ge=1, le=10**6, description="Mini-batches (optimizer updates) that a step's groups are split into."
+    )
     epochs_per_step: int = Field(1, ge=1, le=10**4, description="μ of Algorithm 1: passes over the step's groups.")
     tokens_per_microbatch: int = Field(16384, ge=1, le=10**9, description="Token budget of one forward-backward pass.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decays.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient of an update.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradient clipping: maximum norm of an update's gradient.")
     gradient_checkpointing: bool | Literal["auto"] = Field(
         False,
         description="Recompute activations in the backward pass: less memory; auto: in as few layers as needed.",
     )
     moments: Literal["float32", "int8", "host"] = Field(
         "float32",
-        description="AdamW's moments: float32, int8 (2 bytes a weight instead of 8), or in host memory (exact, slow).",
+        description="AdamW's moments: float32, int8 (2 bytes per weight instead of 8), or host memory (exact, slow).",
     )
     max_bad_updates: int = Field(
-        3, ge=0, description="Updates in a row that may be skipped for a non-finite gradient before the run stops."
+        3, ge=0, description="Consecutive updates that may be skipped for non-finite gradients before the run stops."
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of data order, sampling noise and mini-batch order.")
 
 
 class VllmConfig(Section):
-    """What only the vLLM engine knows."""
+    """Settings of the vLLM engine only."""
 
     gpu_memory_utilization: float = Field(
         0.4,
         gt=0,
         le=1,
-        description="Part of the GPU's memory that vLLM may take, weights and KV; on a CPU, of main memory.",
+        description="Share of GPU memory for vLLM, weights and KV cache; on a CPU, of main memory.",
     )
 
 
 class RolloutConfig(Section):
-    """The engine that writes the responses."""
+    """The inference engine that generates the responses."""
 
     engine: Literal["local", "plain", "vllm"] = Field(
-        "local", description="local runs on the trainer's own weights; plain is its slow reference; or vllm."
+        "local", description="local shares the trainer's weights; plain is its slow reference; or vllm."
     )
     max_concurrent_sequences: int = Field(
-        256, ge=1, le=10**7, description="Responses written at the same time, by all ranks together."
+        256, ge=1, le=10**7, description="Maximum concurrent sequences, over all ranks together."
     )
     kv_cache_gib: OptionalFloat = Field(
         None,
         gt=0,
-        description="With local: memory of a rank's KV cache; none is enough for all, at most 0.4 of what is free.",
+        description="With local: KV cache per rank; none: enough for all sequences, at most 0.4 of free memory.",
     )
     on_fault: Literal["continue", "stop"] = Field(
-        "continue", description="After a response whose logits are not finite: leave it out and go on, or stop the run."
+        "continue", description="When a response has non-finite logits: drop it and continue, or stop the run."
     )
-    tensor_parallel: int = Field(1, ge=1, description="With vllm: GPUs that hold one copy of the model together.")
+    tensor_parallel: int = Field(1, ge=1, description="With vllm: GPUs that share one copy of the model.")
     vllm: VllmConfig = VllmConfig()
 
 
 class EvalConfig(Section):
     """Evaluation inside a run; it has its own sampling settings."""
 
-    every_steps: int = Field(0, ge=0, description="Evaluate every so many steps, and before the first; 0 never.")
+    every_steps: int = Field(0, ge=0, description="Evaluate every n steps, and before the first; 0: never.")
     k: int = Field(32, ge=1, le=10**6, description="Responses per problem: avg@k, pass@k, maj@k.")
     temperature: float = Field(1.0, ge=0, le=100, description="Sampling temperature; 0 is greedy.")
-    top_p: float = Field(0.7, gt=0, le=1, description="Nucleus of evaluation sampling; the papers use 0.7.")
-    top_k: int = Field(0, ge=0, description="Most likely tokens to choose from; 0 takes all.")
+    top_p: float = Field(0.7, gt=0, le=1, description="Nucleus sampling in evaluation; the papers use 0.7.")
+    top_k: int = Field(0, ge=0, description="Sample from the k most likely tokens; 0: all.")
 
 
 class CheckpointConfig(Section):
-    """What is needed to go on after a crash."""
+    """What is needed to resume after a crash."""
 
     every_steps: int = Field(
         10,
         ge=0,
-        description="Write a checkpoint every so many steps. One before the first step, at the end and when a signal "
+        description="Write a checkpoint every n steps. One before the first step, at the end and when a signal "
         "stops the run is always written; 0 writes only those.",
     )
-    keep: int = Field(2, ge=1, description="Newest checkpoints that stay on disk.")
+    keep: int = Field(2, ge=1, description="Number of checkpoints kept on disk, the newest ones.")
     resumable: bool = Field(
         True,
         description="false keeps the model alone, a quarter of the disk, and none before the first step; a killed run "
@@ -357,30 +367,30 @@ class CheckpointConfig(Section):
 
 
 class RecordsConfig(Section):
-    """Records of what the model wrote, for the report's rollout browser."""
+    """Recorded responses, for the report's rollout browser."""
 
     every_steps: int = Field(
         10,
         ge=0,
-        description="Write the responses of every so many steps to parquet, of the first and last one too; 0 never.",
+        description="Write the responses of every n-th step to parquet, and of the first and last step; 0: never.",
     )
 
 
 class TrackingConfig(Section):
-    """Trackers beside the run's own files. None can stop or slow a run; a dead one becomes an event."""
+    """Experiment trackers, in addition to the run's own files. A tracker that fails is logged and dropped."""
 
     to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        (), description='Where metrics also go: ["tensorboard", "wandb", "trackio"], any of them; empty: nowhere.'
+        (), description='Also log metrics to any of ["tensorboard", "wandb", "trackio"]; empty: none.'
     )
-    project: str = Field("dapo", min_length=1, description="Project name at wandb and trackio.")
+    project: str = Field("dapo", min_length=1, description="Project name for wandb and trackio.")
 
 
 class ClusterConfig(Section):
-    """More than one process."""
+    """Training on more than one process."""
 
     backend: Literal["none", "torchrun", "ray"] = Field("none", description="What starts and places the processes.")
     gpus: int = Field(
-        1, ge=1, le=10**6, description="GPUs (or, on CPUs, processes) in all; 1: as many as torchrun started."
+        1, ge=1, le=10**6, description="Total number of GPUs (or, on CPUs, processes); 1: as many as torchrun started."
     )
     shard: Literal["auto", "full", "none"] = Field(
         "auto",
@@ -388,7 +398,7 @@ class ClusterConfig(Section):
         "them. auto: none where they fit one GPU with room to spare.",
     )
     timeout_s: int = Field(
-        1800, ge=1, le=30 * 86_400, description="Seconds a rank waits for another one before the run ends."
+        1800, ge=1, le=30 * 86_400, description="Seconds a rank waits for another before the run ends."
     )
 
 
@@ -441,7 +451,7 @@ class Config(Section):
 
     @property
     def is_paper_algorithm(self) -> bool:
-        """False where a switch of `dapo-fast` or a control is on; such a run is labelled wherever it is shown."""
+        """False where a switch of `dapo-fast` or a control experiment is on; such a run is labelled everywhere."""
         fast = self.sampling.carry_over or self.sampling.partial_rollouts or self.sampling.predictive
         return not fast and self.rewards.control == "none"
 

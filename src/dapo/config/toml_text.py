@@ -1,4 +1,4 @@
-"""TOML of anybody's: what cannot be read is one kind of error, however it was made."""
+"""TOML from untrusted files: everything that cannot be parsed is one kind of error."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ MOST_LEVELS = 50  # of tables and lists within each other; a config has four
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table that a TOML text says, or ValueError with the reason."""
+    """The table of a TOML text, or ValueError with the reason."""
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
     except RecursionError:
         raise ValueError(f"nested more than {MOST_LEVELS} levels deep") from None
-    except ValueError:  # Python reads no whole number of more than some thousand digits
+    except ValueError:  # Python refuses integers of more than a few thousand digits
         raise ValueError("a number has thousands of digits") from None
-    if is_deeper(tree, MOST_LEVELS):  # dotted keys nest without a limit of tomllib's
+    if is_deeper(tree, MOST_LEVELS):  # tomllib does not limit the nesting of dotted keys
         raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
     return tree
 

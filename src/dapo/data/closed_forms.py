@@ -34,13 +34,13 @@ class NoClosedForm(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ExactValue:
     """Σ c · √r · π^k with rational c, squarefree r: exact, and equal if and only if the terms are equal."""
 
     terms: tuple[tuple[tuple[int, int], Fraction], ...]  # ((r, k), c) sorted, c ≠ 0
 
     @classmethod
-    def of(cls, terms: Mapping[tuple[int, int], Fraction]) -> Value:
+    def of(cls, terms: Mapping[tuple[int, int], Fraction]) -> ExactValue:
         kept = {key: c for key, c in terms.items() if c}
         if len(kept) > MAX_TERMS:
             raise NoClosedForm("too many terms")
@@ -53,53 +53,53 @@ class Value:
         return cls(tuple(sorted(kept.items())))
 
     @classmethod
-    def rational(cls, number: Fraction | int) -> Value:
+    def rational(cls, number: Fraction | int) -> ExactValue:
         return cls.of({(1, 0): Fraction(number)})
 
-    def __add__(self, other: Value) -> Value:
+    def __add__(self, other: ExactValue) -> ExactValue:
         terms = dict(self.terms)
         for key, c in other.terms:
             terms[key] = terms.get(key, Fraction(0)) + c
-        return Value.of(terms)
+        return ExactValue.of(terms)
 
-    def __neg__(self) -> Value:
-        return Value(tuple((key, -c) for key, c in self.terms))
+    def __neg__(self) -> ExactValue:
+        return ExactValue(tuple((key, -c) for key, c in self.terms))
 
-    def __mul__(self, other: Value) -> Value:
+    def __mul__(self, other: ExactValue) -> ExactValue:
         product: dict[tuple[int, int], Fraction] = {}
         for (r, k), c in self.terms:
             for (s, j), d in other.terms:
                 common = math.gcd(r, s)  # r and s are squarefree, so √r √s = common · √(rs/common²)
                 key = (r * s // common**2, k + j)
                 product[key] = product.get(key, Fraction(0)) + c * d * common
-        return Value.of(product)
+        return ExactValue.of(product)
 
-    def inverse(self) -> Value:
+    def inverse(self) -> ExactValue:
         """1/x for one term; for two by the conjugate, when (a+b)(a−b) = a² − b² has one term."""
         if len(self.terms) == 1:
             ((radicand, power), c) = self.terms[0]
-            return Value.of({(radicand, -power): 1 / (c * radicand)})
+            return ExactValue.of({(radicand, -power): 1 / (c * radicand)})
         if len(self.terms) == 2:
             first, second = self.terms
-            conjugate = Value((first, (second[0], -second[1])))
+            conjugate = ExactValue((first, (second[0], -second[1])))
             square = self * conjugate
             if len(square.terms) == 1:
                 return conjugate * square.inverse()
         raise NoClosedForm("a denominator with no simple inverse")
 
-    def root(self) -> Value:
+    def root(self) -> ExactValue:
         """√x of a non-negative rational."""
         number = self.as_rational()
         if number is None or number < 0:
             raise NoClosedForm("a root of something other than a non-negative rational")
         outside, inside = squarefree(number.numerator * number.denominator)
-        return Value.of({(inside, 0): Fraction(outside, number.denominator)})
+        return ExactValue.of({(inside, 0): Fraction(outside, number.denominator)})
 
-    def power(self, exponent: int) -> Value:
+    def power(self, exponent: int) -> ExactValue:
         if abs(exponent) > MAX_EXPONENT:
             raise NoClosedForm("an exponent over 64")
         base = self if exponent >= 0 else self.inverse()
-        result = Value.rational(1)
+        result = ExactValue.rational(1)
         for _ in range(abs(exponent)):
             result = result * base
         return result
@@ -131,7 +131,7 @@ def squarefree(number: int) -> tuple[int, int]:
     return outside, inside * rest if number else 0
 
 
-def parse(text: str, letters: Mapping[str, int] | None = None) -> Value:
+def parse(text: str, letters: Mapping[str, int] | None = None) -> ExactValue:
     """The exact value of a closed form, with single letters standing for the integers given. NoClosedForm otherwise."""
     if len(text) > MAX_CHARS:
         raise NoClosedForm("longer than 200 characters")
@@ -177,7 +177,7 @@ class Parser:
         self.at += 1
         return token
 
-    def sum(self) -> Value:
+    def sum(self) -> ExactValue:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise NoClosedForm("nested too deeply")
@@ -187,7 +187,7 @@ class Parser:
         self.depth -= 1
         return value
 
-    def product(self) -> Value:
+    def product(self) -> ExactValue:
         sign = 1
         while self.peek() in ("+", "-"):
             sign = -sign if self.take() == "-" else sign
@@ -209,7 +209,7 @@ class Parser:
         """Whether a token right after a factor multiplies it. A number or \\frac does not: 2\\frac12 is no product."""
         return token in ("(", "{", "\\sqrt", "√", "\\pi") or token in self.letters
 
-    def raised(self) -> Value:
+    def raised(self) -> ExactValue:
         value = self.atom()
         if self.peek() == "^":
             self.take()
@@ -219,10 +219,10 @@ class Parser:
             value = value.power(int(exponent))
         return value
 
-    def atom(self) -> Value:
+    def atom(self) -> ExactValue:
         token = self.take()
         if is_number(token):
-            return Value.rational(bounded(token))
+            return ExactValue.rational(bounded(token))
         if token in ("(", "{"):
             value = self.sum()
             self.take(")" if token == "(" else "}")
@@ -234,19 +234,19 @@ class Parser:
         if token == "√":  # outside TeX a root reaches over the whole number
             return self.atom().root()
         if token == "\\pi":
-            return Value.of({(1, 1): Fraction(1)})
+            return ExactValue.of({(1, 1): Fraction(1)})
         if token in self.letters:
-            return Value.rational(self.letters[token])
+            return ExactValue.rational(self.letters[token])
         raise NoClosedForm(f"cannot read {token!r}")
 
-    def fraction(self) -> Value:
+    def fraction(self) -> ExactValue:
         """\\frac{a}{b}, and TeX's \\frac12, which the tokens hold as one number."""
         token = self.peek() or ""
         if is_number(token) and len(token) == 2:
             self.tokens[self.at : self.at + 1] = list(token)
         return self.argument() * self.argument().inverse()
 
-    def argument(self) -> Value:
+    def argument(self) -> ExactValue:
         """A braced expression or a single digit. TeX and readers disagree about more digits: refused."""
         token = self.peek() or ""
         if is_number(token) and len(token) > 1:

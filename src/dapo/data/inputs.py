@@ -13,7 +13,7 @@ from dapo.config.schema import Config
 from dapo.data.inventory import HEAD_ROWS, Counting, judge, merge
 from dapo.data.names import Use
 from dapo.data.problems import keep
-from dapo.data.sources import Source, find_source
+from dapo.data.sources import DataSource, find_source
 from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool
 from dapo.rewards.check import check_call, check_verifier
@@ -54,7 +54,7 @@ def check_set(text: str, verifier: str | None, *, use: Use) -> None:
     find_source(text, use=use)
 
 
-def first_problem(source: Source, fields: Mapping[str, str] | None, verifier: str) -> Problem | None:
+def first_problem(source: DataSource, fields: Mapping[str, str] | None, verifier: str) -> Problem | None:
     """The first usable problem of a set, None where the first rows hold none."""
     head = replace(source, rows=lambda: islice(source.rows(), HEAD_ROWS))
     entries = merge([Counting(head, fields, verifier)])

@@ -14,7 +14,7 @@ from dapo.data.names import Use
 from dapo.data.references import answer_key
 from dapo.data.rows import Row
 from dapo.data.schemas import MAX_QUESTION_CHARS, Record, answer_column, recognise, reference_text
-from dapo.data.sources import Source, find_source
+from dapo.data.sources import DataSource, find_source
 from dapo.errors import DataError
 from dapo.rewards import needs_reference, reference_error
 from dapo.rewards.verifiers import named
@@ -110,7 +110,7 @@ def take_inventory(
 class Counting:
     """One source's rows, counted by exact question and answer, so that whole copies of the file can be told apart."""
 
-    def __init__(self, source: Source, fields: Mapping[str, str] | None, verifier: str) -> None:
+    def __init__(self, source: DataSource, fields: Mapping[str, str] | None, verifier: str) -> None:
         self.source = source
         self.verifier = verifier
         self.schema = ""

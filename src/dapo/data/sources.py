@@ -23,7 +23,7 @@ HUB = re.compile(r"(?P<path>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<spli
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """A source ready to be read. `where` is what messages call it; `sha256` is of the file, empty for the others."""
 
     name: str
@@ -33,7 +33,7 @@ class Source:
     note: str = ""
 
 
-def find_source(text: str, *, use: Use = "train", root: str | Path | None = None) -> Source:
+def find_source(text: str, *, use: Use = "train", root: str | Path | None = None) -> DataSource:
     """Resolve what the user typed. `use` ("train" or "eval") picks the split of a known name that has both."""
     name, _, split = text.partition(":")
     if name in KNOWN:
@@ -43,12 +43,12 @@ def find_source(text: str, *, use: Use = "train", root: str | Path | None = None
         return file_source(path.expanduser(), name=path.stem)
     if CALLABLE.fullmatch(text):
         check_module(text)
-        return Source(text, text, lambda: callable_rows(text))
+        return DataSource(text, text, lambda: callable_rows(text))
     if match := HUB.fullmatch(text):
         where, revision = match["path"], match["revision"]
         split = match["split"] or ("train" if use == "train" else "test")
         note = "" if revision else f"{where} is not pinned to a revision: add @COMMIT to make the run repeatable"
-        return Source(where, text, lambda: hub_rows(where, config=None, split=split, revision=revision), note=note)
+        return DataSource(where, text, lambda: hub_rows(where, config=None, split=split, revision=revision), note=note)
     near = difflib.get_close_matches(text, KNOWN, n=1)
     others = f"Known names: {', '.join(KNOWN)}; else a file, org/name or pkg.mod:function."
     raise DataError(
@@ -66,12 +66,12 @@ def file_of(text: str, *, use: Use) -> Path | None:
     return path if name not in KNOWN and os.path.isfile(path) else None
 
 
-def file_source(path: Path, *, name: str, note: str = "") -> Source:
+def file_source(path: Path, *, name: str, note: str = "") -> DataSource:
     check_file(path)  # before it is hashed
-    return Source(name, str(path), lambda: read_rows(path), sha256=cached_sha256(path), note=note)
+    return DataSource(name, str(path), lambda: read_rows(path), sha256=cached_sha256(path), note=note)
 
 
-def known_source(name: str, split: str, *, use: Use, root: Path | None) -> Source:
+def known_source(name: str, split: str, *, use: Use, root: Path | None) -> DataSource:
     known = KNOWN[name]
     if split and split not in known.files:
         raise DataError(f"{name}:{split}: no such split.", remedy=f"{name} has {', '.join(known.files)}.")
@@ -85,7 +85,7 @@ def known_source(name: str, split: str, *, use: Use, root: Path | None) -> Sourc
     def rows() -> Rows:
         return hub_rows(known.hub, config=known.config, split=split, revision=known.revision, looked=looked)
 
-    return Source(name, name, rows, note=note)
+    return DataSource(name, name, rows, note=note)
 
 
 def hub_rows(path: str, *, config: str | None, split: str, revision: str | None, looked: str = "") -> Rows:

@@ -1,1 +1,1 @@
-"""The embedded task and the embedded base model: everything a first run needs, nothing downloaded."""
+"""The bundled task and toy model: everything a first run needs, nothing to download."""

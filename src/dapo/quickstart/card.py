@@ -1,4 +1,4 @@
-"""Measures the embedded base model and writes its card: `python -m dapo.quickstart.card DIR`.
+"""Measures the bundled toy model and writes its card: `python -m dapo.quickstart.card DIR`.
 
 Plain Hugging Face generation and a plain reading of the last line, so that the card does not rest on the engine and
 the verifier that are later judged by it.
@@ -115,7 +115,7 @@ def _tables(measured: dict[float, dict[str, Scores]], k: int) -> str:
     return text
 
 
-CARD = """# The embedded base model
+CARD = """# The bundled toy model
 
 A Llama of {n:,} parameters (folder: {size:.1f} MB) that does arithmetic step by step and slips often. It exists so that
 `dapo quickstart` has something to improve on a laptop; it is good for nothing else.

@@ -1,4 +1,4 @@
-"""Muon, the optimizer that pretrains the embedded model: about three times fewer steps than AdamW on this corpus."""
+"""Muon, the optimizer that pretrains the toy model: about three times fewer steps than AdamW on this corpus."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Pretrains the embedded base model from a seed: `python -m dapo.quickstart.pretrain --out DIR --seed 0`.
+"""Pretrains the bundled toy model from a seed: `python -m dapo.quickstart.pretrain --out DIR --seed 0`.
 
 Next-token prediction on the responses of `corpus`, a stream of fresh documents; no question of the evaluation side is
 ever read. First the model goes to school, where every writer is careful and arithmetic is learned quickly; then it

@@ -1,4 +1,4 @@
-"""The embedded task: integer arithmetic in five levels of difficulty, drawn from a seed. No torch here.
+"""The bundled task: integer arithmetic in five levels of difficulty, drawn from a seed. No torch here.
 
 A question is an expression such as `17+8-2*3=?`. A response works it out line by line and ends with its answer:
 

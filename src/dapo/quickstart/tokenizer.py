@@ -1,4 +1,4 @@
-"""The embedded model's tokenizer: one token a character, and one for each of the two words a response uses."""
+"""The toy model's tokenizer: one token per character, and one for each of the two words a response uses."""
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse

@@ -17,7 +17,7 @@ SURE = 0.05  # a smaller p counts as a difference
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StepDifference:
     """One run after `step` against the other after `other_step`."""
 
     step: int
@@ -34,7 +34,7 @@ class Comparison:
     answer: str
     detail: str
     tone: str  # good: the run is better, bad: worse, "": not to be seen
-    rows: tuple[Row, ...] = ()
+    rows: tuple[StepDifference, ...] = ()
 
 
 Scores = dict[int, tuple[tuple[str, ...], Matrix]]  # by step: ids of the problems, share of right responses [1, P]
@@ -90,13 +90,13 @@ def mean_value(run: RunRecord) -> float | None:
     return float(value) if value is not None and is_number(value) else None
 
 
-def row_of(mine: Scores, theirs: Scores, step: int, other_step: int) -> Row | None:
+def row_of(mine: Scores, theirs: Scores, step: int, other_step: int) -> StepDifference | None:
     (ids, scores), (other_ids, other_scores) = mine[step], theirs[other_step]
     if ids != other_ids:
         return None
     found = paired_difference(scores, other_scores)
     found = found.judged(steps=min(step, other_step), changed=int(np.count_nonzero(scores != other_scores)))
-    return Row(step, other_step, float(scores.mean()), float(other_scores.mean()), found)
+    return StepDifference(step, other_step, float(scores.mean()), float(other_scores.mean()), found)
 
 
 def spread(steps: Sequence[int]) -> list[int]:

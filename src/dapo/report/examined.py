@@ -26,7 +26,7 @@ from dapo.report.pieces import TokenPieces, find_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class DiagnosedRun:
     """A run with the indexes of its recorded steps and the doctor's findings."""
 
     run: RunRecord
@@ -39,12 +39,12 @@ class Examined:
         return summaries_of(self.indexes)
 
 
-def examine_run(folder: Path, *, phrases: Path | None = None, is_writing: bool = False) -> Examined:
+def examine_run(folder: Path, *, phrases: Path | None = None, is_writing: bool = False) -> DiagnosedRun:
     """Read a run, index its rollouts, and diagnose it."""
     run = load_run(folder)
     indexes, missing = read_indexes(run, phrases, is_writing=is_writing)
     findings = examine(run, summaries_of(indexes), disk=Disk.of(folder))
-    return Examined(run, indexes, findings, missing)
+    return DiagnosedRun(run, indexes, findings, missing)
 
 
 def summaries_of(indexes: dict[int, dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from dapo.report import differences
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import MEANINGS
 from dapo.report.doctor.diagnose import held_back, to_json, verdict
-from dapo.report.examined import Examined
+from dapo.report.examined import DiagnosedRun
 from dapo.report.learning import change_of, is_graded
 from dapo.report.load import RunRecord, is_number
 from dapo.tracking.metrics import METRICS
@@ -24,7 +24,7 @@ SHOWN_EVENTS = 200
 SHOWN_FLIPS = 400
 
 
-def page_data(runs: Sequence[Examined], places: Sequence[str], overlay: list[dict[str, Any]]) -> dict[str, Any]:
+def page_data(runs: Sequence[DiagnosedRun], places: Sequence[str], overlay: list[dict[str, Any]]) -> dict[str, Any]:
     used = {name for examined in runs for line in examined.run.metrics for name in line}
     return {
         "runs": [run_data(examined, place) for examined, place in zip(runs, places, strict=True)],
@@ -35,7 +35,7 @@ def page_data(runs: Sequence[Examined], places: Sequence[str], overlay: list[dic
     }
 
 
-def run_data(examined: Examined, place: str) -> dict[str, Any]:
+def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
     run = examined.run
     flips = flips_of(run) if run.eval_problems else []
     evaluations = [trimmed(line) for line in run.evaluations]
@@ -152,7 +152,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[list[str]]:
     return rows
 
 
-def history_of(examined: Examined) -> dict[str, Any]:
+def history_of(examined: DiagnosedRun) -> dict[str, Any]:
     """Every recorded visit to every problem: which steps, where its group is, how many responses were correct."""
     steps = sorted(examined.indexes)
     visits: dict[str, list[list[int]]] = {}

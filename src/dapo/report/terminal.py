@@ -20,7 +20,7 @@ from dapo.report.behaviour import Phrases
 from dapo.report.chunks import DROPPED, groups_of, read_step, readable_or_not, why_unread
 from dapo.report.differences import compare
 from dapo.report.doctor.diagnose import verdict
-from dapo.report.examined import Examined, examine_run, phrases_of
+from dapo.report.examined import DiagnosedRun, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
 from dapo.report.pieces import TokenPieces, find_tokenizer
 
@@ -98,7 +98,7 @@ def matching(groups: list[list[dict[str, Any]]], problem: str, path: Path) -> li
     return exact or found[:1]
 
 
-def print_overview(examined: Examined, console: Console) -> None:
+def print_overview(examined: DiagnosedRun, console: Console) -> None:
     run = examined.run
     label = "" if run.is_paper_algorithm else " (not the paper's algorithm)"
     place, preset = shown(str(run.folder)), shown(str(run.key("preset")))

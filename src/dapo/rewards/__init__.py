@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dapo.rewards.pool import VerifierPool, shared_pool
-from dapo.rewards.verifiers import Task, needs_reference, reference_error
+from dapo.rewards.task import Task
+from dapo.rewards.verifiers import needs_reference, reference_error
 from dapo.types import Judgement, StopReason, Verdict
 
 

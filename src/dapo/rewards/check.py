@@ -13,7 +13,8 @@ from dapo.errors import ConfigError
 from dapo.processes import python_command, python_environment, search_working_folder
 from dapo.rewards.functions import CALLS
 from dapo.rewards.pool import VerifierPool
-from dapo.rewards.verifiers import COMMAND_PREFIX, Task, is_own, named
+from dapo.rewards.task import Task
+from dapo.rewards.verifiers import COMMAND_PREFIX, is_own, named
 from dapo.types import Verdict
 
 SECONDS = 120.0  # a module may import torch

@@ -26,8 +26,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dapo.rewards.math.rule import Finding
 from dapo.rewards.process_tree import Sleep, children_seconds, tree_seconds
+from dapo.rewards.task import Decision
 from dapo.types import Verdict
 
 MAX_PROGRAM_CHARS = 200_000
@@ -51,7 +51,7 @@ class TestsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class JailedRun:
     """What a jailed program did."""
 
     code: int | None = None  # exit code, 128 + signal
@@ -85,28 +85,28 @@ class Allowance:
         return f"stopped after {self.seconds:g} s asleep" if self.asleep + asleep >= self.seconds else ""
 
 
-def decide(response: str, answer: str, meta: Mapping[str, object], *, seconds: float) -> Finding:
+def decide(response: str, answer: str, meta: Mapping[str, object], *, seconds: float) -> Decision:
     """CORRECT when the program passes every test."""
     program = program_in(response)
     if program is None:
-        return Finding(Verdict.UNPARSEABLE, None, "no code block in the response")
+        return Decision(Verdict.UNPARSEABLE, None, "no code block in the response")
     shown = program.strip()[:200]
     if len(program) > MAX_PROGRAM_CHARS:
-        return Finding(Verdict.WRONG, shown, f"a program of more than {MAX_PROGRAM_CHARS} characters")
+        return Decision(Verdict.WRONG, shown, f"a program of more than {MAX_PROGRAM_CHARS} characters")
     function, tests = tests_in(answer, meta)
     allowance = Allowance(seconds)
     if function is not None:
         return _judge_function(program, function, tests, allowance)
     for number, test in enumerate(tests, 1):
         run = run_jailed(program, stdin=str(test["stdin"]), allowance=allowance)
-        finding = _failure(run, shown, number)
-        if finding is not None:
-            return finding
+        decision = _failure(run, shown, number)
+        if decision is not None:
+            return decision
         if run.code != 0:
-            return Finding(Verdict.WRONG, shown, f"test {number}: exit code {run.code}: {_last_line(run.stderr)}")
+            return Decision(Verdict.WRONG, shown, f"test {number}: exit code {run.code}: {_last_line(run.stderr)}")
         if not same_output(run.stdout, str(test["stdout"])):
-            return Finding(Verdict.WRONG, shown, f"test {number}: another output")
-    return Finding(Verdict.CORRECT, shown)
+            return Decision(Verdict.WRONG, shown, f"test {number}: another output")
+    return Decision(Verdict.CORRECT, shown)
 
 
 def program_in(response: str) -> str | None:
@@ -159,34 +159,34 @@ def tests_in(answer: str, meta: Mapping[str, object]) -> tuple[str | None, list[
     return (None if function is None else str(function)), list(tests)
 
 
-def _judge_function(program: str, function: str, tests: list[Mapping[str, Any]], allowance: Allowance) -> Finding:
+def _judge_function(program: str, function: str, tests: list[Mapping[str, Any]], allowance: Allowance) -> Decision:
     shown = program.strip()[:200]
     calls = [{"args": test["args"], "kwargs": test.get("kwargs", {})} for test in tests]
     run = run_jailed(program, function=function, calls=calls, allowance=allowance)
-    finding = _failure(run, shown, 0)
-    if finding is not None:
-        return finding
+    decision = _failure(run, shown, 0)
+    if decision is not None:
+        return decision
     lines = run.results.split(b"\n")[:-1]
     if len(lines) != len(tests):
-        return Finding(Verdict.WRONG, shown, f"{len(lines)} of {len(tests)} results: {_last_line(run.stderr)}")
+        return Decision(Verdict.WRONG, shown, f"{len(lines)} of {len(tests)} results: {_last_line(run.stderr)}")
     for number, (line, test) in enumerate(zip(lines, tests, strict=True), 1):
         try:
             result = json.loads(line)["result"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            return Finding(Verdict.WRONG, shown, f"test {number}: a result that is no value")
+            return Decision(Verdict.WRONG, shown, f"test {number}: a result that is no value")
         if not same_value(result, test["expected"]):
-            return Finding(Verdict.WRONG, shown, f"test {number}: another result")
-    return Finding(Verdict.CORRECT, shown)
+            return Decision(Verdict.WRONG, shown, f"test {number}: another result")
+    return Decision(Verdict.CORRECT, shown)
 
 
-def _failure(run: Run, shown: str, number: int) -> Finding | None:
+def _failure(run: JailedRun, shown: str, number: int) -> Decision | None:
     where = f"test {number}: " if number else ""
     if run.setup_error:
-        return Finding(Verdict.CRASH, shown, f"the jail could not be built: {run.setup_error}")
+        return Decision(Verdict.CRASH, shown, f"the jail could not be built: {run.setup_error}")
     if run.stopped:
-        return Finding(Verdict.TIMEOUT, shown, f"{where}{run.stopped}")
+        return Decision(Verdict.TIMEOUT, shown, f"{where}{run.stopped}")
     if run.is_overflow:
-        return Finding(Verdict.WRONG, shown, f"{where}more than {MAX_OUTPUT_BYTES} bytes of output")
+        return Decision(Verdict.WRONG, shown, f"{where}more than {MAX_OUTPUT_BYTES} bytes of output")
     return None
 
 
@@ -231,7 +231,7 @@ def run_jailed(
     stdin: str = "",
     function: str | None = None,
     calls: Sequence[Mapping[str, Any]] = (),
-) -> Run:
+) -> JailedRun:
     """Run a program in the jail until it ends, has used its allowance or writes too much."""
     job = {
         "program": program,
@@ -275,7 +275,7 @@ def _exchange(
     job: bytes,
     stdin: bytes,
     allowance: Allowance,
-) -> Run:
+) -> JailedRun:
     """Feed the job and the input, collect the outputs, each within its bound."""
     assert process.stdin is not None, "a pipe was asked for"
     assert process.stdout is not None, "a pipe was asked for"
@@ -329,7 +329,9 @@ def _exchange(
         setup_error = message.get("setup_error", setup_error)
     if code is None and not (stopped or is_overflow or setup_error):
         setup_error = f"it ended without a report; {_last_line(received['stderr'])}"
-    return Run(code, received["stdout"], received["results"], received["stderr"], stopped, is_overflow, setup_error)
+    return JailedRun(
+        code, received["stdout"], received["results"], received["stderr"], stopped, is_overflow, setup_error
+    )
 
 
 def _feed(selector: selectors.BaseSelector, descriptor: int, unsent: dict[int, bytes]) -> None:

@@ -22,15 +22,12 @@ import shlex
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dapo.processes import users_environment
-from dapo.rewards.math.rule import Finding
 from dapo.rewards.process_tree import Sleep, die_with_parent, tree
+from dapo.rewards.task import Decision, Outcome, Task
 from dapo.types import Score, Verdict
-
-if TYPE_CHECKING:
-    from dapo.rewards.verifiers import Task
 
 VARIABLE = "DAPO_VERIFIER_COMMAND"
 _ALLOWED = ("CORRECT", "WRONG", "UNPARSEABLE")
@@ -46,7 +43,7 @@ class CommandError(RuntimeError):
     """The program failed or answered something else than a verdict."""
 
 
-def decide(task: Task) -> Finding | Score:
+def decide(task: Task) -> Outcome:
     """Ask the program about one task. The worker around it has the limits, and is killed with its children."""
     program = program_of(command_of(task))
     answer = program.ask(
@@ -69,11 +66,11 @@ def command_of(task: Task) -> list[str]:
     raise CommandError(f'no command: give meta {{"command": ["program", "argument"]}} or set {VARIABLE}')
 
 
-def outcome_of(answer: dict[str, Any], program: str) -> Finding | Score:
+def outcome_of(answer: dict[str, Any], program: str) -> Outcome:
     """The verdict or the value of an answer."""
     if answer.get("verdict") in _ALLOWED:
         extracted = answer.get("extracted")
-        return Finding(
+        return Decision(
             Verdict(answer["verdict"]),
             None if extracted is None else str(extracted)[:200],
             str(answer.get("message", "")),

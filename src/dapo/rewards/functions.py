@@ -9,12 +9,10 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dapo.rewards.task import Task
 from dapo.types import Score
-
-if TYPE_CHECKING:
-    from dapo.rewards.verifiers import Task
 
 REFERENCE_NAMES = ("answer", "ground_truth", "solution", "target", "final_answer", "expected_answer")
 QUESTION_NAMES = ("question", "problem", "prompt")

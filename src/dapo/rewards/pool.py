@@ -14,8 +14,8 @@ from typing import Any, Self
 from dapo.errors import ConfigError
 from dapo.rewards import code
 from dapo.rewards.limits import MAX_WORKERS, Limits
-from dapo.rewards.math.rule import Finding
-from dapo.rewards.verifiers import Task, named
+from dapo.rewards.task import Decision, Task
+from dapo.rewards.verifiers import named
 from dapo.rewards.workers import WorkerPool
 from dapo.types import Judgement, StopReason, Verdict
 
@@ -153,18 +153,18 @@ class VerifierPool:
         if task.stop_reason is StopReason.LENGTH and not self._truncated_may_be_correct:
             return Judgement(Verdict.WRONG, -1.0, None, task.answer, 0.0, "truncated: stop reason LENGTH")
         try:
-            finding = self.verifier.decide(task)
+            decision = self.verifier.decide(task)
         except Exception as error:  # one response must not end a run: the fault is counted and named instead
-            finding = Finding(Verdict.CRASH, None, f"{type(error).__name__} in the exact rules: {error}"[:2_000])
-        if finding is None:
+            decision = Decision(Verdict.CRASH, None, f"{type(error).__name__} in the exact rules: {error}"[:2_000])
+        if decision is None:
             return None
         return Judgement(
-            finding.verdict,
-            1.0 if finding.verdict is Verdict.CORRECT else -1.0,
-            finding.extracted,
+            decision.verdict,
+            1.0 if decision.verdict is Verdict.CORRECT else -1.0,
+            decision.extracted,
             task.answer,
             time.perf_counter() - start,
-            finding.message,
+            decision.message,
         )
 
     def _deliver(self, reply: dict[str, Any]) -> None:

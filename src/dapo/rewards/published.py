@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dapo.rewards.math.rule import Finding
+from dapo.rewards.task import Decision
 from dapo.types import Verdict
 
 _WINDOW = 300
@@ -74,12 +74,12 @@ def normalised(answer: str) -> str:
     return (digits if digits.isdigit() else text).strip()
 
 
-def decide(response: str, answer: str) -> Finding:
+def decide(response: str, answer: str) -> Decision:
     """CORRECT or WRONG as the released script scores +1 or −1; UNPARSEABLE where it would compare "[INVALID]"."""
     stated = _STATED.findall(response[-_WINDOW:])
     extracted = normalised(stated[-1] if stated else _NOT_STATED)
     if extracted == normalised(answer):
-        return Finding(Verdict.CORRECT, extracted)
+        return Decision(Verdict.CORRECT, extracted)
     if not stated:
-        return Finding(Verdict.UNPARSEABLE, None, f'no "Answer:" in the last {_WINDOW} characters')
-    return Finding(Verdict.WRONG, extracted)
+        return Decision(Verdict.UNPARSEABLE, None, f'no "Answer:" in the last {_WINDOW} characters')
+    return Decision(Verdict.WRONG, extracted)

@@ -1,34 +1,21 @@
-"""Verifiers by name. Each turns a task into a finding; what may hang or run foreign code does so in a worker only."""
+"""Verifiers by name. Each turns a task into a decision; what may hang or run foreign code runs in a worker only."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from dapo.errors import ConfigError
 from dapo.rewards import published
 from dapo.rewards.choice import letter_in, letters_below
 from dapo.rewards.math import rule
 from dapo.rewards.math.extract import final_statement
-from dapo.rewards.math.rule import Finding
 from dapo.rewards.math.typography import plain, trimmed
-from dapo.types import Score, StopReason, Verdict
+from dapo.rewards.task import Decision, Outcome, Task
+from dapo.types import Verdict
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One response to judge against one reference, with the problem's extra data (`meta`)."""
-
-    response: str
-    answer: str
-    stop_reason: StopReason | None = None
-    meta: Mapping[str, object] = field(default_factory=dict)
-    seconds: float = 10.0  # of CPU time: what the task may use
-
-
-Outcome = Finding | Score
 Judge = Callable[[Task], Outcome]
 
 
@@ -37,7 +24,7 @@ class Verifier:
     """`decide` is cheap, exact and safe in any process, None where it cannot tell; `work` runs in a worker."""
 
     name: str
-    decide: Callable[[Task], Finding | None]
+    decide: Callable[[Task], Decision | None]
     work: Judge
     seconds: float = 1.5  # default limits of its tasks
     memory_mb: int = 768
@@ -76,7 +63,7 @@ def named(name: str) -> Verifier:
     )
 
 
-def _cheap(name: str, judge: Callable[[Task], Finding]) -> Verifier:
+def _cheap(name: str, judge: Callable[[Task], Decision]) -> Verifier:
     return Verifier(name, judge, judge)
 
 
@@ -84,21 +71,21 @@ def _undecided(_task: Task) -> None:
     return None
 
 
-def _math(task: Task) -> Finding:
+def _math(task: Task) -> Decision:
     return rule.decide_fully(task.response, task.answer)
 
 
-def _math_verify(task: Task) -> Finding:
+def _math_verify(task: Task) -> Decision:
     """math-verify alone, on the whole response: a second opinion for audits."""
     from dapo.rewards.math import symbolic
 
     extracted, is_same = symbolic.judged(task.response, task.answer)
     if extracted is None:
-        return Finding(Verdict.UNPARSEABLE, None, "math-verify finds no answer")
-    return Finding(Verdict.CORRECT if is_same else Verdict.WRONG, extracted)
+        return Decision(Verdict.UNPARSEABLE, None, "math-verify finds no answer")
+    return Decision(Verdict.CORRECT if is_same else Verdict.WRONG, extracted)
 
 
-def _code(task: Task) -> Finding:
+def _code(task: Task) -> Decision:
     from dapo.rewards import code
 
     return code.decide(task.response, task.answer, task.meta, seconds=task.seconds)
@@ -125,28 +112,28 @@ def _function(name: str) -> Judge:
     return lambda task: loaded()(task)
 
 
-def _exact(task: Task) -> Finding:
+def _exact(task: Task) -> Decision:
     """The final statement, or the whole response where none is marked, is the reference to the letter."""
     statement = final_statement(task.response, in_prose=False)
     said = (statement.text if statement is not None else task.response[-4_000:]).strip()
     if not said:
-        return Finding(Verdict.UNPARSEABLE, None, "the response is empty")
-    return Finding(Verdict.CORRECT if said == task.answer.strip() else Verdict.WRONG, said[:200])
+        return Decision(Verdict.UNPARSEABLE, None, "the response is empty")
+    return Decision(Verdict.CORRECT if said == task.answer.strip() else Verdict.WRONG, said[:200])
 
 
-def _choice(task: Task) -> Finding:
+def _choice(task: Task) -> Decision:
     """One letter A to E, perhaps with the option's text after it; two letters are two answers."""
     statement = final_statement(task.response)
     if statement is None:
-        return Finding(Verdict.UNPARSEABLE, None, rule.NOTHING_FINAL)
+        return Decision(Verdict.UNPARSEABLE, None, rule.NOTHING_FINAL)
     letters = {letter_in(text) for text in (statement.text, *statement.rivals)} | set(letters_below(statement.below))
     reference = letter_in(task.answer)
     extracted = statement.text.strip()[:200]
     if len(letters) == 1 and reference in letters and reference is not None:
-        return Finding(Verdict.CORRECT, extracted)
+        return Decision(Verdict.CORRECT, extracted)
     if not trimmed(plain(statement.text[:4_000])):
-        return Finding(Verdict.UNPARSEABLE, None, "the final answer is empty")
-    return Finding(Verdict.WRONG, extracted)
+        return Decision(Verdict.UNPARSEABLE, None, "the final answer is empty")
+    return Decision(Verdict.WRONG, extracted)
 
 
 def is_own(verifier: str) -> bool:

@@ -1,4 +1,4 @@
-"""A worker process: reads tasks as JSON lines from standard input, writes findings as JSON lines. No torch, no pickle.
+"""A worker process: reads tasks as JSON lines from standard input, writes decisions as JSON lines. No torch, no pickle.
 
 It leaves when its input ends. The kernel ends it when its parent is gone (Linux), and anywhere when a task uses more
 CPU time than it may or sleeps too long, even if nobody is left to kill it.
@@ -18,9 +18,9 @@ import traceback
 from typing import Any
 
 from dapo.rewards.command import program_pids
-from dapo.rewards.math.rule import Finding
 from dapo.rewards.process_tree import adopt_orphans, die_with_parent, own_seconds, reap_orphans
-from dapo.rewards.verifiers import COMMAND_PREFIX, Task, named
+from dapo.rewards.task import Outcome, Task
+from dapo.rewards.verifiers import COMMAND_PREFIX, named
 from dapo.types import Score, StopReason, Verdict
 
 _GRACE_S = 2.0  # after which the worker ends itself; its parent should have done so before
@@ -112,8 +112,8 @@ def limit_memory(memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def encoded(outcome: Finding | Score) -> dict[str, Any]:
-    """A finding as what goes over the pipe: rule verifiers score +1 or −1 (DAPO eq. 7), functions what they say."""
+def encoded(outcome: Outcome) -> dict[str, Any]:
+    """A decision as it goes over the pipe: rule verifiers score +1 or −1 (DAPO eq. 7), functions what they say."""
     if isinstance(outcome, Score):
         value = float(outcome.value)
         if value != value or value in (float("inf"), float("-inf")):

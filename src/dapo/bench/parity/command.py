@@ -167,7 +167,7 @@ def run_both(
     minutes: float, use_vllm: bool, python: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Run what is asked for and missing; compare what both sides have finished."""
-    from dapo.bench.parity.runs import SIDES, Plan, check_plan, compared, is_finished, run_all
+    from dapo.bench.parity.runs import SIDES, ParityPlan, check_plan, compared, is_finished, run_all
     from dapo.files import replace_file
 
     wanted = sides.split(",")
@@ -178,7 +178,7 @@ def run_both(
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds {seeds}: not numbers.", remedy="Write --seeds 0,1.") from None
-    plan = Plan(out, read_config(config) | changes, tuple(ours), every, use_vllm, python, minutes)
+    plan = ParityPlan(out, read_config(config) | changes, tuple(ours), every, use_vllm, python, minutes)
     check_plan(plan, plan.config(numbers[0]))
     run_all(plan, wanted, numbers)
     done = [seed for seed in numbers if all(is_finished(plan, side, seed) for side in SIDES)]

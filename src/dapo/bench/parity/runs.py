@@ -30,7 +30,7 @@ SIDES = ("dapo", "trl")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ParityPlan:
     """What both sides do."""
 
     folder: Path
@@ -71,7 +71,7 @@ def write_yaml(file: Path, keys: dict[str, Any]) -> None:
     replace_file(file, yaml.safe_dump(keys, sort_keys=False))
 
 
-def check_plan(plan: Plan, config: Config) -> None:
+def check_plan(plan: ParityPlan, config: Config) -> None:
     """What would make the two runs different ones is refused before anything runs."""
     if config.train.steps != plan.steps:
         raise ConfigError(
@@ -111,7 +111,7 @@ class Clock:
         return self.end - time.monotonic()
 
 
-def run_all(plan: Plan, sides: Sequence[str], seeds: Sequence[int]) -> bool:
+def run_all(plan: ParityPlan, sides: Sequence[str], seeds: Sequence[int]) -> bool:
     """Whether every run of these is finished."""
     clock = Clock(plan.minutes)
     for seed in seeds:
@@ -124,7 +124,7 @@ def run_all(plan: Plan, sides: Sequence[str], seeds: Sequence[int]) -> bool:
     return all(is_finished(plan, side, seed) for seed in seeds for side in sides)
 
 
-def is_finished(plan: Plan, side: str, seed: int) -> bool:
+def is_finished(plan: ParityPlan, side: str, seed: int) -> bool:
     return set(plan.evaluated_steps) <= {line["step"] for line in evaluations(plan.run_folder(side, seed))}
 
 
@@ -148,7 +148,7 @@ class StopAt(Observer):
         self.run.is_stopping = self.run.is_stopping or self.clock.seconds_left <= 0
 
 
-def run_ours(plan: Plan, seed: int, clock: Clock) -> None:
+def run_ours(plan: ParityPlan, seed: int, clock: Clock) -> None:
     """As `dapo train` and `dapo resume` do it."""
     from dapo.config.load import flatten, resolve
     from dapo.trainer.loop import train
@@ -170,7 +170,7 @@ def run_ours(plan: Plan, seed: int, clock: Clock) -> None:
 # ------------------------------------------------------------------ TRL's side
 
 
-def run_theirs(plan: Plan, seed: int, clock: Clock) -> None:
+def run_theirs(plan: ParityPlan, seed: int, clock: Clock) -> None:
     """TRL trains in a process of its own and leaves its model at the steps that are evaluated; then we evaluate it."""
     from dapo.bench.parity import trl_side as trl_parity
     from dapo.bench.peer_process import run_peer
@@ -282,7 +282,7 @@ def evaluate_snapshot(folder: Path, config: Config, step: int, model: str) -> No
 # ------------------------------------------------------------------ side by side
 
 
-def compared(plan: Plan, seeds: Sequence[int]) -> dict[str, Any]:
+def compared(plan: ParityPlan, seeds: Sequence[int]) -> dict[str, Any]:
     """Both curves, the paired difference at every evaluated step and over all of them, the seconds of a step."""
     import numpy as np
 
@@ -309,12 +309,12 @@ def compared(plan: Plan, seeds: Sequence[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def peer_versions(plan: Plan, seed: int) -> str:
+def peer_versions(plan: ParityPlan, seed: int) -> str:
     file = plan.run_folder("trl", seed) / "versions.json"
     return str(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else "not recorded"
 
 
-def curve(plan: Plan, side: str, seed: int) -> Any:
+def curve(plan: ParityPlan, side: str, seed: int) -> Any:
     """[E, P]: the share of right responses of each problem at each evaluated step."""
     import numpy as np
 
@@ -323,17 +323,17 @@ def curve(plan: Plan, side: str, seed: int) -> Any:
     return np.array([np.array(line["correct"]) / line["k"] for line in lines])
 
 
-def counts(plan: Plan, side: str, seed: int) -> dict[int, list[int]]:
+def counts(plan: ParityPlan, side: str, seed: int) -> dict[int, list[int]]:
     return {line["step"]: line["correct"] for line in evaluations(plan.run_folder(side, seed))}
 
 
-def seconds(plan: Plan, side: str, seed: int) -> list[float]:
+def seconds(plan: ParityPlan, side: str, seed: int) -> list[float]:
     """Of every step: rollout, rewards and update, without evaluations."""
     name, key = ("metrics.jsonl", "timing.step_s") if side == "dapo" else ("times.jsonl", "seconds")
     by_step = {line["step"]: float(line[key]) for line in read_lines(plan.run_folder(side, seed) / name)}
     return [round(by_step[step], 3) for step in sorted(by_step)]
 
 
-def pace(plan: Plan, side: str, seeds: Sequence[int]) -> float:
+def pace(plan: ParityPlan, side: str, seeds: Sequence[int]) -> float:
     """The median step; the first of a run warms up."""
     return statistics.median(s for seed in seeds for s in seconds(plan, side, seed)[1:])

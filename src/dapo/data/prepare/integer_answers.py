@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from dapo.data.closed_forms import NoClosedForm, Value, parse
+from dapo.data.closed_forms import ExactValue, NoClosedForm, parse
 from dapo.data.keys import problem_id
 from dapo.data.references import plain_answer
 from dapo.types import Problem
@@ -63,7 +63,7 @@ class Form:
     conditions: str  # with {0}, {1}, … for the letters
 
 
-def canonical_form(value: Value) -> Form | None:
+def canonical_form(value: ExactValue) -> Form | None:
     """The unique positive integers of ±p/q, ±p/q·π, ±p√m/q, (±a ± b√m)/c; signs stand in the form, as in the paper."""
     terms = dict(value.terms)
     if not terms or any(power not in (0, 1) for _, power in terms):

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from dapo.chat_client import ChatServer, Refused
-from dapo.data.closed_forms import NoClosedForm, Value, parse
+from dapo.data.closed_forms import ExactValue, NoClosedForm, parse
 from dapo.data.prepare.integer_answers import Restated, letters_used, with_answer
 from dapo.data.references import plain_answer
 from dapo.types import Problem
@@ -89,7 +89,7 @@ def cannot_verify(problem: Problem) -> str | None:
     return None
 
 
-def original_value(problem: Problem) -> tuple[Value, ...]:
+def original_value(problem: Problem) -> tuple[ExactValue, ...]:
     """The exact value of the original answer; of a tuple or list, of each component."""
     try:
         return tuple(parse(part) for part in components(plain_answer(problem.answer)))
@@ -144,7 +144,7 @@ def check_form(form: str, values: dict[str, int], problem: Problem) -> None:
         check_determined(part, {letter: values[letter] for letter in LETTER.findall(part)}, original)
 
 
-def check_determined(form: str, values: dict[str, int], original: Value) -> None:
+def check_determined(form: str, values: dict[str, int], original: ExactValue) -> None:
     """The letters are the number's own integers: lowest terms, nothing to pull out of a root.
 
     3·4 is 12 and so is 2·6: letters that are not canonical are not determined by the problem.
@@ -153,7 +153,7 @@ def check_determined(form: str, values: dict[str, int], original: Value) -> None
         raise NotVerified(f"{form} with {values} is not in lowest terms, or its letters are not determined")
 
 
-def canonical_integers(value: Value) -> list[int]:
+def canonical_integers(value: ExactValue) -> list[int]:
     """The integers of (Σ n_i √r_i)/d in lowest terms: d, every |n_i| and every r_i."""
     d = math.lcm(*(c.denominator for _, c in value.terms))
     return [d, *(abs(int(c * d)) for _, c in value.terms), *(radicand for (radicand, _), _ in value.terms)]
@@ -182,7 +182,7 @@ def sections(reply: str) -> dict[str, str]:
     return parts
 
 
-def value_of(text: str, values: dict[str, int]) -> Value:
+def value_of(text: str, values: dict[str, int]) -> ExactValue:
     try:
         return parse(text, values)
     except NoClosedForm as error:

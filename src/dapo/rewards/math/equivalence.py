@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from dapo.rewards.math.names import Named, has_indices, is_one_letter, named_values, spelled, without_indices
-from dapo.rewards.math.quantities import is_name, is_quantity
+from dapo.rewards.math.names import (
+    Named,
+    has_indices,
+    is_name,
+    is_one_letter,
+    is_quantity,
+    named_values,
+    spelled,
+    without_indices,
+)
 from dapo.rewards.math.rationals import TooLargeError, exact_or_none
 from dapo.rewards.math.scalars import CompareScalars, UndecidedError, compare_exactly, same_scalar, with_decimal_logs
 from dapo.rewards.math.tree import Node, bare, free_symbols

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 from dapo.rewards.limits import MAX_REFERENCE_CHARS, MAX_STATEMENT_CHARS
@@ -22,17 +21,8 @@ from dapo.rewards.math.tokens import NotationError, UnknownNotationError
 from dapo.rewards.math.tree import Node, free_symbols
 from dapo.rewards.math.typography import plain, trimmed
 from dapo.rewards.math.units import Mention
+from dapo.rewards.task import Decision
 from dapo.types import Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A verdict before it becomes a judgement: what was extracted, and why where the verdict alone does not say."""
-
-    verdict: Verdict
-    extracted: str | None = None
-    message: str = ""
-
 
 # math-verify would take one side of an equation; only where the other is a name, `x = ...`, is that the value.
 _NAMED = re.compile(r"[\s$\\(\[]*[A-Za-z](?:_(?:\w|\{\w+\}))?\s*=[^=]*")
@@ -62,25 +52,25 @@ def read_reference(answer: str) -> Reading:
     return reading
 
 
-def decide(response: str, answer: str) -> Finding | None:
+def decide(response: str, answer: str) -> Decision | None:
     """The verdict by exact rules alone, or None where only numerics or algebra can tell."""
     statement = final_statement(response)
     if statement is None:
-        return Finding(Verdict.UNPARSEABLE, None, NOTHING_FINAL)
+        return Decision(Verdict.UNPARSEABLE, None, NOTHING_FINAL)
     return _judge(statement, answer, None)
 
 
-def decide_fully(response: str, answer: str) -> Finding:
+def decide_fully(response: str, answer: str) -> Decision:
     """`decide`, with numerics and math-verify for what is left. Only in a worker: it may take for ever."""
     from dapo.rewards.math import numerics, symbolic
 
-    finding = decide(response, answer)
-    if finding is not None:
-        return finding
+    decision = decide(response, answer)
+    if decision is not None:
+        return decision
     statement = final_statement(response)
     assert statement is not None, "decide found none"
-    finding = _judge(statement, answer, numerics.compare)
-    if finding is None:
+    decision = _judge(statement, answer, numerics.compare)
+    if decision is None:
         try:
             is_same = all(
                 ("=" not in text or "=" in answer or _NAMED.fullmatch(text)) and symbolic.same(answer, text)
@@ -89,14 +79,14 @@ def decide_fully(response: str, answer: str) -> Finding:
         except MemoryError:
             raise
         except Exception as error:  # of another project's code, at what a model wrote: no reason to stop judging
-            return _finding(False, statement, f"math-verify cannot compare them ({type(error).__name__})")
-        finding = _finding(is_same, statement, "" if is_same else _reason(answer, statement.text, numerics.compare))
-    return finding
+            return _decision(False, statement, f"math-verify cannot compare them ({type(error).__name__})")
+        decision = _decision(is_same, statement, "" if is_same else _reason(answer, statement.text, numerics.compare))
+    return decision
 
 
-def _judge(statement: Statement, answer: str, compare: CompareScalars | None) -> Finding | None:
+def _judge(statement: Statement, answer: str, compare: CompareScalars | None) -> Decision | None:
     if not trimmed(plain(statement.text[:4_000])):
-        return Finding(Verdict.UNPARSEABLE, "", "the final answer is empty")
+        return Decision(Verdict.UNPARSEABLE, "", "the final answer is empty")
     answers = (statement.text, *statement.rivals)
     undecided = False
     for text in answers:
@@ -106,13 +96,13 @@ def _judge(statement: Statement, answer: str, compare: CompareScalars | None) ->
         if is_same is False:
             offered = "" if text is statement.text else f"also offered: {text[:80]}"
             message = offered or _reason(answer, text, compare)
-            return _finding(False, statement, message)
+            return _decision(False, statement, message)
         undecided |= is_same is None
-    return None if undecided else _finding(True, statement)
+    return None if undecided else _decision(True, statement)
 
 
-def _finding(is_same: bool, statement: Statement, message: str = "") -> Finding:
-    return Finding(Verdict.CORRECT if is_same else Verdict.WRONG, statement.text.strip()[:200], message)
+def _decision(is_same: bool, statement: Statement, message: str = "") -> Decision:
+    return Decision(Verdict.CORRECT if is_same else Verdict.WRONG, statement.text.strip()[:200], message)
 
 
 def _reason(answer: str, text: str, compare: CompareScalars | None) -> str:
