@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """What one rank writes. All of it is on the host, and nobody changes it any more."""
 
     slices: Mapping[str, Tensor]  # this rank's, each knowing its place in the whole
@@ -70,7 +70,7 @@ class Background:
         # A thread starts on the first GPU, and a look at a stream there would take memory of another rank's card.
         self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
-    def save(self, root: Path, name: str, part: Part, *, keep: int) -> None:
+    def save(self, root: Path, name: str, part: RankPart, *, keep: int) -> None:
         """Returns at once; waits for the save before, if that is still being written."""
         self.wait()
 
@@ -99,7 +99,7 @@ class Background:
             raise error
 
 
-def write_part(root: Path, name: str, part: Part, world: World, *, keep: int) -> None:
+def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int) -> None:
     """This rank's share of the work on one checkpoint; when it returns, the checkpoint is there."""
     final, aside = root / name, root / f".{name}.tmp"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dapo.config.schema import Config, RewardsConfig
-from dapo.data.encoded import EncodedSet, load_encoded
+from dapo.data.encoded import EncodedSet, OrderedSource, load_encoded
 from dapo.data.inputs import check_inputs
 from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
@@ -29,11 +29,10 @@ from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import Source
 from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
-from dapo.trainer.budget import Budget
+from dapo.trainer.budget import RunBudget
 from dapo.trainer.observer import Observer
 from dapo.trainer.records import token_pieces
 from dapo.trainer.run import Run
-from dapo.trainer.source import OrderedSource
 from dapo.trainer.track import TrackerObserver
 from dapo.types import Judge
 
@@ -72,7 +71,7 @@ def assemble(
         journal=open_journal(folder / "verdicts.jsonl", is_writer=world.is_first),
     )
     order = ProblemOrder(len(problems.problems), seed=config.train.seed)
-    ordered = OrderedSource(problems.problems, problems.prompts, order)
+    ordered = OrderedSource(problems, order)
     posteriors = first_posteriors(config, problems) if is_start else Posteriors()
     run = Run(
         config=config,
@@ -89,7 +88,7 @@ def assemble(
         posteriors=posteriors,
         fill=CarryState(),
         observers=observers,
-        budget=Budget(config.train, world),
+        budget=RunBudget(config.train, world),
         token_pieces=token_pieces(policy.tokenizer) if config.records.every_steps else None,
         world=world,
     )

@@ -11,7 +11,7 @@ from dapo.distributed.world import ALONE, World
 
 
 @dataclass(slots=True)
-class Budget:
+class RunBudget:
     """Counted over all steps so far, those of value pretraining included."""
 
     limits: TrainConfig

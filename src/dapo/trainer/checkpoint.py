@@ -11,7 +11,7 @@ import torch
 
 from dapo.checkpoints.load import Checkpoint
 from dapo.checkpoints.save import STATE_JSON, name_of, save_checkpoint
-from dapo.checkpoints.sharded import Background, Part, deal_weights, has_slices, read_slices
+from dapo.checkpoints.sharded import Background, RankPart, deal_weights, has_slices, read_slices
 from dapo.checkpoints.state import fits
 from dapo.config.load import flatten
 from dapo.distributed.shards import whole_weights
@@ -111,7 +111,7 @@ def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, 
         if critic is not None:
             save_critic(critic.model, folder / "critic", critic_weights)
 
-    part = Part(
+    part = RankPart(
         slices=slices,
         weights={key: weights[key].to("cpu", copy=True).contiguous() for key in own},
         tensors={key: tensor.detach().cpu().clone() for key, tensor in tensors.items()},

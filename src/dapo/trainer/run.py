@@ -13,7 +13,7 @@ import torch
 
 from dapo.checkpoints.sharded import Background
 from dapo.config.schema import Config
-from dapo.data.encoded import EncodedSet
+from dapo.data.encoded import EncodedSet, OrderedSource
 from dapo.data.order import ProblemOrder
 from dapo.distributed.world import ALONE, World
 from dapo.files import append_line
@@ -29,11 +29,10 @@ from dapo.sampling.dynamic import AcceptanceRate, Fill, Source
 from dapo.sampling.predictive import Posteriors
 from dapo.sampling.state import collector_from_state, collector_to_state, groups_from_state, groups_to_state
 from dapo.tracking.metrics import check_declared, finite
-from dapo.trainer.budget import Budget
+from dapo.trainer.budget import RunBudget
 from dapo.trainer.claim import release
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.observer import Observer
-from dapo.trainer.source import OrderedSource
 from dapo.types import Judge
 
 
@@ -55,7 +54,7 @@ class Run:
     posteriors: Posteriors
     fill: CarryState
     observers: Sequence[Observer]
-    budget: Budget
+    budget: RunBudget
     world: World = ALONE
     step: int = 0  # steps done
     is_stopping: bool = False  # asked to stop by a signal
