@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo import __version__
-from dapo.checkpoints.manifest import described
+from dapo.checkpoints.manifest import FORMAT, described
 from dapo.config.schema import Config
 from dapo.files import read_lines
 from dapo.report.chunks import dropped_path, records_of
@@ -97,7 +97,7 @@ def manifest(record: Path, step: int) -> dict[str, Any]:
     """Every file of the record with its size and SHA-256."""
     paths = [path for path in sorted(record.rglob("*")) if path.is_file()]
     files = {path.relative_to(record).as_posix(): described(path) for path in paths}
-    return {"dapo": __version__, "step": step, "files": files}
+    return {"format": FORMAT, "dapo": __version__, "step": step, "files": files}
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

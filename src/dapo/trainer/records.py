@@ -15,6 +15,7 @@ from dapo.files import written_aside
 from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
 from dapo.learner.step import StepRecord
+from dapo.parquet_size import FORMAT, FORMAT_KEY
 from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
 from dapo.report.pieces import TokenPieces
 from dapo.sampling.accounting import outcome_of
@@ -132,7 +133,7 @@ def storable(text: str | None) -> str | None:
 
 
 def write_table(path: Path, columns: dict[str, list[Any]]) -> pa.Table:
-    table = pa.table(columns)
+    table = pa.table(columns, metadata={FORMAT_KEY: str(FORMAT)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_aside(path) as aside:

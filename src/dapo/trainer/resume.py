@@ -11,6 +11,7 @@ from dapo.config.load import flatten, read_toml, refuse_unknown, resolve, to_tom
 from dapo.config.model_shapes import model_location
 from dapo.config.renamed import in_todays_keys
 from dapo.config.schema import Config
+from dapo.config.toml_text import with_run_format
 from dapo.distributed.world import ALONE, World
 from dapo.errors import CheckpointError, ConfigError
 from dapo.files import cut_back, read_lines, replace_file
@@ -68,7 +69,7 @@ def resume_run(
     if world.is_first:
         cut_files_back(run, has_checkpoint=checkpoint is not None)
         if overrides:
-            replace_file(folder / "config.toml", to_toml(config))
+            replace_file(folder / "config.toml", with_run_format(to_toml(config)))
         remember(folder, config)  # whoever goes on with it has started it or said --trust
     world.barrier()
     run.budget.spend(*read_lines(folder / "value.jsonl"), *read_lines(folder / "metrics.jsonl"))

@@ -9,6 +9,7 @@ from dapo.commands import dapo_command
 from dapo.config.horizon import warnings_of
 from dapo.config.load import Resolved, to_toml
 from dapo.config.model_shapes import model_location
+from dapo.config.toml_text import with_run_format
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
 from dapo.files import replace_file
@@ -57,7 +58,7 @@ def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = 
             folder.rmdir()
         raise
     if world.is_first:
-        replace_file(folder / "config.toml", to_toml(config))
+        replace_file(folder / "config.toml", with_run_format(to_toml(config)))
         remember(folder, config)
     world.barrier()
     for warning in warnings_of(config):
