@@ -1,4 +1,4 @@
-"""How large a parquet file becomes in memory, told before it is read: a small one can unpack to gigabytes."""
+"""The size of a parquet file in memory, before it is read: a small file can unpack to gigabytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUE_BYTES = 8
 
 
 def too_large(path: Path, *, row_bytes: int = ROW_BYTES) -> str:
-    """Why a file is not unpacked, in words; empty where it may be, and for a file that cannot be opened at all."""
+    """Why a file must not be read; empty where it may be, and for a file that cannot be opened at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -69,7 +69,7 @@ def text_bytes(path: Path, column: str) -> tuple[int, int]:
     with pq.ParquetFile(path, read_dictionary=[column]) as file:
         for batch in file.iter_batches(columns=[column]):
             values = innermost(batch.column(0))
-            if not pa.types.is_dictionary(values.type):  # bytes that stand for something else, a number say
+            if not pa.types.is_dictionary(values.type):  # bytes of another type, such as a number
                 total += values.nbytes
                 continue
             lengths = pc.binary_length(values.dictionary)

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded runs: every rank writes its part, in the background, while training goes on.
+"""Checkpoints of sharded runs: every rank writes its part, in the background, while training continues.
 
 `torch.distributed.checkpoint` stores slices in safetensors files whose headers say where each slice belongs (its own
 default is a pickled index, which is never used here), and any number of ranks reads back just its own slices. The
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """What one rank writes. All of it is on the host, and nobody changes it any more."""
+    """What one rank writes: copies on the host, which training does not change."""
 
     slices: Mapping[str, Tensor]  # this rank's, each knowing its place in the whole
     weights: Mapping[str, Tensor]  # this rank's share of the model, as whole tensors
@@ -61,7 +61,7 @@ def deal_weights(sizes: Mapping[str, int], n_ranks: int) -> list[list[str]]:
 
 
 class Background:
-    """One save at a time, beside training. What went wrong comes out where the next one begins, or at the end."""
+    """One save at a time, in the background of training. Its error is raised by the next save, or at the end."""
 
     def __init__(self, world: World) -> None:
         self.world = world.beside()
@@ -105,8 +105,8 @@ def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int
 
     def prepare() -> None:
         if world.is_first:
-            for torn in root.glob(".*.tmp"):
-                shutil.rmtree(torn)
+            for unfinished in root.glob(".*.tmp"):
+                shutil.rmtree(unfinished)
             (aside / "model").mkdir(parents=True)
             (aside / SLICES).mkdir()
 
@@ -144,9 +144,9 @@ def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int
 
 
 def together(world: World, final: Path, work: Callable[[], T]) -> list[T]:
-    """work() on every rank, and what came out of each; where one of them cannot write, all say so.
+    """work() on every rank; returns the results of all. Where one rank cannot write, all raise DiskError.
 
-    In work() ranks do not talk to each other, or all of them fail alike: a rank that cannot write is heard of here.
+    Inside work() ranks do not communicate, or all of them fail alike; an error of one rank is exchanged here.
     """
     done, failure = None, None
     try:

@@ -1,6 +1,6 @@
-"""What `state.json` of a checkpoint holds: each value's kind and range. A manifest only says that nobody changed it.
+"""The schema of a checkpoint's `state.json`. A manifest only proves that nobody changed the file.
 
-What refers to something else (problems, tensors) is checked where it is restored: `fits`.
+References to problems and tensors are checked where they are restored: `fits`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REMEDY = (
 
 
 class StatePart(BaseModel):
-    """Values of exactly these kinds; other keys are another version's."""
+    """Strictly typed; unknown keys belong to another version and are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -131,7 +131,7 @@ class OrderAlone(StatePart):
 
 
 class ModelState(StatePart):
-    """Beside a model that no run goes on from."""
+    """Saved with a model that no run can resume from."""
 
     updates: Count
     bad_updates: Count
@@ -140,7 +140,7 @@ class ModelState(StatePart):
 
 
 class RunState(StatePart):
-    """What a run goes on from; keys with a default came with later versions."""
+    """What a run resumes from; keys with a default were added in later versions."""
 
     config: dict[str, Any]
     updates: Count
@@ -170,7 +170,7 @@ def check_state(path: Path, state: Any) -> dict[str, Any]:
 
 @contextmanager
 def fits(path: Path) -> Iterator[None]:
-    """While a state is put back: problems, tensors and places that it refers to and that are not there."""
+    """While a state is restored: CheckpointError for problems, tensors or positions that do not exist."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:

@@ -47,7 +47,7 @@ def assemble(
     is_start: bool = True,
     world: World = ALONE,
 ) -> Run:
-    """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
+    """Load model and data, build engine, verifier, optimizer. A resumed run gets its state from a checkpoint."""
     refuse_what_cannot_run(config, world)
     is_tracked = bool(config.tracking.to) and world.is_first
     observers = [*observers, *([TrackerObserver(config.tracking.to)] if is_tracked else [])]
@@ -141,7 +141,7 @@ def make_source(config: Config, ordered: OrderedSource, posteriors: Posteriors) 
 
 
 def open_journal(path: Path, *, is_writer: bool) -> VerdictJournal:
-    """Clock-dependent verdicts of this run so far; new ones are appended at once. Never cut back: they are replayed."""
+    """Timeouts and other verdicts that depend on the clock. Resuming replays them, so the file is never truncated."""
     known = {line["key"]: judgement_from_state(line["judgement"]) for line in read_lines(path)}
     if not is_writer:
         return VerdictJournal(known)

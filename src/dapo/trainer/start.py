@@ -17,11 +17,11 @@ from dapo.trainer.assemble import assemble
 from dapo.trainer.claim import claim, release
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
-from dapo.trainer.trust import remember
+from dapo.trainer.trust import trust_run
 
 
 def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = (), *, world: World = ALONE) -> Run:
-    """A new run in a new folder."""
+    """Start a new run; refuses a folder that is not empty."""
     if world.is_first:
         refuse_existing(folder)
     return begin_run(resolved, folder, observers, world=world)
@@ -40,7 +40,7 @@ def refuse_existing(folder: Path) -> None:
 
 
 def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = (), *, world: World = ALONE) -> Run:
-    """A run in a folder that is known to be new; its own problems may lie there already."""
+    """Start a run in a new folder, which may already hold the problems that the caller passed."""
     config = resolved.config
     world.barrier()  # the first rank has looked whether it is new
     is_new = world.is_first and not folder.exists()
@@ -59,7 +59,7 @@ def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = 
         raise
     if world.is_first:
         replace_file(folder / "config.toml", with_run_format(to_toml(config)))
-        remember(folder, config)
+        trust_run(folder, config)
     world.barrier()
     for warning in warnings_of(config):
         run.event("config", warning)
