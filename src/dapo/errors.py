@@ -47,6 +47,10 @@ class CheckpointError(DapoError):
     """A checkpoint that is missing, torn, tampered with or does not fit the run."""
 
 
+class FormatError(DapoError):
+    """A file that a newer version of dapo wrote."""
+
+
 class DiskError(DapoError):
     """A file of a run that cannot be written: the disk or a quota is full, or it is read-only."""
 
@@ -58,6 +62,15 @@ def cannot_write(path: object, error: Exception) -> DiskError:
         f"{path}: cannot be written: {why}.",
         remedy="Free space or lift the limit. A run goes on from its newest checkpoint: dapo resume RUN",
     )
+
+
+def refuse_newer(path: object, found: int, known: int) -> None:
+    """Files carry the version of their format. An older one is read; a newer one may mean something else."""
+    if found > known:
+        raise FormatError(
+            f"{path}: format {found}, which a newer version of dapo wrote; this one reads formats up to {known}.",
+            remedy="Upgrade dapo: pip install --upgrade dapo",
+        )
 
 
 def is_about_disk(error: Exception) -> bool:

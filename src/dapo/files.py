@@ -43,7 +43,7 @@ def refuse_links(folder: Path, *names: str) -> None:
 
 
 def ends_whole(file: BinaryIO) -> bool:
-    """Whether nothing, or a whole line, stands at the end."""
+    """Whether the file is empty or ends with a whole line."""
     if not file.seek(0, os.SEEK_END):
         return True
     file.seek(-1, os.SEEK_END)

@@ -1,14 +1,18 @@
-"""How large a parquet file becomes in memory, told before it is read: a small one can unpack to gigabytes."""
+"""The size of a parquet file in memory, before it is read: a small file can unpack to gigabytes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dapo.errors import refuse_newer
+
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+FORMAT = 1  # of the rollouts that a run records
+FORMAT_KEY = b"dapo.format"  # in the schema's metadata
 MAX_RATIO = 50  # of the file's own size: what a run records unpacks to less than ten times
 LEAST_LIMIT = 256 << 20  # bytes that any file may unpack to, however small it is
 MAX_TEXT = 16 << 20  # bytes of one text
@@ -17,13 +21,14 @@ VALUE_BYTES = 8
 
 
 def too_large(path: Path, *, row_bytes: int = ROW_BYTES) -> str:
-    """Why a file is not unpacked, in words; empty where it may be, and for a file that cannot be opened at all."""
+    """Why a file must not be read; empty where it may be, and for a file that cannot be opened at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         limit = max(LEAST_LIMIT, MAX_RATIO * path.stat().st_size)
         with pq.ParquetFile(path) as file:
+            refuse_newer(path, format_of(file), FORMAT)
             size = declared_bytes(file) + row_bytes * file.metadata.num_rows
             columns = [file.schema.column(at) for at in range(len(file.schema))]
             texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
@@ -39,6 +44,12 @@ def too_large(path: Path, *, row_bytes: int = ROW_BYTES) -> str:
     if size <= limit:
         return ""
     return f"unpacks to {in_mb(size)} or more, and {in_mb(limit)} are the most that is read of a file of its size"
+
+
+def format_of(file: pq.ParquetFile) -> int:
+    """0 for a file of another program's, and for rollouts from before formats had numbers."""
+    found = (file.schema_arrow.metadata or {}).get(FORMAT_KEY, b"0")
+    return int(found) if found.isdigit() else 0
 
 
 def declared_bytes(file: pq.ParquetFile) -> int:
@@ -58,7 +69,7 @@ def text_bytes(path: Path, column: str) -> tuple[int, int]:
     with pq.ParquetFile(path, read_dictionary=[column]) as file:
         for batch in file.iter_batches(columns=[column]):
             values = innermost(batch.column(0))
-            if not pa.types.is_dictionary(values.type):  # bytes that stand for something else, a number say
+            if not pa.types.is_dictionary(values.type):  # bytes of another type, such as a number
                 total += values.nbytes
                 continue
             lengths = pc.binary_length(values.dictionary)

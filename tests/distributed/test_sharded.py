@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from dapo.checkpoints import sharded
 from dapo.checkpoints.load import newest_intact
-from dapo.checkpoints.sharded import Background, Part, deal_weights, read_slices, write_part
+from dapo.checkpoints.sharded import Background, RankPart, deal_weights, read_slices, write_part
 from dapo.distributed.shards import Sharding, on_host
 from dapo.distributed.world import World, one_rank
 from dapo.errors import DiskError
@@ -31,9 +31,11 @@ def test_every_tensor_is_one_ranks_and_none_has_a_tensor_too_many(sizes: dict[st
     assert max(loads) - min(loads) <= max(sizes.values(), default=0)
 
 
-def part_of(policy: Any, slices: dict[str, torch.Tensor]) -> Part:
+def part_of(policy: Any, slices: dict[str, torch.Tensor]) -> RankPart:
     weights = dict(checkpoint_tensors(policy))
-    return Part(slices, weights, {"n": torch.tensor(3)}, {"k": 1}, lambda folder: save_all_but_weights(policy, folder))
+    return RankPart(
+        slices, weights, {"n": torch.tensor(3)}, {"k": 1}, lambda folder: save_all_but_weights(policy, folder)
+    )
 
 
 def sharded_slices(world: Any, policy: Any) -> dict[str, torch.Tensor]:
@@ -121,7 +123,7 @@ def test_one_rank_of_three_that_cannot_write_its_weights_stops_all_by_name(
     monkeypatch.setattr(sharded, "write_slices", lambda *_: [])
     said: dict[int, Any] = {}
     barrier, errors = threading.Barrier(3), list[BaseException]()
-    part = Part({}, {"w": torch.ones(2)}, {}, {}, lambda _folder: None)
+    part = RankPart({}, {"w": torch.ones(2)}, {}, {}, lambda _folder: None)
 
     def rank(number: int) -> None:
         try:

@@ -15,7 +15,7 @@ from dapo.cli.resume import check_early
 from dapo.config.load import load_recipe, to_toml
 from dapo.distributed.world import World
 from dapo.errors import ConfigError
-from dapo.trainer.trust import ID, agree_on_code, is_trusted, keys_of, record_file, remember, state_folder
+from dapo.trainer.trust import ID, agree_on_code, is_trusted, keys_of, record_file, state_folder, trust_run
 
 MODULE = "import pathlib\npathlib.Path({canary!r}).touch()\ndef rows():\n    yield {{}}\nreward = rows\n"
 FILES = ("metrics.jsonl", "eval.jsonl", "events.jsonl")
@@ -142,7 +142,7 @@ def own_run(canary, tmp_path):
     """A run folder as `begin_run` leaves it: config and record."""
     overrides = planted("module", canary)
     run = strangers_run(tmp_path / "own", overrides)
-    remember(run, load_recipe("quickstart", overrides).config)
+    trust_run(run, load_recipe("quickstart", overrides).config)
     return run
 
 
@@ -175,7 +175,7 @@ def test_trust_ends_with_a_changed_config_a_copy_another_id_and_a_lost_record(ow
 def test_problems_that_name_programs_are_trusted_by_what_they_say(canary, tmp_path):
     overrides = planted("problems that name a command", canary)
     run = strangers_run(tmp_path / "own", overrides)
-    remember(run, load_recipe("quickstart", overrides).config)
+    trust_run(run, load_recipe("quickstart", overrides).config)
     assert is_trusted(run, keys_of(run / "config.toml"))
     canary.with_name("problems.jsonl").write_text("{}\n")
     assert not is_trusted(run, keys_of(run / "config.toml"))
@@ -192,7 +192,7 @@ def test_problems_are_known_by_what_is_read_however_they_are_named(typed, canary
     read.write_text((tmp_path / "problems.jsonl").read_text())
     overrides = ["rewards.verifier=command", f"data.train={typed}"]
     run = strangers_run(tmp_path / "own", overrides)
-    remember(run, load_recipe("quickstart", overrides).config)
+    trust_run(run, load_recipe("quickstart", overrides).config)
     keys = keys_of(run / "config.toml")
     assert is_trusted(run, keys)
     read.rename(tmp_path / "aside")  # from another folder, say: there is nothing that could be run
@@ -241,6 +241,6 @@ def test_a_record_that_the_folder_brings_along_counts_for_nothing(canary, tmp_pa
 def test_a_run_that_names_no_code_leaves_no_record(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = strangers_run(tmp_path / "plain", [])
-    remember(run, load_recipe("quickstart", []).config)
+    trust_run(run, load_recipe("quickstart", []).config)
     assert not (tmp_path / "state").exists()
     assert not (run / ID).exists()

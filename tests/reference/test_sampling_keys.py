@@ -13,6 +13,7 @@ from side_by_side import RECIPE
 
 from dapo.config import load_recipe
 from dapo.config.schema import Config
+from dapo.data.encoded import EncodedSet, OrderedSource
 from dapo.data.order import ProblemOrder
 from dapo.errors import DataError
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
@@ -21,7 +22,6 @@ from dapo.sampling.dynamic import Fill, FillState
 from dapo.sampling.fill import fill
 from dapo.sampling.predictive import Posteriors
 from dapo.trainer.assemble import make_source
-from dapo.trainer.source import OrderedSource
 from dapo.types import Problem
 
 CARRYING = (
@@ -146,7 +146,7 @@ def test_predictive(tmp_path: Path, is_predictive: str):
     steps = Steps(tmp_path, *keys)
     problems = [Problem(str(i), "", "") for i in range(40)]
     posteriors = Posteriors(counts={str(i): (0.0, 100.0) for i in range(0, 40, 2)})
-    ordered = OrderedSource(problems, [(1,)] * 40, ProblemOrder(40, seed=0))
+    ordered = OrderedSource(EncodedSet("set", "", tuple(problems), ((1,),) * 40), ProblemOrder(40, seed=0))
     source = make_source(steps.config, ordered, posteriors)
     source.start_step()
     came = [int(given[0].id) for _ in range(10) if (given := source.next()) is not None]

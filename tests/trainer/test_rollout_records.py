@@ -16,7 +16,7 @@ from dapo.report.examined import examine_run
 from dapo.report.page import write_page
 from dapo.sampling.accounting import Accounting, outcome_of
 from dapo.sampling.dynamic import Fill
-from dapo.trainer.budget import Budget
+from dapo.trainer.budget import RunBudget
 from dapo.trainer.loop import train
 from dapo.trainer.records import DROPPED_PER_OUTCOME, dropped_groups, storable
 from dapo.trainer.resume import resume_run
@@ -134,7 +134,7 @@ def test_a_step_that_spends_the_budget_of_tokens_is_a_last_one(every: int, budge
     """Ten tokens a step: the fourth spends 35. (A run ends there; those after it would spend it too.)"""
     limits = SimpleNamespace(steps=8, max_generated_tokens=budget, max_minutes=None)
     config = SimpleNamespace(records=SimpleNamespace(every_steps=every), train=limits)
-    run = SimpleNamespace(config=config, budget=Budget(limits), is_due=partial(Run.is_due, None))
+    run = SimpleNamespace(config=config, budget=RunBudget(limits), is_due=partial(Run.is_due, None))
     found = []
     for step in range(1, 9):
         if Run.is_recorded(run, step, 10):

@@ -40,7 +40,7 @@ def gae(reward: Tensor, value: Tensor, mask: Tensor, *, gamma: float, lam: float
     (advantage, ret), both [B, T], 0 where `mask` is False. `lam` is one number, or one per row, [B] (VAPO's
     length-adaptive λ). No gradient flows.
 
-    Conventions: masked tokens are skipped as if they were not there, whatever stands in them (padding, tool output):
+    Conventions: masked tokens are skipped as if they were not there, whatever they hold (padding, tool output):
     the token before a gap is followed by the token after it. After the last token V = 0, for a truncated response
     as for a finished one. Nothing is whitened here; `ret` is the value target before any whitening.
     """
@@ -65,8 +65,8 @@ def decoupled_gae(
 ) -> tuple[Tensor, Tensor]:
     """Â for the policy by its own λ, the critic's target by another: (advantage, target), both [B, T].
 
-    VAPO (arXiv:2504.05118) section 4.1, "Decoupled-GAE", with λ_critic = 1: the target is then what really came out,
-    whatever the critic believes. With `lam_critic` = `lam` it is GAE and its return.
+    VAPO (arXiv:2504.05118) section 4.1, "Decoupled-GAE", with λ_critic = 1: the target is then the observed return,
+    whatever the critic predicts. With `lam_critic` = `lam` it is GAE and its return.
     """
     advantage, _ = gae(reward, value, mask, gamma=gamma, lam=lam)
     _, target = gae(reward, value, mask, gamma=gamma, lam=lam_critic)

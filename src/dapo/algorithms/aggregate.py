@@ -27,7 +27,7 @@ def token_mean(loss: Tensor, *, total_tokens: Count) -> Tensor:
 def sequence_mean(loss: Tensor, row: Tensor, *, row_tokens: Tensor, total_sequences: Count) -> Tensor:
     """(1/N) Σ_i (1/|o_i|) Σ_t ℓ_{i,t}: every response weighs the same, whatever its length.
 
-    GRPO's sample-level loss, DAPO paper eq. 5. `row` [N] says whose token each is, `row_tokens` [B] is |o_i|. A
+    GRPO's sample-level loss, DAPO paper eq. 5. `row` [N] is the response of each token, `row_tokens` [B] is |o_i|. A
     response without loss tokens adds 0 and must not be counted in `total_sequences`.
     """
     check_shapes("N", loss, row)
@@ -37,7 +37,7 @@ def sequence_mean(loss: Tensor, row: Tensor, *, row_tokens: Tensor, total_sequen
 def prompt_mean(loss: Tensor, group: Tensor, *, group_tokens: Tensor, total_prompts: Count) -> Tensor:
     """(1/P) Σ_p (1/Σ_{i∈p}|o_i|) Σ_{i∈p} Σ_t ℓ_{i,t}: token mean inside each prompt group, then the mean over prompts.
 
-    DAPO eq. 8 read literally. `group` [N] says which group a token belongs to; `group_tokens` [P] counts each group's
+    DAPO eq. 8 read literally. `group` [N] is the group of each token; `group_tokens` [P] counts each group's
     loss tokens over the whole update, so that a group may be split over micro-batches (not over updates). A group
     without loss tokens adds 0 and must not be counted in `total_prompts`.
     """

@@ -1,4 +1,4 @@
-"""What a step shows about itself: formulas over the sampled tokens, which stand end to end and without padding.
+"""Diagnostics of a step: formulas over the sampled tokens, end to end and without padding.
 
 Ranks and micro-batches add sums and counts and divide once, at the end: what they add is a tensor per token, or sums go
 in. No gradient flows through anything here.
@@ -103,7 +103,7 @@ def effective_sample_size(weight: float, weight_squared: float, *, n: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class TrainerEngineGap:
-    """How far the trainer's log-probs of the sampled tokens stand from the engine's."""
+    """How far the trainer's log-probs of the sampled tokens are from the engine's."""
 
     mean: Tensor  # mean |Δ log p|
     max: Tensor  # max |Δ log p|

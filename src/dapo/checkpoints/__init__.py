@@ -1,1 +1,1 @@
-"""Checkpoints: written aside, flushed, hashed in a manifest, renamed; a torn or tampered one is never loaded."""
+"""Checkpoints: written aside, flushed, hashed in a manifest, renamed; a corrupt or changed one is never loaded."""

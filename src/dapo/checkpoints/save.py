@@ -32,7 +32,7 @@ def step_of(folder: Path) -> int:
 
 
 def in_order(root: Path) -> list[Path]:
-    """All checkpoints of a run, oldest first. What has another name, a user's copy say, is neither read nor deleted."""
+    """All checkpoints of a run, oldest first. Other folders, such as a user's copy, are neither read nor deleted."""
     named = [path for path in root.glob("*-*") if NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(named, key=lambda path: (path.name.startswith("step-"), int(path.name.partition("-")[2])))
 
@@ -46,7 +46,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int,
 ) -> Path:
-    """`root`/`name`/{model/, state.safetensors, state.json, MANIFEST.json}; then older ones beyond `keep` go."""
+    """`root`/`name`/{model/, state.safetensors, state.json, MANIFEST.json}; then delete older ones beyond `keep`."""
     final, aside = root / name, root / f".{name}.tmp"
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -66,7 +66,7 @@ def save_checkpoint(
 
 
 def put_in_place(aside: Path, final: Path, *, keep: int) -> None:
-    """The moment a checkpoint begins to exist; then older ones beyond `keep` go."""
+    """Rename the finished checkpoint into place, then delete older ones beyond `keep`."""
     root = final.parent
     if final.exists():
         shutil.rmtree(final)

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded runs: every rank writes its part, in the background, while training goes on.
+"""Checkpoints of sharded runs: every rank writes its part, in the background, while training continues.
 
 `torch.distributed.checkpoint` stores slices in safetensors files whose headers say where each slice belongs (its own
 default is a pickled index, which is never used here), and any number of ranks reads back just its own slices. The
@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one rank writes. All of it is on the host, and nobody changes it any more."""
+class RankPart:
+    """What one rank writes: copies on the host, which training does not change."""
 
     slices: Mapping[str, Tensor]  # this rank's, each knowing its place in the whole
     weights: Mapping[str, Tensor]  # this rank's share of the model, as whole tensors
@@ -61,7 +61,7 @@ def deal_weights(sizes: Mapping[str, int], n_ranks: int) -> list[list[str]]:
 
 
 class Background:
-    """One save at a time, beside training. What went wrong comes out where the next one begins, or at the end."""
+    """One save at a time, in the background of training. Its error is raised by the next save, or at the end."""
 
     def __init__(self, world: World) -> None:
         self.world = world.new_group()
@@ -70,7 +70,7 @@ class Background:
         # A thread starts on the first GPU, and a look at a stream there would take memory of another rank's card.
         self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
-    def save(self, root: Path, name: str, part: Part, *, keep: int) -> None:
+    def save(self, root: Path, name: str, part: RankPart, *, keep: int) -> None:
         """Returns at once; waits for the save before, if that is still being written."""
         self.wait()
 
@@ -99,14 +99,14 @@ class Background:
             raise error
 
 
-def write_part(root: Path, name: str, part: Part, world: World, *, keep: int) -> None:
+def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int) -> None:
     """This rank's share of the work on one checkpoint; when it returns, the checkpoint is there."""
     final, aside = root / name, root / f".{name}.tmp"
 
     def prepare() -> None:
         if world.is_first:
-            for torn in root.glob(".*.tmp"):
-                shutil.rmtree(torn)
+            for unfinished in root.glob(".*.tmp"):
+                shutil.rmtree(unfinished)
             (aside / "model").mkdir(parents=True)
             (aside / SLICES).mkdir()
 
@@ -144,9 +144,9 @@ def write_part(root: Path, name: str, part: Part, world: World, *, keep: int) ->
 
 
 def together(world: World, final: Path, work: Callable[[], T]) -> list[T]:
-    """work() on every rank, and what came out of each; where one of them cannot write, all say so.
+    """work() on every rank; returns the results of all. Where one rank cannot write, all raise DiskError.
 
-    In work() ranks do not talk to each other, or all of them fail alike: a rank that cannot write is heard of here.
+    Inside work() ranks do not communicate, or all of them fail alike; an error of one rank is exchanged here.
     """
     done, failure = None, None
     try:

@@ -1,6 +1,6 @@
-"""What `state.json` of a checkpoint holds: each value's kind and range. A manifest only says that nobody changed it.
+"""The schema of a checkpoint's `state.json`. A manifest only proves that nobody changed the file.
 
-What refers to something else (problems, tensors) is checked where it is restored: `fits`.
+References to problems and tensors are checked where they are restored: `fits`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ REMEDY = (
 )
 
 
-class Part(BaseModel):
-    """Values of exactly these kinds; other keys are another version's."""
+class StatePart(BaseModel):
+    """Strictly typed; unknown keys belong to another version and are ignored."""
 
     model_config = ConfigDict(strict=True)
 
 
-class Order(Part):
+class Order(StatePart):
     n_problems: Count
     seed: int
     epoch: Count
@@ -39,18 +39,18 @@ class Order(Part):
     step: list[Count]
 
 
-class Acceptance(Part):
+class Acceptance(StatePart):
     accepted: Weight
     tried: Positive
     decay: Positive
 
 
-class Ended(Part):
+class CompletionState(StatePart):
     stop_reason: Annotated[StopReason, Field(strict=False)]
     text: str
 
 
-class Judged(Part):
+class JudgementState(StatePart):
     verdict: Annotated[Verdict, Field(strict=False)]
     value: float
     extracted: str | None = None
@@ -60,24 +60,24 @@ class Judged(Part):
     graded: bool = False
 
 
-class WholeGroup(Part):
+class WholeGroup(StatePart):
     problem: str
     visit: Count
     prompt: list[Token]
-    completions: list[Ended]
-    judgements: list[Judged]
+    completions: list[CompletionState]
+    judgements: list[JudgementState]
 
 
-class OpenGroup(Part):
+class OpenGroup(StatePart):
     number: Count
     problem: str
     visit: Count
     prompt: list[Token]
-    completions: list[Ended | None]
-    judgements: list[Judged | None]
+    completions: list[CompletionState | None]
+    judgements: list[JudgementState | None]
 
 
-class Wanted(Part):
+class Wanted(StatePart):
     id: Count
     prompt: list[Token]
     key: dict[str, Any]
@@ -85,7 +85,7 @@ class Wanted(Part):
     group: Count
 
 
-class InEngine(Part):
+class InEngine(StatePart):
     tick: Count
     version: Count
     n_submitted: Count
@@ -96,7 +96,7 @@ class InEngine(Part):
     lengths: list[Count]
 
 
-class InFlight(Part):
+class InFlight(StatePart):
     engine: InEngine
     tick: Count
     n_submitted: Count
@@ -104,7 +104,7 @@ class InFlight(Part):
     due: list[Annotated[list[Count], Field(min_length=3, max_length=3)]]
 
 
-class Sampling(Part):
+class Sampling(StatePart):
     order: Order
     acceptance: Acceptance
     held: list[WholeGroup]
@@ -113,7 +113,7 @@ class Sampling(Part):
     posteriors: dict[str, Annotated[list[Weight], Field(min_length=2, max_length=2)]]
 
 
-class Explained(Part):
+class ExplainedState(StatePart):
     tokens: Count
     ret: float
     ret_squared: float
@@ -121,17 +121,17 @@ class Explained(Part):
     miss_squared: float
 
 
-class HeldOutFit(Part):
+class HeldOutFitState(StatePart):
     problems: Count
-    explained: Explained
+    explained: ExplainedState
 
 
-class OrderAlone(Part):
+class OrderAlone(StatePart):
     order: Order
 
 
-class ModelState(Part):
-    """Beside a model that no run goes on from."""
+class ModelState(StatePart):
+    """Saved with a model that no run can resume from."""
 
     updates: Count
     bad_updates: Count
@@ -139,8 +139,8 @@ class ModelState(Part):
     sampling: OrderAlone
 
 
-class RunState(Part):
-    """What a run goes on from; keys with a default came with later versions."""
+class RunState(StatePart):
+    """What a run resumes from; keys with a default were added in later versions."""
 
     config: dict[str, Any]
     updates: Count
@@ -149,8 +149,8 @@ class RunState(Part):
     tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
     recomputes_all: bool = False
     value_steps: Count = 0
-    held_out_fits: list[HeldOutFit] = []
-    foretold: list[HeldOutFit] = []  # what `held_out_fits` was called
+    held_out_fits: list[HeldOutFitState] = []
+    foretold: list[HeldOutFitState] = []  # what `held_out_fits` was called
     data: str
     sampling: Sampling
 
@@ -170,7 +170,7 @@ def check_state(path: Path, state: Any) -> dict[str, Any]:
 
 @contextmanager
 def fits(path: Path) -> Iterator[None]:
-    """While a state is put back: problems, tensors and places that it refers to and that are not there."""
+    """While a state is restored: CheckpointError for problems, tensors or positions that do not exist."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:

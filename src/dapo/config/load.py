@@ -21,7 +21,7 @@ from dapo.config import renamed
 from dapo.config.checks import check_combinations, unused_keys
 from dapo.config.machine import gpu_memory_gib
 from dapo.config.schema import PRESET_KEYS, Config
-from dapo.config.toml_text import parse_toml
+from dapo.config.toml_text import parse_toml, refuse_newer_run
 from dapo.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -167,7 +167,9 @@ def preset_name(own: Tree, changes: list[tuple[str, Any]], path: Path) -> str:
 
 def read_toml(path: Path) -> Tree:
     try:
-        return parse_toml(path.read_text(encoding="utf-8-sig"))  # some editors put a byte order mark first
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark first
+        refuse_newer_run(path, text)
+        return parse_toml(text)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A problem set with its prompts as tokens: loaded, cleaned, encoded; what was left out is said."""
+"""A problem set with its prompts as tokens, and the order in which a run draws them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from dapo.config.schema import Config
+from dapo.data.order import ProblemOrder
 from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptFormat, encode_problems
 from dapo.types import Problem
@@ -25,6 +26,29 @@ class EncodedSet:
     @cached_property
     def by_id(self) -> dict[str, Problem]:
         return {problem.id: problem for problem in self.problems}
+
+
+class OrderedSource:
+    """The prompts of a run in its order: each problem once per epoch, shuffled, and at most once per step.
+
+    `rewind` takes back the prompts of a step that were submitted and not used.
+    """
+
+    def __init__(self, problems: EncodedSet, order: ProblemOrder) -> None:
+        self.problems = problems
+        self.order = order
+
+    def start_step(self) -> None:
+        self.order.start_step()
+
+    def next(self) -> tuple[Problem, int, tuple[int, ...]] | None:
+        if (drawn := self.order.next()) is None:
+            return None
+        index, visit = drawn
+        return self.problems.problems[index], visit, self.problems.prompts[index]
+
+    def rewind(self, n_used: int) -> None:
+        self.order.rewind(n_used)
 
 
 def load_encoded(name: str, config: Config, tokenizer: Any, *, use: Literal["train", "eval"]) -> EncodedSet:

@@ -1,4 +1,4 @@
-"""Answers on disk as they come, so that a killed evaluation goes on where it was: a line of settings, then one each."""
+"""The answers of an evaluation on disk, so that a killed one can be resumed: a line of settings, a line per answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dapo.types import Verdict
 
 
 class AnswerJournal:
-    """The file of one evaluation. A file of other settings is refused; a torn last line is written anew."""
+    """The file of one evaluation. A file with other settings is refused; a truncated last line is dropped."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
@@ -58,5 +58,5 @@ class AnswerJournal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # what it could not write has been said
+        with suppress(OSError):  # `add` has reported what could not be written
             self._file.close()

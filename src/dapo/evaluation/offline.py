@@ -1,4 +1,4 @@
-"""A model answers a problem set k times, outside of a run: what `dapo eval` and `dapo data probe` have in common."""
+"""Evaluate a model on a problem set, outside of a run: shared by `dapo eval` and `dapo data probe`."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def run_offline_eval(
 
 
 def model_of(model: str) -> str:
-    """A run stands for its newest intact checkpoint's model."""
+    """Where the model is; of a run, that of its newest intact checkpoint."""
     folder = Path(model)
     if not (folder / "config.toml").is_file():
         return model_location(model)

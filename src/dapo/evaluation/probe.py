@@ -1,4 +1,4 @@
-"""How hard a problem set is for a model: pass rates from k answers, and what they promise for groups of G."""
+"""How hard a problem set is for a model: pass rates from k answers, and the expected share of mixed groups."""
 
 from __future__ import annotations
 

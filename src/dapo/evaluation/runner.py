@@ -1,4 +1,4 @@
-"""Engine, verifier and a problem set become a table: every problem answered k times, judged, summed up."""
+"""Evaluate a problem set: k responses per problem, verified and summarised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Answered:
     n_tokens: int
     is_truncated: bool
     text: str = ""
-    is_aborted: bool = False  # the engine gave it up
+    is_aborted: bool = False  # by the engine
     value: float = 0.0  # raw reward
     is_graded: bool = False  # the value alone decides: the verifier does not say what is correct
 
@@ -47,7 +47,7 @@ def evaluate(
     """Answer every problem k times; what is in `known` is not asked again.
 
     The noise depends on (seed, problem, response index) alone: two evaluations of the same weights agree, and two
-    checkpoints are compared on the same draws. A response that the engine gave up is not judged: it is never correct.
+    checkpoints are compared on the same draws. An aborted response is not verified, and counts as wrong.
     """
     answers: Answers = dict(known or {})
     by_request: dict[int, Problem] = {}

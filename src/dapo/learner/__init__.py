@@ -1,1 +1,1 @@
-"""What learns: a batch becomes losses, gradients and new weights of policy and critic."""
+"""The learner: from a batch to losses, gradients and new weights of policy and critic."""

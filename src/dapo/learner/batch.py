@@ -37,7 +37,7 @@ class Batch:
     logp_engine: Ragged
     logp_old: Ragged
     entropy: Ragged
-    logp_trainer: Ragged  # what the trainer itself says of every token, also where `logp_old` is the engine's
+    logp_trainer: Ragged  # the trainer's own log-probs, also where `logp_old` are the engine's
     packs: dict[tuple[int, ...], Packed] = field(default_factory=dict)  # micro-batches on the device, made once a step
 
     @property
@@ -76,7 +76,7 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
     lengths = [len(completion.tokens) for completion in completions]
     real = torch.float64 if dtype == torch.float64 else torch.float32
     truncated = torch.tensor([completion.is_truncated for completion in completions], dtype=torch.bool)
-    # A response that the engine gave up is judged as wrong, but what it says is nothing to learn from.
+    # A response that the engine aborted counts as wrong, and no loss is taken from its tokens.
     is_usable = torch.tensor(
         [c.stop_reason is not StopReason.ABORTED and len(c.tokens) > 0 for c in completions], dtype=torch.bool
     )
@@ -164,7 +164,7 @@ def deal_updates(batch: Batch, config: Config, *, step: int, epochs: int) -> lis
 
 
 def deal_microbatches(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
-    """Rows in order, as many together as the token budget holds; a row over the budget stands alone."""
+    """Rows in order, as many together as the token budget holds; a row over the budget is alone in its micro-batch."""
     parts: list[list[int]] = []
     room = 0
     for row in rows:
@@ -178,7 +178,7 @@ def deal_microbatches(batch: Batch, rows: Sequence[int], tokens_per_microbatch: 
 
 
 def nothing_to_imitate(batch: Batch, config: Config) -> str:
-    """Why a step of rejection-sampling fine-tuning teaches nothing; empty where it does, and without it."""
+    """Why a step of rejection-sampling fine-tuning has no loss; empty where it has one, and for other algorithms."""
     if config.algorithm.advantage != "none" or not batch.lengths or bool((batch.is_correct & batch.is_in_loss).any()):
         return ""
     is_graded = any(group.is_graded for group in batch.groups)

@@ -19,10 +19,10 @@ from dapo.learner.optimizer import Optimizer
 from dapo.learner.ragged import Ragged, token_mask
 from dapo.models.critic import Critic
 
-PADDED_VALUES = 1 << 24  # of the rows that GAE works on at a time
-ENOUGH_PROBLEMS = 100  # new to the critic, for an explained variance that pretraining is ended by
-WINDOW, RISE = 3, 0.01  # steps of pretraining that are looked at together, and what is a rise of explained variance
-FOLDS = 4  # of problems, for a head fitted in closed form
+PADDED_VALUES = 1 << 24  # of the rows that go through GAE together
+ENOUGH_PROBLEMS = 100  # new to the critic, before their explained variance may end pretraining
+WINDOW, RISE = 3, 0.01  # pretraining steps that are pooled, and the least gain in explained variance between them
+FOLDS = 4  # of problems, to cross-validate the closed-form fit of the head
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class CriticLearner:
 
 @dataclass(slots=True)
 class Values:
-    """Per token of a batch: V at the start of the step, the critic's target, and what really came out."""
+    """Per token of a batch: V at the start of the step, the critic's target, and the observed return."""
 
     old: Ragged
     target: Ragged
@@ -52,8 +52,8 @@ def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
 def apply_gae(batch: Batch, config: Config, old: Ragged, logp_ref: Ragged | None = None) -> Values:
     """GAE over every row from its `old` values: fills `batch.advantage`; returns values, targets and outcomes.
 
-    The reward stands on the last token; with KL in the reward each token also pays β·KL, by algorithm.kl.kind. The
-    critic's targets use their own λ where one is given (VAPO's decoupled GAE), the policy's λ may grow with the length.
+    The reward is paid at the last token; with KL in the reward each token also pays β·KL, by algorithm.kl.kind. The
+    critic's targets use their own λ where one is given (VAPO's decoupled GAE); the policy's λ may grow with the length.
     """
     target, outcome = (Ragged(batch.lengths, batch.advantage.flat.dtype) for _ in range(2))
     settings = config.algorithm.gae
@@ -75,10 +75,10 @@ def apply_gae(batch: Batch, config: Config, old: Ragged, logp_ref: Ragged | None
                 torch.tensor(lengths, dtype=value.dtype), alpha=alpha, floor=settings.length_adaptive_floor
             )
         advantage, ret = decoupled_gae(reward, value, mask, gamma=settings.gamma, lam=lam, lam_critic=target_lam)
-        _, came_out = gae(reward, value, mask, gamma=settings.gamma, lam=1.0)
+        _, observed = gae(reward, value, mask, gamma=settings.gamma, lam=1.0)
         batch.advantage.put(rows, advantage[mask])
         target.put(rows, ret[mask])
-        outcome.put(rows, came_out[mask])
+        outcome.put(rows, observed[mask])
     if settings.whiten:  # over all loss tokens of the step: not over filtered rows
         in_loss = torch.repeat_interleave(batch.is_in_loss, torch.tensor(batch.lengths))
         batch.advantage.flat = whiten(batch.advantage.flat, in_loss)
@@ -142,9 +142,9 @@ def has_stopped_rising(fits: Sequence[HeldOutFit]) -> bool:
 
 
 def explained_variance_of(values: Values, rows: Sequence[int]) -> float:
-    """Of what came out by the critic's values at the start of the step, over the tokens of some rows.
+    """Of the observed returns by the critic's values at the start of the step, over the tokens of some rows.
 
-    Not of its targets: with λ < 1 these are largely its own values, which explain themselves.
+    Not of its targets: with λ < 1 these are largely the critic's own values.
     """
     if not rows:
         return 0.0

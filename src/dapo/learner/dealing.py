@@ -1,4 +1,4 @@
-"""Which rank trains on which rows of an update, in which micro-batches; every rank knows the whole deal."""
+"""Which rank trains on which rows of an update, in which micro-batches; every rank computes the same deal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def own_rows(batch: Batch, rows: Sequence[int], world: World) -> list[int]:
 
 
 def share_rows(world: World, values: Iterable[Ragged], rows: Sequence[int], own: Sequence[int]) -> None:
-    """Values of `rows`, each known to the one rank that has it among its `own`, become known to all."""
+    """All-reduce the values of `rows`, each of which one rank has computed: the one that has it among its `own`."""
     if world.size == 1 or not rows:
         return
     mine = set(own)

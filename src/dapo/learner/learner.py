@@ -1,4 +1,4 @@
-"""What learns: policy, optimizer, critic, and how far they have come; made from a config, sharded where it says so."""
+"""What is trained: policy, critic and their optimizers, made from a config, sharded where the config asks for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dapo.planning.plan import memory_of
 
 @dataclass(slots=True)
 class Learner:
-    """What learns, and how far it has come."""
+    """What is trained, and how many updates it has had."""
 
     policy: Policy
     optimizer: Optimizer
@@ -37,7 +37,7 @@ class Learner:
     updates: int = 0  # optimizer updates since the start; the version of the weights
     bad_updates: int = 0  # of the policy, skipped in a row
     world: World = ALONE
-    gathered: Policy | None = None  # with a sharded policy: a whole copy, for the engine and for saving
+    gathered: Policy | None = None  # an unsharded copy of a sharded policy, for the engine and for saving
 
     @property
     def whole(self) -> Policy:

@@ -1,4 +1,4 @@
-"""Passes that run out of the device's memory are undone and repeated with less; how much less is remembered."""
+"""Retry a pass that runs out of device memory with less; the lower budget lasts for the rest of the run."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def make_moments(kind: Kind, *, betas: tuple[float, float], weight_decay: float,
 
 
 class FloatMoments:
-    """Both moments in float32 (the master's own type, if wider) beside the weights."""
+    """Both moments in float32 (the master's own type, if wider) on the weights' device."""
 
     def __init__(self, betas: tuple[float, float], weight_decay: float, is_cuda: bool) -> None:
         self.betas, self.weight_decay, self.is_cuda = betas, weight_decay, is_cuda

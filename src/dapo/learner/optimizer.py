@@ -156,7 +156,7 @@ class Optimizer:
             self.masters[name].grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint needs beside the module's own weights, whole. All ranks take part."""
+        """Everything a checkpoint needs in addition to the weights, unsharded. Collective."""
         saved = {f"master.{name}": self.whole(name, self.masters[name].detach()) for name in self.saved}
         for key, tensor in self.moments.tensors().items():
             name = key.partition(".")[2]

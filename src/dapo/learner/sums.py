@@ -40,7 +40,7 @@ class Totals:
 class Sums:
     """Sums and counts over the micro-batches of a step; divided once, at the end.
 
-    They stay where the micro-batches are, in float64: reading one would make the host wait for the device.
+    They stay on the device, in float64: reading one would make the host wait.
     """
 
     sums: dict[str, Tensor | float] = field(default_factory=dict)

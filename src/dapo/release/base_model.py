@@ -1,4 +1,4 @@
-"""What a run starts from: the base model's name and licence, as far as its own files tell; nothing is fetched."""
+"""The base model of a run: its name and licence, read from its own files; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dapo.config.hub import is_hub_name, model_file
 from dapo.config.model_shapes import BUNDLED
 
 NAME = re.compile(r"[A-Za-z0-9][\w.+/-]{0,199}")
-CARD_CHARS = 1 << 16  # of a card that are looked at; the front matter stands at its head
+CARD_CHARS = 1 << 16  # of a card that are read; the front matter is at its start
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """`hub_name`: of the base itself, or of what its card says it was made from. Empty: not known."""
+    """`hub_name` is of the base itself, or of the model its card names as its base. Empty: not known."""
 
     path: str
     in_words: str
@@ -37,7 +37,7 @@ class BaseModel:
 
 
 def base_model_of(path: str, revision: str | None) -> BaseModel:
-    """What config `model.path` names, with what the card in its folder or in the cache of the hub says of it."""
+    """The model that `model.path` names, with the licence from the card in its folder or in the hub's cache."""
     if path == BUNDLED:
         return BaseModel(path, "the toy model that ships with dapo", "", "apache-2.0", "dapo's own licence")
     file = model_file(path, "README.md", revision=revision)

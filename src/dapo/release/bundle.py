@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo import __version__
-from dapo.checkpoints.manifest import described
+from dapo.checkpoints.manifest import FORMAT, described
 from dapo.config.schema import Config
 from dapo.files import read_lines
 from dapo.report.chunks import dropped_path, records_of
@@ -22,7 +22,7 @@ ALL_ROLLOUTS_BYTES = 64 << 20  # recorded steps up to so much go along whole; of
 
 
 def write_record(run: Path, folder: Path, config: Config, *, step: int, state: Mapping[str, Any], name: str) -> None:
-    """Fill `folder`/run with what `run` says up to `step`: later lines are not of this model.
+    """Fill `folder`/run with the record of `run` up to `step`: later lines are not about this model.
 
     `name` is what the bundle will be called; the page then names it so, wherever it is made.
     """
@@ -60,7 +60,7 @@ def copy_rollouts(source: Path, target: Path, step: int) -> None:
 
 
 def links_in(folder: str, names: list[str]) -> list[str]:
-    """They may lead to something that nobody means to release."""
+    """Links are left out: they may lead to private files."""
     return [name for name in names if (Path(folder) / name).is_symlink()]
 
 
@@ -70,10 +70,10 @@ def files_of(parquet: Path) -> list[Path]:
 
 
 def copy_data_manifest(config: Config, record: Path) -> None:
-    """What `dapo data prepare` wrote beside the training file, if it made it."""
-    beside = Path(f"{config.data.train}.manifest.json")
-    if beside.is_file():
-        shutil.copyfile(beside, record / "data.prepared.json")
+    """The manifest that `dapo data prepare` wrote with the training file, if it made that file."""
+    prepared = Path(f"{config.data.train}.manifest.json")
+    if prepared.is_file():
+        shutil.copyfile(prepared, record / "data.prepared.json")
 
 
 def data_manifest(config: Config, state: Mapping[str, Any], record: Path) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def manifest(record: Path, step: int) -> dict[str, Any]:
     """Every file of the record with its size and SHA-256."""
     paths = [path for path in sorted(record.rglob("*")) if path.is_file()]
     files = {path.relative_to(record).as_posix(): described(path) for path in paths}
-    return {"dapo": __version__, "step": step, "files": files}
+    return {"format": FORMAT, "dapo": __version__, "step": step, "files": files}
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The card of an exported model: what it was trained from, on and how, how it scored, and what is not known of it."""
+"""The model card: base model, data, settings, scores, and what is not known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dapo.config.schema import Config
 from dapo.release.base_model import BaseModel, base_model_of
 
 PLAIN = re.compile(r"[\w./@:+-]+( [\w./@:+-]+)*")
-# What the card shows of a config, beside data and model; the run's config.toml has the rest.
+# The settings that the card shows; the run's config.toml has them all.
 KEY_SETTINGS = (
     "algorithm.advantage",
     "algorithm.loss_aggregation",
@@ -85,7 +85,7 @@ def origin(base: BaseModel, config: Config, step: int, state: Mapping[str, Any])
 
 
 def changes(config: Config) -> str:
-    """Where the run's algorithm is not what its preset's name says."""
+    """Where the run's algorithm differs from its preset."""
     keys = flatten(config.model_dump(mode="json"))
     changed = [
         f"`{key}` = {shown(keys[key])} (preset: {shown(value)})"
@@ -103,12 +103,14 @@ def none_as_word(value: object) -> object:
 def deviations(config: Config) -> str:
     if config.is_paper_algorithm:
         return ""
-    said = []
+    parts = []
     if switches := switches_on(config):
-        said.append(f"{', '.join(switches)}. Tokens may come from older weights, or problems are not drawn uniformly.")
+        parts.append(f"{', '.join(switches)}. Tokens may come from older weights, or problems are not drawn uniformly.")
     if config.rewards.control != "none":
-        said.append(f"a control experiment, `rewards.control` = {config.rewards.control}: not meant to learn the task.")
-    return f"**Not the paper's algorithm**: {' And '.join(said)}"
+        parts.append(
+            f"a control experiment, `rewards.control` = {config.rewards.control}: not meant to learn the task."
+        )
+    return f"**Not the paper's algorithm**: {' And '.join(parts)}"
 
 
 def switches_on(config: Config) -> list[str]:
@@ -156,13 +158,13 @@ def with_interval(line: Mapping[str, Any] | None, score: str, *, k: int) -> str:
 
 def data(config: Config, state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
     n_problems = state["sampling"]["order"]["n_problems"]
-    said = [
+    parts = [
         f"Trained on `{inert(config.data.train)}`: {n_problems:,} problems, "
         f"SHA-256 of their ids, questions and answers `{state['data']}`."
     ]
     if sets := dict.fromkeys(line["set"] for line in lines):
-        said.append(f"Evaluated on {', '.join(f'`{inert(name)}`' for name in sets)}.")
-    return " ".join(said)
+        parts.append(f"Evaluated on {', '.join(f'`{inert(name)}`' for name in sets)}.")
+    return " ".join(parts)
 
 
 def settings(config: Config) -> str:
@@ -178,10 +180,10 @@ def shown(value: object) -> str:
 
 
 def literal(text: str) -> str:
-    """A text of somebody's in Markdown: as it is where it holds nothing but a name, else as code that cannot end."""
+    """Untrusted text in Markdown: plain where it is a name, otherwise as code that it cannot close."""
     return text if PLAIN.fullmatch(text) else f"`{inert(text)}`"
 
 
 def inert(text: str) -> str:
-    """What may stand between backquotes, in a cell of a table."""
+    """Untrusted text made safe between backquotes, also in a table cell."""
     return visible(" ".join(text.split())).replace("`", "'").replace("|", "\\|")

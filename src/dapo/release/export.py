@@ -1,4 +1,4 @@
-"""A run's newest checkpoint as a plain Hugging Face folder, with a card that says where the model comes from."""
+"""Export a run's newest checkpoint as a Hugging Face folder with a model card."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ which opens offline.
 class Exported:
     folder: Path
     step: int
-    skipped: tuple[str, ...]  # newer checkpoints that are torn or changed, by name
+    skipped: tuple[str, ...]  # newer checkpoints that are corrupt, by name
 
 
 def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
@@ -54,7 +54,7 @@ def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
     aside = out.parent / f".{out.name}.{os.getpid()}.tmp"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # The critic of PPO and VAPO lies beside the model; it is no part of what is exported.
+        # The critic of PPO and VAPO is in a folder of the model; it is not exported.
         shutil.copytree(checkpoint / "model", aside, ignore=shutil.ignore_patterns("critic"))
         (aside / "README.md").write_text(card, encoding="utf-8")
         if is_bundle:

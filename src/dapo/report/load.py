@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.renamed import in_todays_metrics, in_todays_sections
-from dapo.config.toml_text import parse_toml
+from dapo.config.toml_text import parse_toml, refuse_newer_run
 from dapo.errors import DataError
 from dapo.report.chunks import records_of
 
@@ -100,7 +100,9 @@ def load_run(folder: Path) -> RunRecord:
     if not path.is_file():
         raise DataError(f"{folder}: is not a run: it has no config.toml.", remedy="Name the folder of a run.")
     try:
-        config = parse_toml(path.read_text(encoding="utf-8", errors="replace"))
+        text = path.read_text(encoding="utf-8", errors="replace")
+        refuse_newer_run(path, text)
+        config = parse_toml(text)
     except ValueError as error:
         raise DataError(
             f"{path}: not valid TOML: {error}.", remedy="Restore the file from a copy of the run."

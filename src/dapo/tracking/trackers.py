@@ -48,7 +48,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A Weights & Biases run of the run folder's name, going on where it stopped on resume; WANDB_MODE is obeyed."""
+    """A Weights & Biases run named after the run folder, continued on resume; WANDB_MODE is respected."""
 
     def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
         self.folder, self.project, self.config = folder, project, config
@@ -107,14 +107,14 @@ class Tracker:
         self.name = name
         self.dropped = 0
         self.failure = ""
-        self._said = False
+        self._reported = False
         self._sink = sink
         self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(lines)
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Hand the numbers over, or drop and count them; a dead sink gets nothing more."""
+        """Queue the numbers, or drop and count them; a failed sink gets nothing more."""
         if self.failure:
             return
         try:
@@ -123,14 +123,14 @@ class Tracker:
             self.dropped += 1
 
     def trouble(self) -> str | None:
-        """Why this tracker is dead, told once; None while it lives."""
-        if not self.failure or self._said:
+        """Why this tracker failed, once; None while it works."""
+        if not self.failure or self._reported:
             return None
-        self._said = True
+        self._reported = True
         return f"{self.name} gets nothing more: {self.failure}. The run goes on; its own files have everything."
 
     def close(self, seconds: float) -> str | None:
-        """Let the sink finish, for so long at most. What it still lacks is told."""
+        """Let the sink finish within `seconds`; returns a message about the lines it has not received."""
         end = time.monotonic() + seconds
         with contextlib.suppress(queue.Full):  # still writing: it is given the time, and then left behind
             self._queue.put(None, timeout=max(0.0, seconds))

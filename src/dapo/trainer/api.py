@@ -31,11 +31,11 @@ Reward = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run has come to; everything else is in its folder."""
+    """The outcome of a run; everything else is in its folder."""
 
     folder: Path
     step: int  # steps done
-    is_finished: bool  # False when a signal or a callback stopped it; `dapo resume FOLDER` goes on
+    is_finished: bool  # False when a signal or a callback stopped it; `dapo resume FOLDER` continues it
     metrics: dict[str, float]  # of the last step; empty when there was none
     evaluations: list[dict[str, Any]]  # the lines of eval.jsonl, the first from before training
     model: Path | None  # Hugging Face folder of the newest checkpoint
@@ -85,7 +85,7 @@ def train(
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, partial(write_jsonl, problems=own))
         run = begin_run(resolved, folder, callbacks)
-    except BaseException:  # leave nothing half-written: the same call must work once its cause is mended
+    except BaseException:  # leave nothing half-written: the same call must work once the cause is fixed
         for path in files:
             path.unlink(missing_ok=True)
         if is_new:
@@ -99,7 +99,7 @@ def train(
 
 
 def result_of(folder: Path, step: int, *, is_finished: bool) -> RunResult:
-    """A run folder's own account of the run."""
+    """What a run folder says of its run."""
     checkpoint, _ = newest_intact(folder / "checkpoints")
     return RunResult(
         folder=folder,

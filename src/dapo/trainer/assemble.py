@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dapo.config.schema import Config, RewardsConfig
-from dapo.data.encoded import EncodedSet, load_encoded
+from dapo.data.encoded import EncodedSet, OrderedSource, load_encoded
 from dapo.data.inputs import check_inputs
 from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
@@ -28,11 +28,10 @@ from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import FillState, ProblemSource
 from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
-from dapo.trainer.budget import Budget
+from dapo.trainer.budget import RunBudget
 from dapo.trainer.observer import Observer
 from dapo.trainer.records import token_pieces
 from dapo.trainer.run import Run
-from dapo.trainer.source import OrderedSource
 from dapo.trainer.track import TrackerObserver
 from dapo.types import Judge
 
@@ -47,7 +46,7 @@ def assemble(
     is_start: bool = True,
     world: World = ALONE,
 ) -> Run:
-    """Load model and data, build engine, verifier, optimizer. A run that goes on gets its state from a checkpoint."""
+    """Load model and data, build engine, verifier, optimizer. A resumed run gets its state from a checkpoint."""
     refuse_what_cannot_run(config, world)
     is_tracked = bool(config.tracking.to) and world.is_first
     observers = [*observers, *([TrackerObserver(config.tracking.to)] if is_tracked else [])]
@@ -71,7 +70,7 @@ def assemble(
         journal=open_journal(folder / "verdicts.jsonl", is_writer=world.is_first),
     )
     order = ProblemOrder(len(problems.problems), seed=config.train.seed)
-    ordered = OrderedSource(problems.problems, problems.prompts, order)
+    ordered = OrderedSource(problems, order)
     posteriors = first_posteriors(config, problems) if is_start else Posteriors()
     run = Run(
         config=config,
@@ -88,7 +87,7 @@ def assemble(
         posteriors=posteriors,
         fill=FillState(),
         observers=observers,
-        budget=Budget(config.train, world),
+        budget=RunBudget(config.train, world),
         token_pieces=token_pieces(policy.tokenizer) if config.records.every_steps else None,
         world=world,
     )
@@ -141,7 +140,7 @@ def make_source(config: Config, ordered: OrderedSource, posteriors: Posteriors) 
 
 
 def open_journal(path: Path, *, is_writer: bool) -> VerdictJournal:
-    """Clock-dependent verdicts of this run so far; new ones are appended at once. Never cut back: they are replayed."""
+    """Timeouts and other verdicts that depend on the clock. Resuming replays them, so the file is never truncated."""
     known = {line["key"]: judgement_from_state(line["judgement"]) for line in read_lines(path)}
     if not is_writer:
         return VerdictJournal(known)

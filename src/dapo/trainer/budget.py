@@ -1,4 +1,4 @@
-"""What a run may take of tokens and minutes, and what it has taken."""
+"""The tokens and minutes that a run may use, and those it has used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dapo.distributed.world import ALONE, World
 
 
 @dataclass(slots=True)
-class Budget:
+class RunBudget:
     """Counted over all steps so far, those of value pretraining included."""
 
     limits: TrainConfig
     world: World = ALONE
     generated_tokens: int = 0
     seconds: float = 0.0
-    spent: str = ""  # what is spent, in words
+    spent: str = ""  # why the run ends; empty while it may continue
 
     @property
     def is_spent(self) -> bool:
@@ -30,7 +30,7 @@ class Budget:
         return limit is not None and self.generated_tokens + generated_tokens >= limit
 
     def spend(self, *lines: Mapping[str, Any]) -> None:
-        """Count what steps, or steps of value pretraining, took by their lines. The first rank's clock decides."""
+        """Add tokens and time from the lines of steps, also of value pretraining. The first rank's clock decides."""
         for line in lines:
             self.generated_tokens += int(line.get("tokens/generated", 0))
             self.seconds += float(line.get("timing.step_s", 0.0))

@@ -1,4 +1,4 @@
-"""A run in and out of its checkpoints: what the next step depends on, written whole or in parts, and read back."""
+"""Save and restore a run: everything the next step depends on, by one rank or by all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from dapo.checkpoints.load import Checkpoint
 from dapo.checkpoints.save import STATE_JSON, name_of, save_checkpoint
-from dapo.checkpoints.sharded import Background, Part, deal_weights, has_slices, read_slices
+from dapo.checkpoints.sharded import Background, RankPart, deal_weights, has_slices, read_slices
 from dapo.checkpoints.state import fits
 from dapo.config.load import flatten
 from dapo.distributed.shards import whole_weights
@@ -24,10 +24,10 @@ from dapo.trainer.run import Run
 
 
 def save_run(run: Run) -> None:
-    """Write the state at this step boundary: a resumed run goes on as if it had never stopped.
+    """Write the state at this step boundary: a resumed run continues as if it had never stopped.
 
-    Any number of ranks can go on from it. Of a sharded run every rank writes its part, beside what comes next;
-    else the first rank writes for all, and then it goes on.
+    Any number of ranks can resume from it. Every rank of a sharded run writes its part in the background; otherwise the
+    first rank writes everything before training continues.
     """
     name = name_of(run.step, run.value_steps if run.is_pretraining else None)
     is_resumable = run.config.checkpoint.resumable
@@ -44,7 +44,7 @@ def save_run(run: Run) -> None:
 
 
 def state_of(run: Run) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What the next step depends on beside model and optimizer."""
+    """What the next step depends on, without model and optimizer."""
     sampling, tensors = run.sampling_state()
     state = {
         "config": flatten(run.config.model_dump(mode="json")),
@@ -93,7 +93,7 @@ def save_whole(run: Run, name: str, state: dict[str, Any], tensors: dict[str, to
 
 
 def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """Copy what belongs into it to the host; writing goes on in the background."""
+    """Copy this rank's part to the host, and write it in the background."""
     slices: dict[str, torch.Tensor] = {}
     if run.config.checkpoint.resumable:
         for prefix, optimizer in optimizers_of(run).items():
@@ -111,7 +111,7 @@ def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, 
         if critic is not None:
             save_critic(critic.model, folder / "critic", critic_weights)
 
-    part = Part(
+    part = RankPart(
         slices=slices,
         weights={key: weights[key].to("cpu", copy=True).contiguous() for key in own},
         tensors={key: tensor.detach().cpu().clone() for key, tensor in tensors.items()},
@@ -124,7 +124,7 @@ def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, 
 
 
 def finish_saving(run: Run) -> None:
-    """Until everything that was to be saved is on disk."""
+    """Wait until the checkpoint in the background is on disk."""
     if run.background is not None:
         run.background.wait()
 
@@ -136,17 +136,17 @@ def optimizers_of(run: Run) -> dict[str, Optimizer]:
 
 
 def adapter_of(run: Run) -> dict[str, torch.nn.Parameter]:
-    """model/ holds the merged weights; going on needs the adapter itself."""
+    """Resuming needs the LoRA adapter itself; model/ holds the merged weights."""
     return run.learner.optimizer.parameters if run.config.model.lora.rank else {}
 
 
 def restore_run(run: Run, checkpoint: Checkpoint) -> None:
-    """Take over a checkpoint's state; weights are already loaded from its model folder."""
+    """Load a checkpoint's state; the weights are already loaded from its model folder."""
     with fits(checkpoint.folder / STATE_JSON):
-        take_over(run, checkpoint)
+        load_state(run, checkpoint)
 
 
-def take_over(run: Run, checkpoint: Checkpoint) -> None:
+def load_state(run: Run, checkpoint: Checkpoint) -> None:
     state = checkpoint.state
     if state["data"] != run.problems.checksum:
         raise CheckpointError(
@@ -154,7 +154,7 @@ def take_over(run: Run, checkpoint: Checkpoint) -> None:
             remedy="Restore the file, or start a new run.",
         )
     run.step, run.saved = checkpoint.step, checkpoint.folder.name
-    run.value_steps = state.get("value_steps", run.pretrain_steps)  # older checkpoints came after the stage
+    run.value_steps = state.get("value_steps", run.pretrain_steps)  # older checkpoints are from after the stage
     run.held_out_fits = [HeldOutFit.restore(fit) for fit in state.get("held_out_fits", state.get("foretold", []))]
     run.learner.updates, run.learner.bad_updates = state["updates"], state["bad_updates"]
     if run.learner.critic is not None:

@@ -11,11 +11,11 @@ from dapo.errors import ConfigError
 from dapo.files import refuse_links
 
 WRITTEN = ("checkpoints", "rollouts", "rollouts/dropped", "tensorboard", "wandb")  # folders that a run fills
-_claimed: dict[Path, int] = {}  # folder -> its open handle; a process may go on with a run of its own
+_claimed: dict[Path, int] = {}  # folder -> its open handle; a process may resume its own run
 
 
 def claim(folder: Path) -> None:
-    """Hold the folder until `release`, or until this process ends, however it ends. What it holds must be its own."""
+    """Lock the folder until `release` or the end of this process. Links in it are refused."""
     refuse_links(folder, *WRITTEN)
     key = folder.resolve()
     if key in _claimed:
@@ -29,7 +29,7 @@ def claim(folder: Path) -> None:
             f"{folder}: another process is training this run.",
             remedy=f"Watch it: {dapo_command('watch', folder)}\nOr end that process, and resume the run then.",
         ) from None
-    except OSError:  # a file system without locks: as before
+    except OSError:  # a file system without locks
         os.close(handle)
         return
     _claimed[key] = handle

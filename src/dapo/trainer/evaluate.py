@@ -58,7 +58,7 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
 def per_problem(problem_set: EncodedSet, answers: Answers, settings: EvalConfig) -> dict[str, Any]:
     """How many of each problem's k responses were right, and of graded rewards their means.
 
-    What the report's list of flipped problems is made of, and its answer whether the run learnt.
+    The report lists flipped problems from this, and decides whether the run improved.
     """
     graded = any(answer.is_graded for answer in answers.values())
     values = [

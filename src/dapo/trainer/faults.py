@@ -1,4 +1,4 @@
-"""Responses that the engine gave up: every one is an event, and the config says whether the run goes on."""
+"""Responses that the engine aborted: each becomes an event, and rollout.on_fault may stop the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNTRAINED = "The policy has not moved yet: check the weights, or try model.dtype
 
 
 def report_faults(run: Run, engine: Engine, where: str, *, remedy: str = LATER) -> int:
-    """Turn the new faults of all ranks' engines into events; their number. rollout.on_fault may stop the run."""
+    """Write an event for every new fault of any rank's engine; returns how many. rollout.on_fault may stop the run."""
     own = [
         f"problem {fault.request.key.problem!r}, response {fault.request.key.response_index}: {fault.reason} at token "
         f"{fault.position}; the response was given up."

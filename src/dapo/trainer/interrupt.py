@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: the update in progress is finished, and a checkpoint written to go on from."""
+"""Ctrl-C, SIGTERM and SIGUSR1: finish the update in progress, then write a checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(Exception):
-    """Sampling or evaluation was cut short; nothing of it has touched the weights, so the step can be repeated."""
+    """Sampling or evaluation was interrupted. The weights have not changed, so the step can be repeated."""
 
 
 class Stoppable(Protocol):
@@ -26,10 +26,10 @@ class Stoppable(Protocol):
 
 @contextmanager
 def stop_on_signals(run: Stoppable) -> Iterator[None]:
-    """The first signal asks the run to stop; the second one is obeyed as usual. In a thread signals are left alone.
+    """The first signal asks the run to stop; the second has its usual effect. Only the main thread handles signals.
 
-    With several ranks the second one only repeats the first: the launcher passes on what the terminal has sent already,
-    and ends by force what does not stop.
+    With several ranks the second one is ignored: the launcher forwards the signal that the terminal has sent already,
+    and kills ranks that do not stop.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -51,6 +51,6 @@ def stop_on_signals(run: Stoppable) -> Iterator[None]:
 
 
 def check_stop(run: Stoppable) -> None:
-    """Called where stopping is safe, by all ranks together: they stop at the same place."""
+    """Raise Interrupted where any rank was asked to stop. Collective, so that all ranks stop at the same place."""
     if run.world.any(run.is_stopping):
         raise Interrupted

@@ -19,15 +19,15 @@ def train(run: Run) -> None:
     """Each step: sample groups, score them, turn scores into advantages, update, publish the new weights."""
     with stop_on_signals(run):
         try:
-            if run.evaluation_is_due():  # before training, or cut short by a signal
+            if run.evaluation_is_due():  # before training, or interrupted by a signal
                 evaluate_run(run)
             pretrain_value(run)
-            save_run(run)  # a run that goes on has this checkpoint already
+            save_run(run)  # a resumed run has this checkpoint already
             for step in run.remaining_steps():
                 train_step(run, step)
         except Interrupted:
-            run.take_back_step()
-        if run.saved or run.step or run.value_steps:  # stopped before anything was learnt, a run simply starts over
+            run.roll_back_step()
+        if run.saved or run.step or run.value_steps:  # a run stopped before its first update starts over
             save_run(run)
         finish_saving(run)
     for observer in run.observers:
@@ -35,7 +35,7 @@ def train(run: Run) -> None:
 
 
 def train_step(run: Run, step: int) -> None:
-    """One step; until `end_step` it can be taken back."""
+    """One step; until `end_step` it can be rolled back."""
     run.begin_step()
     filled = fill(run.collector, run.source, run.config, run.fill, version=run.version, progress=run.on_fill)
     faults = report_faults(run, run.engine, f"step {step}")

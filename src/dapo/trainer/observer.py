@@ -1,4 +1,4 @@
-"""Who watches a run: the terminal, a tracker, a user's callback. Every method may be left out."""
+"""Callbacks of a run: the terminal's, a tracker's, a user's own. Every method is optional."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Observer:
     """Called by the loop as things happen; subclass what you need."""
 
     def on_start(self, run: Any) -> None:
-        """The run is assembled and about to begin or go on."""
+        """The run is assembled, and about to start or resume."""
 
     def on_fill(self, known: int, wanted: int) -> None:
         """`known` of the `wanted` informative groups of the step are certain."""

@@ -97,11 +97,11 @@ def value_step(run: Run, number: int, sampling: SamplingConfig) -> None:
     for message in filled.events:
         run.event("fill", message)
     sums = step.sums.across(run.world)
-    is_taught = sums.total("critic_updates") > 0
+    is_trained = sums.total("critic_updates") > 0
     line = finite(
         {
             "step": number,
-            "critic/loss": sums.ratio("critic_loss", "critic_updates") if is_taught else math.nan,
+            "critic/loss": sums.ratio("critic_loss", "critic_updates") if is_trained else math.nan,
             "critic/explained_variance": fit.explained.variance if fit.problems else math.nan,
             "tokens/generated": filled.accounting.generated_tokens,
             "timing.step_s": time.perf_counter() - start,

@@ -1,4 +1,4 @@
-"""What the model wrote in a step, one row per response: parquet for audits, scripts for the rollout browser."""
+"""The rollouts of a step, one row per response: parquet for audits, scripts for the rollout browser."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dapo.files import written_aside
 from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
 from dapo.learner.step import StepRecord
+from dapo.parquet_size import FORMAT, FORMAT_KEY
 from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
 from dapo.report.pieces import TokenPieces
 from dapo.sampling.accounting import outcome_of
@@ -22,7 +23,7 @@ from dapo.sampling.dynamic import Fill
 from dapo.trainer.run import Run
 from dapo.types import Group
 
-DROPPED_PER_OUTCOME = 4  # all right, all wrong, all equal: enough to see why, and next to nothing beside a batch
+DROPPED_PER_OUTCOME = 4  # all right, all wrong, all equal: enough to see why, and small next to a batch
 
 
 def new_record(batch: Batch) -> StepRecord:
@@ -31,7 +32,7 @@ def new_record(batch: Batch) -> StepRecord:
 
 
 def begin_record(run: Run, step: int, filled: Fill, batch: Batch) -> StepRecord | None:
-    """A record for the updates to fill, where the responses of this step are written down."""
+    """An empty record for the updates to fill; None in a step whose rollouts are not recorded."""
     is_recorded = run.is_recorded(step, filled.accounting.generated_tokens)
     return new_record(batch) if is_recorded and filled.groups else None
 
@@ -47,7 +48,7 @@ def write_record(run: Run, step: int, filled: Fill, batch: Batch, record: StepRe
 
 
 def dropped_groups(filled: Fill) -> list[Group]:
-    """A few of the groups that were complete and taught nothing: the first of each outcome, as they were resolved."""
+    """A few complete groups with zero advantage: the first of each outcome, in the order they were resolved."""
     trained = {(group.problem.id, group.visit) for group in filled.groups}
     seen: Counter[str] = Counter()
     chosen = []
@@ -115,7 +116,7 @@ def facts(step: int, batch: Batch) -> dict[str, list[Any]]:
 
 
 def updated(batch: Batch, record: StepRecord) -> dict[str, list[Any]]:
-    """What the updates made of each token."""
+    """What the updates computed for each token."""
     rows = range(len(batch.lengths))
     return {
         "logp_old": [batch.logp_old.row(row).float().numpy() for row in rows],
@@ -127,12 +128,12 @@ def updated(batch: Batch, record: StepRecord) -> dict[str, list[Any]]:
 
 
 def storable(text: str | None) -> str | None:
-    """Half a surrogate pair, which JSON may bring and UTF-8 cannot hold, becomes a question mark."""
+    """Replace lone surrogates, which JSON may hold and UTF-8 cannot, by question marks."""
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 
 def write_table(path: Path, columns: dict[str, list[Any]]) -> pa.Table:
-    table = pa.table(columns)
+    table = pa.table(columns, metadata={FORMAT_KEY: str(FORMAT)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_aside(path) as aside:

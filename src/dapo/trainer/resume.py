@@ -1,4 +1,4 @@
-"""Going on with a run: from which checkpoint, with what changed, and what was written after it goes."""
+"""Resume a run: find its checkpoint, refuse unsafe changes, drop the lines written after the checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dapo.config.load import flatten, read_toml, refuse_unknown, resolve, to_tom
 from dapo.config.model_shapes import model_location
 from dapo.config.renamed import in_todays_keys
 from dapo.config.schema import Config
+from dapo.config.toml_text import with_run_format
 from dapo.distributed.world import ALONE, World
 from dapo.errors import CheckpointError, ConfigError
 from dapo.files import cut_back, read_lines, replace_file
@@ -20,9 +21,9 @@ from dapo.trainer.checkpoint import restore_run
 from dapo.trainer.claim import claim
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
-from dapo.trainer.trust import remember
+from dapo.trainer.trust import trust_run
 
-# Keys that may differ when a run goes on: they change what is written, when it ends and how fast, not what is learnt.
+# Keys that may change on resume: they decide what is written, when the run ends and how fast, not what it learns.
 # train.steps only while the learning rate does not depend on it: `refuse_other_end`.
 SAFE_TO_CHANGE = (
     "train.steps",
@@ -49,7 +50,7 @@ def resume_run(
     *,
     world: World = ALONE,
 ) -> Run:
-    """Go on from the newest intact checkpoint; without one, from the start."""
+    """Continue from the newest intact checkpoint; without one, from the start."""
     config = read_run_config(folder, overrides)
     if world.is_first:
         claim(folder)
@@ -66,10 +67,10 @@ def resume_run(
         restore_run(run, checkpoint)
     kept = keep_lost_record(folder) if world.is_first and checkpoint is None else None
     if world.is_first:
-        cut_files_back(run, has_checkpoint=checkpoint is not None)
+        truncate_files(run, has_checkpoint=checkpoint is not None)
         if overrides:
-            replace_file(folder / "config.toml", to_toml(config))
-        remember(folder, config)  # whoever goes on with it has started it or said --trust
+            replace_file(folder / "config.toml", with_run_format(to_toml(config)))
+        trust_run(folder, config)  # whoever resumes it has started it or passed --trust
     world.barrier()
     run.budget.spend(*read_lines(folder / "value.jsonl"), *read_lines(folder / "metrics.jsonl"))
     for message in skipped:
@@ -82,13 +83,13 @@ def resume_run(
 
 
 def newest_intact_of(folder: Path) -> tuple[str | None, list[str]]:
-    """Where it is, and what was skipped. One rank reads all files to check them; the others take its word."""
+    """The newest intact checkpoint, and why newer ones were skipped. Only the first rank hashes the files."""
     newest, skipped = newest_intact(folder / "checkpoints")
     return (None if newest is None else str(newest)), skipped
 
 
 def keep_lost_record(folder: Path) -> str | None:
-    """A run without an intact checkpoint starts over. What it had recorded is set aside, and said."""
+    """Keep the metrics of a run that starts over without an intact checkpoint; returns the message for the user."""
     metrics = folder / "metrics.jsonl"
     n_steps = sum(1 for _ in read_lines(metrics))
     if not n_steps:
@@ -98,8 +99,8 @@ def keep_lost_record(folder: Path) -> str | None:
     return f"no intact checkpoint: the run starts over; the {n_steps} steps it had recorded are in {aside.name}"
 
 
-def cut_files_back(run: Run, *, has_checkpoint: bool) -> None:
-    """What was written after the checkpoint goes: it will be written again."""
+def truncate_files(run: Run, *, has_checkpoint: bool) -> None:
+    """Drop what was written after the checkpoint: the resumed run writes it again."""
     for name in ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl"):
         cut_back(run.folder / name, run.step if has_checkpoint else -1)
     cut_back(run.folder / "value.jsonl", run.value_steps)
@@ -125,7 +126,7 @@ def refuse_model_alone(checkpoint: Checkpoint) -> None:
 
 
 def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
-    """A resumed run must be the same run: only keys that cannot change what is learnt may differ."""
+    """A resumed run must be the same run: only keys in SAFE_TO_CHANGE may differ."""
     before, now = checkpoint.state["config"], flatten(config.model_dump(mode="json"))
     changed = [key for key in now if now[key] != before.get(key, now[key])]
     if "train.steps" in changed:
@@ -143,7 +144,7 @@ def refuse_changes(config: Config, checkpoint: Checkpoint) -> None:
 
 
 def refuse_past_end(config: Config, done: int) -> None:
-    """A run does not go back: a config with fewer steps than it has trained would say something false of it."""
+    """The config must not state fewer steps than the run has trained."""
     if config.train.steps < done:
         raise ConfigError(
             f"train.steps = {config.train.steps}: the run has trained {done} steps already.",

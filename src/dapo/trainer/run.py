@@ -1,4 +1,4 @@
-"""A run: everything it consists of, how far it has come, and what it writes into its folder."""
+"""A run: its parts, its progress, and the lines that it writes into its folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from dapo.checkpoints.sharded import Background
 from dapo.config.schema import Config
-from dapo.data.encoded import EncodedSet
+from dapo.data.encoded import EncodedSet, OrderedSource
 from dapo.data.order import ProblemOrder
 from dapo.distributed.world import ALONE, World
 from dapo.files import append_line
@@ -28,11 +28,10 @@ from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, ProblemSource
 from dapo.sampling.predictive import Posteriors
 from dapo.sampling.state import collector_from_state, collector_to_state, groups_from_state, groups_to_state
 from dapo.tracking.metrics import check_declared, finite
-from dapo.trainer.budget import Budget
+from dapo.trainer.budget import RunBudget
 from dapo.trainer.claim import release
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.observer import Observer
-from dapo.trainer.source import OrderedSource
 from dapo.types import Judge
 
 
@@ -54,7 +53,7 @@ class Run:
     posteriors: Posteriors
     fill: FillState
     observers: Sequence[Observer]
-    budget: Budget
+    budget: RunBudget
     world: World = ALONE
     step: int = 0  # steps done
     is_stopping: bool = False  # asked to stop by a signal
@@ -102,9 +101,9 @@ class Run:
         return every_steps > 0 and step % every_steps == 0
 
     def is_recorded(self, step: int, generated_tokens: int) -> bool:
-        """Are the responses of this step written down? Of the first and the last one always, unless of none.
+        """Whether this step's rollouts are recorded: every so many steps, and the first and last step.
 
-        The last one is known by the plan or by the budget of tokens; that of minutes is only known when it is over.
+        train.steps or the budget of tokens tell which step is the last; a budget of minutes does not.
         """
         every = self.config.records.every_steps
         is_last = step == self.config.train.steps or self.budget.ends_with(generated_tokens)
@@ -119,27 +118,27 @@ class Run:
 
     @property
     def version(self) -> int:
-        """Of the weights: how many updates they have had."""
+        """The version of the weights: how many updates they have had."""
         return self.learner.updates
 
     def begin_step(self) -> None:
-        """Remember what sampling changes, so that a step cut short can be taken back."""
+        """Save what sampling changes, so that an interrupted step can be rolled back."""
         self._step_began = time.perf_counter()
         self._boundary = self.sampling_state()
         self.collector.journal.version = self.version
 
-    def take_back_step(self) -> None:
-        """After an interrupted fill: the state at the last step boundary, weights untouched."""
+    def roll_back_step(self) -> None:
+        """After interrupted sampling: restore the state at the last step boundary. The weights have not changed."""
         if self._boundary is not None:
             self.restore_sampling(*self._boundary)
             self._boundary = None
 
     def publish(self) -> None:
-        """The engine writes with the newest weights from now on."""
+        """Load the newest weights into the engine."""
         self.engine.load_weights(self.learner.publish(), version=self.version)
 
     def end_step(self, step: int, filled: Fill) -> None:
-        """The updates are done: the step cannot be taken back any more. Complete groups teach predictive selection."""
+        """The updates are done, and the step can no longer be rolled back. Predictive selection counts its groups."""
         self.step = step
         self._boundary = None
         if self.config.sampling.predictive:
@@ -149,19 +148,19 @@ class Run:
             self.event("fill", message)
 
     def timing(self, filled: Fill) -> dict[str, float]:
-        """Of the step until now."""
+        """Seconds of the step so far, and its throughput."""
         took = time.perf_counter() - self._step_began
         tokens = filled.accounting.generated_tokens
         return {"timing.rollout_s": filled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
 
     def end_value_step(self, value_steps: int, fit: HeldOutFit) -> None:
-        """A step of value pretraining is done and cannot be taken back any more."""
+        """A step of value pretraining is done and can no longer be rolled back."""
         self.value_steps = value_steps
         self.held_out_fits.append(fit)
         self._boundary = None
 
     def sampling_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What the fill of the next step depends on, beside the weights."""
+        """What sampling the next step depends on, without the weights."""
         held, tensors = groups_to_state(self.fill.held, "held")
         carried, more = groups_to_state(self.fill.carried, "carried")
         in_flight, most = collector_to_state(self.collector)
@@ -194,10 +193,10 @@ class Run:
             raise ValueError(f"sampling: the prompt of problem {other[0]} is another one")
         self.posteriors.counts = Posteriors.from_state(state["posteriors"]).counts
 
-    # -------------------------------------------------------------- what a run writes and says
+    # -------------------------------------------------------------- what a run writes and reports
 
     def write_line(self, name: str, line: Mapping[str, Any]) -> None:
-        """One line more in a file of the run; the first rank writes for all."""
+        """Append a line to a file of the run; only the first rank writes."""
         if self.world.is_first:
             append_line(self.folder / name, line)
 

@@ -9,6 +9,7 @@ from dapo.commands import dapo_command
 from dapo.config.horizon import warnings_of
 from dapo.config.load import Resolved, to_toml
 from dapo.config.model_shapes import model_location
+from dapo.config.toml_text import with_run_format
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
 from dapo.files import replace_file
@@ -16,11 +17,11 @@ from dapo.trainer.assemble import assemble
 from dapo.trainer.claim import claim, release
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
-from dapo.trainer.trust import remember
+from dapo.trainer.trust import trust_run
 
 
 def start_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = (), *, world: World = ALONE) -> Run:
-    """A new run in a new folder."""
+    """Start a new run; refuses a folder that is not empty."""
     if world.is_first:
         refuse_existing(folder)
     return begin_run(resolved, folder, observers, world=world)
@@ -39,7 +40,7 @@ def refuse_existing(folder: Path) -> None:
 
 
 def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = (), *, world: World = ALONE) -> Run:
-    """A run in a folder that is known to be new; its own problems may lie there already."""
+    """Start a run in a new folder, which may already hold the problems that the caller passed."""
     config = resolved.config
     world.barrier()  # the first rank has looked whether it is new
     is_new = world.is_first and not folder.exists()
@@ -57,8 +58,8 @@ def begin_run(resolved: Resolved, folder: Path, observers: Sequence[Observer] = 
             folder.rmdir()
         raise
     if world.is_first:
-        replace_file(folder / "config.toml", to_toml(config))
-        remember(folder, config)
+        replace_file(folder / "config.toml", with_run_format(to_toml(config)))
+        trust_run(folder, config)
     world.barrier()
     for warning in warnings_of(config):
         run.event("config", warning)

@@ -1,4 +1,4 @@
-"""What a step's sampling says of itself, as declared metrics."""
+"""The metrics of a step's sampling: accuracy, rewards, lengths, groups kept, tokens spent."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dapo.trainer.observer import Observer
 
 
 class TrackerObserver(Observer):
-    """Hands every step and evaluation to the trackers; one that dies or lags becomes an event."""
+    """Logs every step and evaluation to the trackers; writes an event when one of them fails or lags."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         refuse_missing(names)
@@ -26,14 +26,14 @@ class TrackerObserver(Observer):
         self.trackers = make_trackers(run.config.tracking.to, run.folder, run.config.tracking.project, config)
 
     def on_step(self, metrics: Mapping[str, float]) -> None:
-        self.hand_over(int(metrics["step"]), {k: v for k, v in metrics.items() if k != "step"})
+        self.log(int(metrics["step"]), {k: v for k, v in metrics.items() if k != "step"})
 
     def on_evaluation(self, line: Mapping[str, Any]) -> None:
         named = {name: line.get(name) for name in ("avg@k", "pass@k", "maj@k")}
         scores = {f"eval/{line['set']}/{name}": value for name, value in named.items() if value is not None}
-        self.hand_over(int(line["step"]), scores)
+        self.log(int(line["step"]), scores)
 
-    def hand_over(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, step: int, values: Mapping[str, float]) -> None:
         finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
         for tracker in self.trackers:
             tracker.log(step, finite)

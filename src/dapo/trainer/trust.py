@@ -1,8 +1,8 @@
-"""Whose run is it? What a run's config names is run or imported unasked only where this user started the run here.
+"""Code that a run's config names is only run where this user started the run on this machine.
 
-A run folder may come from anybody, and its config may name a program or a module. A run that this user starts is noted
-in the user's own state folder, never in the run's: by its real path, an id that is written into the folder, and a
-digest of what its config may run. A copied folder or a changed config is a stranger's again.
+A run folder may come from anybody, and its config may name a program or a module. A run that this user starts is
+recorded in the user's own state folder, never in the run's: by its real path, an id that is written into the folder,
+and a digest of what its config may run. A copied folder or a changed config is untrusted again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ID = ".id"
 OURS = "dapo.quickstart.task:"  # problem sets that come with the package
 MAX_ID_BYTES = 64
 CODE_KEYS = ("rewards.verifier", "data.train", "data.eval")
-# What lies beside the config of a run, or of the record in an exported bundle.
+# Names found next to the config of a run, or of the record in an exported bundle.
 BESIDE = ("metrics.jsonl", "checkpoints", "rollouts", "MANIFEST.json", ID)
 
 
@@ -50,7 +50,7 @@ def code_named(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def is_module(name: str) -> bool:
-    """Whether a problem set is what a function of somebody's yields."""
+    """Whether a problem set comes from a function outside this package."""
     return bool(CALLABLE.fullmatch(name)) and name.partition(":")[0] not in KNOWN and not name.startswith(OURS)
 
 
@@ -70,7 +70,7 @@ def refuse_strangers(
 
 
 def refuse_strangers_run(folder: Path, changed: Collection[str], *, trust: bool) -> None:
-    """The same for a run that is to go on; keys that were typed are the user's own."""
+    """The same for a run that is to be resumed; keys passed by --set are the user's own."""
     refuse_strangers(
         folder,
         keys_of(folder / "config.toml"),
@@ -111,7 +111,7 @@ def agree_on_code(world: World, config: Config) -> None:
 
 
 def is_record(path: Path) -> bool:
-    """Whether a config was written by a run, and not by somebody who means it as a recipe."""
+    """Whether a run wrote this config; otherwise it is a recipe of the user's."""
     return path.name == "config.toml" or any(os.path.lexists(path.parent / name) for name in BESIDE)
 
 
@@ -122,15 +122,15 @@ def keys_of(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------ the record
 
 
-def remember(folder: Path, config: Config) -> None:
-    """This user has started, or has chosen to trust, this run. A run that names no code needs no record."""
+def trust_run(folder: Path, config: Config) -> None:
+    """Record that this user has started, or trusts, this run. A run that names no code needs no record."""
     keys = flatten(config.model_dump(mode="json"))
     home = state_folder()
     if not code_named(keys) or home is None:
         return
     if id_of(folder) is None:
         replace_file(folder / ID, secrets.token_hex(16) + "\n")
-    with suppress(OSError, DapoError):  # a home that cannot be written: the run asks for --trust when it goes on
+    with suppress(OSError, DapoError):  # a home that cannot be written: the run needs --trust on resume
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(record_file(home, folder), json.dumps(record_of(folder, keys), indent=1) + "\n")
 
@@ -149,7 +149,7 @@ def is_trusted(folder: Path, keys: Mapping[str, Any]) -> bool:
 
 
 def record_of(folder: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Which run it is, and what it may run. Problems that name programs count by what they say, wherever they lie."""
+    """Which run it is, and what it may run. Problem files that name programs are known by their content."""
     named = code_named(keys)
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
     files = problem_files(keys) if named.get("rewards.verifier") == "command" else {}
@@ -166,7 +166,7 @@ def problem_files(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def record_file(home: Path, folder: Path) -> Path:
-    """One file per path: a new run in the same place takes the place of the old one."""
+    """One file per path: a new run in the same folder replaces the record of the old one."""
     return home / f"{hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:32]}.json"
 
 
