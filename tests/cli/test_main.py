@@ -53,10 +53,10 @@ def test_help_lists_the_verbs_at_once():
 @pytest.mark.parametrize(
     ("words", "at", "expected"),
     [
-        ("dapo tr", 1, ["train"]),
-        ("dapo import", 1, ["import-config"]),
-        ("dapo train --s", 2, ["--set"]),  # the verb's own options, for which it is loaded
-        ("dapo data pre", 2, ["prepare"]),
+        pytest.param("dapo tr", 1, ["train"], marks=pytest.mark.slow),
+        pytest.param("dapo import", 1, ["import-config"], marks=pytest.mark.slow),
+        ("dapo train --s", 2, ["--set"]),  # the command's own options, for which it is loaded
+        pytest.param("dapo data pre", 2, ["prepare"], marks=pytest.mark.slow),
     ],
 )
 def test_bash_completes_verbs_and_options_without_loading_torch(words: str, at: int, expected: list[str]):
@@ -66,11 +66,13 @@ def test_bash_completes_verbs_and_options_without_loading_torch(words: str, at: 
     assert not {"torch", "transformers"} & modules
 
 
+@pytest.mark.slow
 def test_other_shells_complete_a_verbs_options():
     request = {"_DAPO_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "dapo resume --s"}
     assert '"--set"' in modules_after(**request)[0]
 
 
+@pytest.mark.slow
 def test_completion_is_installed_for_bash(tmp_path: Path):
     home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     script, _ = modules_after("--show-completion", "bash", **home)

@@ -110,9 +110,9 @@ def test_the_first_problem_is_the_first_that_can_be_used(folder: Path):
     "arguments",
     [
         ["train", "quickstart", "--set", "data.train=nope.jsonl"],
-        ["eval", "--model", "bundled", "--data", "nope.jsonl"],
-        ["data", "probe", "nope.jsonl", "--model", "bundled"],
-        ["resume", "run"],
+        pytest.param(["eval", "--model", "bundled", "--data", "nope.jsonl"], marks=pytest.mark.slow),
+        pytest.param(["data", "probe", "nope.jsonl", "--model", "bundled"], marks=pytest.mark.slow),
+        pytest.param(["resume", "run"], marks=pytest.mark.slow),
     ],
 )
 def test_torch_is_not_loaded_for_that(arguments: list[str], folder: Path):

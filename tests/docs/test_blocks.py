@@ -121,6 +121,7 @@ def pages_with(marking: str) -> list[Path]:
     return [page for page in PAGES if any(block.marking == marking for block in blocks_of(page))]
 
 
+@pytest.mark.slow  # whole commands; that every block parses is seen every day
 @pytest.mark.parametrize("page", pages_with("run"), ids=lambda page: page.name)
 def test_the_blocks_marked_run_run(page: Path, tmp_path: Path):
     run_page(page, tmp_path, "run")

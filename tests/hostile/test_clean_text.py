@@ -39,7 +39,7 @@ def test_no_escape_reaches_the_terminal(words, tmp_path):
 
 @pytest.mark.parametrize("value", ["a\nb", "a\x1b[1m", "a\u202eb", "a\x85b"])
 def test_a_config_value_holds_no_line_break_and_no_escape(value):
-    with pytest.raises(ConfigError, match=r"model\.path: holds a line break"):
+    with pytest.raises(ConfigError, match=r"model\.path: contains a line break"):
         load_recipe("quickstart", [f"model.path={json.dumps(value)}"])
 
 

@@ -89,7 +89,7 @@ def test_a_step_with_planted_scripts_and_no_parquet_is_left_out_and_said(name, r
     assert dapo("report", str(run)).returncode == 0
     shown = parse_script((run / "report" / "data.js").read_text())["runs"][0]
     assert shown["rollouts"] == []
-    assert any("left out of the browser" in text for text in shown["missing"])
+    assert any("leaves out its step" in text for text in shown["missing"])
 
 
 def change(index: dict, path: str, value: object) -> None:

@@ -191,7 +191,7 @@ def test_hostile_programs_are_contained_and_never_pass(pool: VerifierPool, name:
     judgements = pool.wait([*items, neighbour])
     for ticket in items:
         assert judgements[ticket].verdict in (Verdict.WRONG, Verdict.TIMEOUT), judgements[ticket]
-        assert judgements[ticket].seconds < 2 * SECONDS  # of CPU time: its limit, and what looking late costs
+        assert judgements[ticket].seconds < SECONDS + 1.5  # of CPU time: its limit, and what looking late costs
     assert judgements[neighbour].verdict is Verdict.CORRECT, judgements[neighbour]
     assert not Path(OUTSIDE).exists()
 
