@@ -122,7 +122,7 @@ def _dynamic(config: Config) -> str:
     if not sampling.dynamic:
         return "off"
     how = f"rounds of {sampling.generation_multiple} x" if sampling.schedule == "rounds" else "streaming"
-    return f"on, {how}, at most {config.max_prompts_tried_per_step:,} prompts a step, then {sampling.fill_policy}"
+    return f"on, {how}, at most {config.max_prompts_tried_per_step:,} prompts per step, then {sampling.fill_policy}"
 
 
 # ------------------------------------------------------------------ memory

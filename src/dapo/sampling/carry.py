@@ -25,7 +25,7 @@ def _oldest(completions: Iterable[Completion | None], default: int) -> int:
 
 
 class CarryOver:
-    """Implements `FillPolicy` at weight version `version`, which does not change while a step fills."""
+    """Implements `SelectionRule` at weight version `version`, which does not change while a step fills."""
 
     def __init__(self, fill: StepFill, version: int) -> None:
         self.fill, self.version = fill, version

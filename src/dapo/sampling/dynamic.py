@@ -69,7 +69,7 @@ class Fill:
 FillProgress = Callable[[int, int], None]  # (informative groups known, groups wanted)
 
 
-class FillPolicy(Protocol):
+class SelectionRule(Protocol):
     """What may be chosen and when, and what happens to the surplus."""
 
     def n_to_submit(self) -> int:
@@ -119,7 +119,7 @@ class StepFill:
         """Groups this step has to find: all but those held from a skipped step."""
         return self.config.prompts_per_step - len(self.state.held)
 
-    def run(self, policy: FillPolicy) -> list[Group]:
+    def run(self, policy: SelectionRule) -> list[Group]:
         """Submit, advance and observe until the policy has made its choice."""
         start_tick = self.collector.engine.tick
         while (chosen := policy.choose()) is None:
@@ -140,7 +140,7 @@ class StepFill:
             self.groups.append(group)
             self.open.append(group)
 
-    def observe(self, policy: FillPolicy) -> None:
+    def observe(self, policy: SelectionRule) -> None:
         known = [group for group in self.open if policy.is_known(group)]
         self.open = [group for group in self.open if not (policy.is_known(group) or group.is_dropped)]
         for group in known:

@@ -16,7 +16,7 @@ from dapo.types import Group
 
 
 class PrefixRule:
-    """Implements `FillPolicy`. Without dynamic sampling every group counts, and the prefix is the whole step."""
+    """Implements `SelectionRule`. Without dynamic sampling every group counts, and the prefix is the whole step."""
 
     def __init__(self, fill: StepFill) -> None:
         self.fill = fill

@@ -1,4 +1,4 @@
-"""The loop: the table of contents of the system."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dapo.trainer.step_metrics import step_metrics
 
 
 def train(run: Run) -> None:
-    """Each step: sample groups, score them, turn scores into advantages, update, publish the new weights."""
+    """Each step: sample groups, verify them, compute advantages, update, hand the weights to the engine."""
     with stop_on_signals(run):
         try:
             if run.evaluation_is_due():  # before training, or interrupted by a signal
