@@ -72,9 +72,8 @@ class ExplainedSums:
     miss_squared: float = 0.0
 
     @classmethod
-    @torch.no_grad()
     def of(cls, value: Tensor, ret: Tensor) -> "ExplainedSums":
-        ret, miss = ret.double(), (ret - value).double()
+        ret, miss = ret.detach().double(), (ret - value).detach().double()
         return cls(ret.numel(), *(float(part) for x in (ret, miss) for part in (x.sum(), (x**2).sum())))
 
     def __add__(self, other: "ExplainedSums") -> "ExplainedSums":
