@@ -1,5 +1,9 @@
 """Random transformers of a few thousand weights, one per family, with a tokenizer: real models, nothing downloaded."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -57,6 +61,13 @@ FAMILIES = {
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "mistral-window": (MistralForCausalLM, MistralConfig, {"sliding_window": 5}),
 }
+# Between them: biases, tied embeddings, norms of q and k, a window in some layers and in all, scaled positions.
+EVERYDAY = ("llama-bias", "llama3-rope", "qwen2-window", "qwen3-tied")
+
+
+def families(everyday: Sequence[str] = EVERYDAY) -> list[Any]:
+    """Every family as a test's parameter; those that are not named are for the slow suite."""
+    return [family if family in everyday else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

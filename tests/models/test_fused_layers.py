@@ -12,7 +12,7 @@ from dapo.models.fused_layers import fuse_layers
 from dapo.models.packing import Gather, pack, sum_in_torch
 from dapo.models.policy import Policy, add_lora
 from dapo.models.triton_support import has_triton, is_interpreted
-from tiny_models import FAMILIES, VOCABULARY, tiny_policy
+from tiny_models import VOCABULARY, families, tiny_policy
 
 pytestmark = pytest.mark.skipif(not (has_triton() and is_interpreted()), reason="needs Triton's interpreter")
 
@@ -46,9 +46,7 @@ def logp_and_gradients(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("kernels_on_cpu")
-@pytest.mark.parametrize(
-    "family", [family if family in EVERYDAY else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
-)
+@pytest.mark.parametrize("family", families(EVERYDAY))
 def test_a_fused_model_says_and_learns_the_same(family: str):
     plain = tiny_policy(family, torch.float32)
     fused = copy.deepcopy(plain)

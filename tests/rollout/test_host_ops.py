@@ -15,7 +15,7 @@ from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.rows import BAD, DeviceRows
 from dapo.types import Completion
-from tiny_models import FAMILIES, VOCABULARY, tiny_policy
+from tiny_models import VOCABULARY, families, tiny_policy
 
 pytestmark = needs_compiler
 INF, NAN = float("inf"), float("nan")
@@ -39,7 +39,7 @@ def requests(n: int, lengths: tuple[int, ...] = (1, 5, 16, 40)) -> list[Request]
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.9)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_responses_are_those_of_the_step_in_torch(family: str, sampling: SamplingParams):
     policy = tiny_policy(family, torch.float32)
     got = run(policy, requests(24), sampling=sampling)

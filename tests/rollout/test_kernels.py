@@ -27,6 +27,11 @@ NQ, NK, D, PAGE, N, V = 6, 2, 16, 4, 5, 300
 LENGTHS = [1, 4, 9, 23, 30]
 
 
+def slow(*values: object) -> object:
+    """The interpreter takes a second for each."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def setting(seed: int = 0, page_tokens: int = PAGE) -> tuple[PlainOps, TritonOps, DeviceRows]:
     """Five rows at various lengths, the third of them dead, their pages scattered over the cache."""
     torch.manual_seed(seed)
@@ -77,11 +82,11 @@ def test_gate(width: int):
     ("window", "splits", "has_norms", "page_tokens"),
     [
         (None, 1, True, 4),
-        (None, 2, False, 32),
-        (None, 8, False, 4),
-        (1, 1, False, 4),
-        (6, 2, True, 32),
         (6, 8, False, 4),
+        slow(None, 2, False, 32),
+        slow(None, 8, False, 4),
+        slow(1, 1, False, 4),
+        slow(6, 2, True, 32),
     ],
 )
 def test_mix(window: int | None, splits: int, has_norms: bool, page_tokens: int):
@@ -108,8 +113,9 @@ def check_mix(
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(), SamplingParams(temperature=0.6), SamplingParams(temperature=0.0), SamplingParams(top_p=0.7),
-        SamplingParams(top_k=7), SamplingParams(top_k=20, top_p=0.5), SamplingParams(min_p=0.1),
+        SamplingParams(temperature=0.6), SamplingParams(temperature=0.0), SamplingParams(top_k=20, top_p=0.5),
+        slow(SamplingParams()), slow(SamplingParams(top_p=0.7)), slow(SamplingParams(top_k=7)),
+        slow(SamplingParams(min_p=0.1)),
     ],
 )  # fmt: skip
 def test_draw(sampling: SamplingParams):

@@ -69,7 +69,9 @@ def assert_same(got: dict[int, Completion], wanted: dict[int, Completion], atol:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-window", "qwen3-tied", "llama-bias"])
-@pytest.mark.parametrize(("page_tokens", "tokens_per_tick"), [(4, 1), (16, 3), (4, 8)])
+@pytest.mark.parametrize(
+    ("page_tokens", "tokens_per_tick"), [(4, 1), pytest.param(16, 3, marks=pytest.mark.slow), (4, 8)]
+)
 def test_writes_what_the_plain_engine_writes(family: str, page_tokens: int, tokens_per_tick: int):
     policy = tiny_policy(family)
     engine = local(policy, page_tokens=page_tokens, tokens_per_tick=tokens_per_tick)
