@@ -3,7 +3,7 @@
     python examples/custom_reward.py                      # the model that ships with dapo, on a CPU
     python examples/custom_reward.py --model MODEL_FOLDER --out runs/mine
 
-The reward likes short responses: it is graded, so a group is informative as soon as two of its rewards differ. It is
+The reward likes short responses: it is graded, so a group is mixed as soon as two of its rewards differ. It is
 called in worker processes, which import this file by name: hence the last two lines.
 """
 

@@ -23,10 +23,11 @@ LAYERS = [
     ["rollout", "checkpoints"],
     ["models", "distributed"],
     ["report", "data"],
-    ["rewards", "algorithms", "tracking", "peers"],
+    ["rewards", "tracking", "peers"],
     ["config"],
     ["files", "parquet_size", "chat_client", "console"],
     ["types", "errors", "commands", "processes"],
+    ["algorithms"],
 ]
 RANK = {area: -depth for depth, layer in enumerate(LAYERS) for area in layer}
 MAY_IMPORT_VLLM_OR_RAY = {"rollout/vllm/core.py", "bench/vllm_peer.py", "distributed/ray_workers.py"}

@@ -1,4 +1,4 @@
-"""What can go wrong in a way the user can mend. Messages say: the key or file as typed, the value, why, what to do."""
+"""What can go wrong in a way the user can fix. Messages say: the key or file as typed, the value, why, what to do."""
 
 import sys
 
@@ -33,6 +33,10 @@ class EngineError(DapoError):
     """A rollout engine, model or device that cannot do what was asked."""
 
 
+class TrainingError(DapoError):
+    """Training that cannot continue: its updates are not finite."""
+
+
 class OutOfMemoryError(EngineError):
     """A device, or this machine, without room for what a run needs at least."""
 
@@ -44,7 +48,7 @@ class VerifierError(DapoError):
 
 
 class CheckpointError(DapoError):
-    """A checkpoint that is missing, torn, tampered with or does not fit the run."""
+    """A checkpoint that is missing, corrupt, tampered with or does not fit the run."""
 
 
 class FormatError(DapoError):
@@ -56,11 +60,11 @@ class DiskError(DapoError):
 
 
 def cannot_write(path: object, error: Exception) -> DiskError:
-    """What stopped a run that cannot write its files, and how it goes on."""
+    """What stopped a run that cannot write its files, and how to resume."""
     why = getattr(error, "strerror", None) or str(error)
     return DiskError(
         f"{path}: cannot be written: {why}.",
-        remedy="Free space or lift the limit. A run goes on from its newest checkpoint: dapo resume RUN",
+        remedy="Free space or lift the limit. Then resume from the newest checkpoint: dapo resume RUN",
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from dapo.algorithms.mixed_groups import is_mixed
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -53,7 +55,7 @@ class Problem:
 class Score:
     """What a user's reward function returns: a raw value, and whether it counts as correct.
 
-    `correct` is what accuracy and dynamic sampling use. None means "graded": a group is then informative when its raw
+    `correct` is what accuracy and dynamic sampling use. None means "graded": a group is then mixed when its raw
     values differ.
     """
 
@@ -103,14 +105,11 @@ class Judge(Protocol):
         ...
 
 
-def is_informative(judgements: Iterable[Judgement]) -> bool:
-    """0 < correct < G (DAPO eq. 11), counted in integers; for graded rewards: the raw values differ.
-
-    Of a group that is only judged in part it can be said as soon as two of its verdicts differ.
-    """
+def outcomes_of(judgements: Iterable[Judgement]) -> list[float]:
+    """What dynamic sampling compares within a group: 1 for correct, else 0; where rewards are graded, raw values."""
     known = list(judgements)
     is_graded = any(judgement.graded for judgement in known)
-    return len({judgement.value if is_graded else judgement.accuracy for judgement in known}) > 1
+    return [judgement.value if is_graded else judgement.accuracy for judgement in known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +147,5 @@ class Group:
         return any(judgement.graded for judgement in self.judgements)
 
     @property
-    def is_informative(self) -> bool:
-        return is_informative(self.judgements)
+    def is_mixed(self) -> bool:
+        return is_mixed(outcomes_of(self.judgements))

@@ -66,7 +66,7 @@ def test_a_run_is_measured_from_its_files(tmp_path: Path):
     assert [(e.step, e.updates, e.tokens) for e in naive.evaluations] == [(0, 0, 0), (2, 32, 2000), (4, 64, 4000)]
     assert (naive.best.avg, naive.end.avg, naive.late.mean()) == (0.75, 0.5, 0.5)
     assert (naive.entropy, naive.waste, naive.clip) == (0.25, 0.25, pytest.approx(0.012))
-    assert naive.informative == pytest.approx(np.mean([0.75, 0.5, 0.25, 0.0]))  # as many as came
+    assert naive.mixed_groups == pytest.approx(np.mean([0.75, 0.5, 0.25, 0.0]))  # as many as came
 
 
 def test_late_is_the_mean_over_the_last_quarter(tmp_path: Path):
@@ -77,14 +77,14 @@ def test_late_is_the_mean_over_the_last_quarter(tmp_path: Path):
     assert measured.end.scores.tolist() == [0.5, 1.0]
 
 
-def test_all_trained_groups_are_informative_under_dynamic_sampling(tmp_path: Path):
-    assert two_arms(tmp_path)["dapo"][0].informative == 1.0
+def test_all_trained_groups_are_mixed_under_dynamic_sampling(tmp_path: Path):
+    assert two_arms(tmp_path)["dapo"][0].mixed_groups == 1.0
 
 
-def test_with_a_critic_no_group_needs_to_be_informative(tmp_path: Path):
+def test_with_a_critic_no_group_needs_to_be_mixed(tmp_path: Path):
     planned = job(tmp_path, "vapo-no-groups", 0, "train.steps=4")
     write_done(planned, {0: [0, 2], 4: [2, 3]})
-    assert measure(planned).informative is None
+    assert measure(planned).mixed_groups is None
 
 
 def test_the_baselines_best_is_reached_at_the_first_point_at_or_above_it(tmp_path: Path):

@@ -72,17 +72,17 @@ def mean(lines: Lines, name: str, steps: slice = slice(None)) -> float:
 LAST_QUARTER = slice(12, 16)
 
 
-def informative_per_update(lines: Lines) -> list[float]:
+def mixed_per_update(lines: Lines) -> list[float]:
     """Groups of an update that can teach anything; acceptance is their share where every group is trained on."""
     return [line["sampling/groups_kept"] * line["sampling/groups_trained"] / line["updates"] for line in lines]
 
 
-def test_dynamic_sampling_keeps_the_informative_groups_of_an_update_constant_while_they_fall_without(runs):
+def test_dynamic_sampling_keeps_the_mixed_groups_of_an_update_constant_while_they_fall_without(runs):
     for without, with_it in runs["dynamic"]:
-        # 32 groups in 16 updates, every one of them informative, at every step
+        # 32 groups in 16 updates, every one of them mixed, at every step
         assert {(line["sampling/groups_trained"], line["updates"]) for line in with_it} == {(32, 16)}
         assert min(line["sampling/groups_kept"] for line in with_it) < 0.6  # and it had to look for them
-        plain = informative_per_update(without)
+        plain = mixed_per_update(without)
         assert np.mean(plain[12:]) < 0.6 * np.mean(plain[:4])
 
 

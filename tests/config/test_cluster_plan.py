@@ -12,19 +12,19 @@ from dapo.cli.explain.scaling_plot import draw
 from dapo.config import load_recipe
 from dapo.config.model_shapes import KNOWN
 from dapo.planning.cluster import (
-    MEAN_SHARE,
+    MEAN_FRACTION,
     Layout,
     choose,
     layouts_of,
     rates_of,
     training_seconds,
 )
-from dapo.planning.scaling import largest_scale, simulate_fill, step_time
+from dapo.planning.scaling import largest_scale, simulate_sampling, step_time
 from dapo.planning.virtual import TickCost
 
 PUBLISHED = load_recipe("dapo-qwen2.5-32b").config
 SHAPE = KNOWN["qwen/qwen2.5-32b"]
-MEAN = MEAN_SHARE * PUBLISHED.limits.max_response_tokens
+MEAN = MEAN_FRACTION * PUBLISHED.limits.max_response_tokens
 
 
 def published_plan(gpus: int, card: str = "h100"):
@@ -39,7 +39,7 @@ def test_the_published_run_spends_about_70_percent_of_its_time_in_rollouts():
     assert (chosen.shard, chosen.tensor_parallel) == ("full", 4)  # as the released script has it
     scale = largest_scale(PUBLISHED, 128 // 4)
     time = step_time(PUBLISHED, chosen, rates, gpus=128, mean_tokens=MEAN, scale=scale)
-    assert time.rollout_share == pytest.approx(0.7, abs=0.1)
+    assert time.rollout_fraction == pytest.approx(0.7, abs=0.1)
     assert time.hours(10) == pytest.approx(10 * time.step_s / 3600)
     assert time.gpu_hours(128, 10) == pytest.approx(128 * time.hours(10))
 
@@ -69,18 +69,18 @@ def test_twice_the_cards_train_in_half_the_time_until_gathering_weights_takes_lo
     assert two == pytest.approx(max(one / 2, tokens / 256 / PUBLISHED.train.tokens_per_microbatch * rates.passes_s))
 
 
-def test_with_more_engines_a_step_fills_sooner_and_more_of_them_wait():
+def test_with_more_engines_a_step_is_sampled_sooner_and_more_of_them_wait():
     config = load_recipe("dapo-math-7b-8x80gb", ["sampling.prompts_per_step=64"]).config
-    filled = [
-        simulate_fill(config, replicas=n, slots=128, cost=TickCost(4e-3, 3e-5), mean_tokens=800, sigma=0.9, steps=2)
+    sampled = [
+        simulate_sampling(config, replicas=n, slots=128, cost=TickCost(4e-3, 3e-5), mean_tokens=800, sigma=0.9, steps=2)
         for n in (1, 4, 16)
     ]
-    seconds, idle = [f.seconds for f in filled], [f.idle_share for f in filled]
+    seconds, idle = [f.seconds for f in sampled], [f.idle_fraction for f in sampled]
     assert seconds == sorted(seconds, reverse=True)
     assert idle == sorted(idle)
     assert seconds[0] / seconds[-1] < 16  # the longest response is as long as ever
     # The prefix rule: what is trained on does not depend on how many there are.
-    assert len({f.trained_tokens for f in filled}) == 1
+    assert len({f.trained_tokens for f in sampled}) == 1
 
 
 def explain(*arguments: str) -> Answer:

@@ -58,8 +58,8 @@ class Killer(Observer):
         if hidden.requires_grad:
             hidden.register_hook(lambda _gradient: self.event("backward"))
 
-    def on_fill(self, known: int, wanted: int) -> None:  # noqa: ARG002
-        self.event("fill")
+    def on_groups(self, known: int, wanted: int) -> None:  # noqa: ARG002
+        self.event("sampling")
 
     def on_update(self, done: int, total: int) -> None:  # noqa: ARG002
         self.event("update")

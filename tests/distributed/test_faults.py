@@ -51,7 +51,8 @@ def end_of(process: subprocess.Popen[str], seconds: float) -> tuple[int, str, st
 # In the second of three steps (ticks 41 to 68): in the middle of sampling, between the two updates, inside of the
 # second one's backward pass; or while the checkpoint of the first step is written.
 @pytest.mark.parametrize(
-    ("rank", "phase", "n"), [(1, "fill", 50), (0, "fill", 50), (1, "update", 3), (1, "backward", 4), (1, "save", 2)]
+    ("rank", "phase", "n"),
+    [(1, "sampling", 50), (0, "sampling", 50), (1, "update", 3), (1, "backward", 4), (1, "save", 2)],
 )
 def test_a_killed_rank_ends_the_run_and_resume_goes_on_exactly(root: Path, rank: int, phase: str, n: int):
     name = f"killed-{rank}-{phase}"

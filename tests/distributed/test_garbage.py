@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.distributed.judge import read_share
+from dapo.distributed.judge import read_part
 from dapo.distributed.message import Garbled, from_bytes, to_bytes
 from dapo.errors import EngineError
 from dapo.rollout.engine import NoiseKey, Request
@@ -150,9 +150,9 @@ def test_a_snapshot_must_speak_of_what_was_handed_out():
 
 def test_verdicts_must_be_those_that_were_asked_for():
     state = {"verdict": "CORRECT", "value": 1.0}
-    assert read_share(1, [[3, state]], [3]) == {3: Judgement(Verdict.CORRECT, 1.0)}
+    assert read_part(1, [[3, state]], [3]) == {3: Judgement(Verdict.CORRECT, 1.0)}
     for share in ([], [[4, state]], [[3, state], [3, state]], [[3, {**state, "verdict": "FINE"}]], [[3, {}]], 7):
         with pytest.raises(EngineError, match="rank 1 sent verdicts that cannot be true"):
-            read_share(1, share, [3])
+            read_part(1, share, [3])
     with pytest.raises(EngineError, match="not a number"):
-        read_share(1, [[3, {**state, "value": "much"}]], [3])
+        read_part(1, [[3, {**state, "value": "much"}]], [3])

@@ -1,4 +1,4 @@
-"""The parts of a distributed run that need no second process: messages, dealing, slots, and what is refused."""
+"""The parts of a distributed run that need no second process: messages, splitting, slots, and what is refused."""
 
 import threading
 from itertools import pairwise
@@ -18,7 +18,7 @@ from dapo.distributed.judge import SharedJudge
 from dapo.distributed.message import from_bytes, to_bytes
 from dapo.distributed.world import Ranks, World, buckets, check_launch, end_with
 from dapo.errors import ConfigError, EngineError, OutOfMemoryError
-from dapo.learner.dealing import Micro, deal_ranks, own_microbatches, own_rows
+from dapo.learner.microbatches import Micro, own_microbatches, own_rows, split_over_ranks
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.make import refuse_layout
@@ -28,7 +28,7 @@ from tiny_models import tiny_policy
 
 
 class Rows:
-    """As much of a batch as dealing looks at."""
+    """As much of a batch as splitting looks at."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.sizes = tokens
@@ -49,9 +49,9 @@ def test_a_message_comes_back_as_it_was():
 
 @given(st.lists(st.integers(1, 900), max_size=40), st.integers(1, 9))
 def test_every_row_goes_to_one_rank_and_no_rank_has_a_row_too_many(tokens: list[int], n_ranks: int):
-    shares = deal_ranks(Rows(tokens), range(len(tokens)), n_ranks)
-    assert sorted(row for share in shares for row in share) == list(range(len(tokens)))
-    load = [sum(tokens[row] for row in share) for share in shares]
+    parts = split_over_ranks(Rows(tokens), range(len(tokens)), n_ranks)
+    assert sorted(row for part in parts for row in part) == list(range(len(tokens)))
+    load = [sum(tokens[row] for row in part) for part in parts]
     # The last row that the fullest rank got went there because it had the least: without it nobody has less.
     assert max(load) - min(load) <= max(tokens, default=0)
 
@@ -69,11 +69,11 @@ def test_ranks_in_step_make_as_many_passes_and_count_every_row_once(tokens: list
     assert all(micro.rows for own in passes for micro in own)  # a pass without rows would skip its collectives
 
 
-def test_the_longest_rows_are_dealt_first_each_to_the_rank_with_the_fewest_tokens():
+def test_the_longest_rows_are_placed_first_each_to_the_rank_with_the_fewest_tokens():
     """9 and 9 go to one rank each, 5 to the first, 4 and 2 to the second, which then has 15 tokens to 14."""
     batch, rows = Rows([5, 9, 4, 9, 2, 7]), [0, 1, 2, 3, 4]  # the last row is not asked for
-    assert deal_ranks(batch, rows, 2) == [[0, 1], [2, 3, 4]]
-    assert deal_ranks(batch, rows, 1) == [rows]
+    assert split_over_ranks(batch, rows, 2) == [[0, 1], [2, 3, 4]]
+    assert split_over_ranks(batch, rows, 1) == [rows]
     second = Place(1, 2, [], threading.Barrier(1))
     assert own_rows(batch, rows, second) == [2, 3, 4]
 
@@ -81,7 +81,7 @@ def test_the_longest_rows_are_dealt_first_each_to_the_rank_with_the_fewest_token
 def test_a_rank_with_fewer_passes_repeats_the_shortest_row_without_a_say():
     batch, rows = Rows([12, 2, 3, 2, 4]), range(5)  # the first rank has row 0 alone, and of rows 1 and 3 row 1 is first
     own = own_microbatches(batch, rows, 5, Place(0, 2, [], threading.Barrier(1)), lockstep=True)
-    assert deal_ranks(batch, rows, 2) == [[0], [1, 2, 3, 4]]
+    assert split_over_ranks(batch, rows, 2) == [[0], [1, 2, 3, 4]]
     assert own == [Micro([0]), Micro([1], is_dummy=True), Micro([1], is_dummy=True)]
     alone = own_microbatches(batch, rows, 5, Place(0, 2, [], threading.Barrier(1)), lockstep=False)
     assert alone == [Micro([0])]
@@ -282,10 +282,10 @@ def test_border_every_tensor_is_in_one_bucket_within_its_size(sizes: list[int], 
     """Buckets of five numbers; a larger tensor stands alone."""
     monkeypatch.setattr("dapo.distributed.world.BUCKET_BYTES", 5 * 4)
     tensors = [torch.full((n,), float(i)) for i, n in enumerate(sizes)]
-    dealt = list(buckets(tensors))
-    assert [id(tensor) for bucket in dealt for tensor in bucket] == [id(tensor) for tensor in tensors]
-    assert all(len(bucket) == 1 or sum(t.numel() for t in bucket) <= 5 for bucket in dealt)
-    assert all(sum(t.numel() for t in a) + b[0].numel() > 5 for a, b in pairwise(dealt))
+    split = list(buckets(tensors))
+    assert [id(tensor) for bucket in split for tensor in bucket] == [id(tensor) for tensor in tensors]
+    assert all(len(bucket) == 1 or sum(t.numel() for t in bucket) <= 5 for bucket in split)
+    assert all(sum(t.numel() for t in a) + b[0].numel() > 5 for a, b in pairwise(split))
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 17])

@@ -1,4 +1,4 @@
-"""The parts of a sharded checkpoint that need no second process: dealing, waiting, failing by name, no pickle."""
+"""The parts of a sharded checkpoint that need no second process: balancing, waiting, failing by name, no pickle."""
 
 import errno
 import os
@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from dapo.checkpoints import sharded
 from dapo.checkpoints.load import newest_intact
-from dapo.checkpoints.sharded import Background, RankPart, deal_weights, read_slices, write_part
+from dapo.checkpoints.sharded import Background, RankPart, read_slices, write_part
+from dapo.distributed.balance import balanced
 from dapo.distributed.shards import Sharding, on_host
 from dapo.distributed.world import World, one_rank
 from dapo.errors import DiskError
@@ -25,9 +26,9 @@ from tiny_models import tiny_policy
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 99), max_size=20), st.integers(1, 7))
 def test_every_tensor_is_one_ranks_and_none_has_a_tensor_too_many(sizes: dict[str, int], n_ranks: int):
-    shares = deal_weights(sizes, n_ranks)
-    assert sorted(name for share in shares for name in share) == sorted(sizes)
-    loads = [sum(sizes[name] for name in share) for share in shares]
+    parts = balanced(sizes, n_ranks)
+    assert sorted(name for part in parts for name in part) == sorted(sizes)
+    loads = [sum(sizes[name] for name in part) for part in parts]
     assert max(loads) - min(loads) <= max(sizes.values(), default=0)
 
 

@@ -40,7 +40,7 @@ def test_log_probs_and_weight_updates_on_cuda(family: str):
         sampling=SamplingParams(temperature=TEMPERATURE),
         max_concurrent=16,
         max_tokens=128,
-        memory_share=0.1,
+        memory_fraction=0.1,
     )
     try:
         requests = [request(i, n_prompt=70) for i in range(24)]

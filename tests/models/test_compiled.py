@@ -112,7 +112,7 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(monkeypatch
 @pytest.mark.parametrize("n", [1, 4, 5, 6, 11])
 def test_border_the_gradient_of_a_norms_weight_is_of_every_row(n: int, monkeypatch: pytest.MonkeyPatch):
     """Five rows are summed at a time."""
-    monkeypatch.setattr(compiled, "SHARE_ROWS", 5)
+    monkeypatch.setattr(compiled, "ROWS_PER_SUM", 5)
     x, weight = numbers(n, 8), torch.ones(8)
     total, _, inverse = compiled.norm_forward(x, None, weight, 1e-6)
     _, got = compiled.norm_backward(torch.ones(n, 8), None, total, weight, inverse)

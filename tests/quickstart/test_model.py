@@ -84,7 +84,7 @@ def test_everything_dapo_addresses_occurs_in_training():
     scores = measure(FOLDER, train_problems()[:100], k=8, top_p=1.0)
     assert 0.03 <= scores["all"].truncated <= 0.15
     assert scores["all"].unparseable <= 0.02
-    assert scores["all"].solved - scores["all"].always >= 0.3, "informative groups"
+    assert scores["all"].solved - scores["all"].always >= 0.3, "mixed groups"
     assert scores["5"].solved <= 0.6, "mostly without a right response"
     assert scores["1"].solved == 1.0
 

@@ -1,4 +1,4 @@
-"""Several ranks do in a step what one does: they deal its rows, sum gradients and share what each has found out."""
+"""Several ranks do in a step what one does: they split its rows, sum gradients and share what each has found out."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which groups a step trains on, key by key: a config through `fill`, on a virtual engine and a set known by heart.
+"""Which groups a step trains on, key by key: a config through `sample_step`, a virtual engine, a set known by heart.
 
 Of the problems 0, 1, 2, … the even ones come out mixed and the odd ones wrong throughout, so that the choice can be
 written down: dynamic sampling takes 0, 2, 4, 6.
@@ -18,8 +18,8 @@ from dapo.data.order import ProblemOrder
 from dapo.errors import DataError
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import Fill, FillState
-from dapo.sampling.fill import fill
+from dapo.sampling.dynamic import SampledGroups, SamplingState
+from dapo.sampling.groups import sample_step
 from dapo.sampling.predictive import Posteriors
 from dapo.trainer.assemble import make_source
 from dapo.types import Problem
@@ -52,16 +52,16 @@ class Steps:
             seed=0,
             delay_ticks=0,
         )
-        self.source, self.state = EndlessSource(lambda _: 0.0), FillState()
+        self.source, self.state = EndlessSource(lambda _: 0.0), SamplingState()
 
-    def fill(self, version: int = 0) -> Fill:
+    def sample(self, version: int = 0) -> SampledGroups:
         self.collector.engine.load_weights(None, version)  # type: ignore[arg-type]
-        return fill(
+        return sample_step(
             self.collector, self.source, self.config, self.state, version=version, progress=lambda _known, _wanted: None
         )
 
     def chosen(self, version: int = 0) -> list[int]:
-        return [int(group.problem.id) for group in self.fill(version).groups]
+        return [int(group.problem.id) for group in self.sample(version).groups]
 
 
 @pytest.mark.parametrize(("is_dynamic", "expected"), [("true", [0, 2, 4, 6]), ("false", [0, 1, 2, 3])])
@@ -72,7 +72,7 @@ def test_dynamic(tmp_path: Path, is_dynamic: str, expected: list[int]):
 @pytest.mark.parametrize(("P", "G"), [(4, 4), (6, 3)])
 def test_prompts_and_responses(tmp_path: Path, P: int, G: int):
     steps = Steps(tmp_path, f"sampling.prompts_per_step={P}", f"sampling.responses_per_prompt={G}")
-    groups = steps.fill().groups
+    groups = steps.sample().groups
     assert [int(group.problem.id) for group in groups] == list(range(0, 2 * P, 2))
     assert {len(group.completions) for group in groups} == {G}
 
@@ -115,7 +115,7 @@ def test_carry_over(tmp_path: Path, is_carried: bool):
     keys = CARRYING if is_carried else ("preset=dapo",)
     steps = Steps(tmp_path, *keys, "sampling.responses_per_prompt=2")
     steps.state.acceptance.accepted, steps.state.acceptance.tried = 1.0, 8.0  # far more is begun than is needed
-    first = steps.fill()
+    first = steps.sample()
     assert [int(group.problem.id) for group in first.groups] == [0, 2, 4, 6]
     assert bool(steps.state.carried) == is_carried
     assert (first.accounting.wasted_tokens["surplus"] + first.accounting.wasted_tokens["aborted"] == 0) == is_carried

@@ -140,17 +140,17 @@ def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     stages: dict[str, list[list[Group]]] = {"value": [], "policy": []}
 
     def note(stage: str, module: Any, name: str) -> None:
-        fill = getattr(module, name)
+        sample = getattr(module, name)
 
         def noted(*parts: Any, **how: Any) -> Any:
-            filled = fill(*parts, **how)
-            stages[stage].append(list(filled.groups))
-            return filled
+            sampled = sample(*parts, **how)
+            stages[stage].append(list(sampled.groups))
+            return sampled
 
         monkeypatch.setattr(module, name, noted)
 
-    note("value", pretrain_module, "fill_step")
-    note("policy", loop_module, "fill")
+    note("value", pretrain_module, "sample_groups")
+    note("policy", loop_module, "sample_step")
 
     def trained(*overrides: str) -> tuple[Run, dict[str, list[list[Group]]]]:
         keys = ("model.kernels=plain", "checkpoint.every_steps=0", "records.every_steps=0", *overrides)
@@ -192,15 +192,15 @@ def test_value_pretraining_fits_the_critic_to_what_came_out(
     toy_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_aborted: int
 ):
     """The fifth step has 4 new problems of 40, and 5 again; the engine may give up every response of the first ones."""
-    fill, filled = pretrain_module.fill_step, []
+    sample, sampled = pretrain_module.sample_groups, []
 
     def give_up(*parts: Any, **how: Any) -> Any:
-        filled.append(fill(*parts, **how))
-        if len(filled) <= n_aborted:
-            filled[-1].groups[:] = [aborted(group) for group in filled[-1].groups]
-        return filled[-1]
+        sampled.append(sample(*parts, **how))
+        if len(sampled) <= n_aborted:
+            sampled[-1].groups[:] = [aborted(group) for group in sampled[-1].groups]
+        return sampled[-1]
 
-    monkeypatch.setattr(pretrain_module, "fill_step", give_up)
+    monkeypatch.setattr(pretrain_module, "sample_groups", give_up)
     run, stages = toy_run(
         "preset=vapo", "algorithm.critic.pretrain_responses=45", "algorithm.critic.lr=1e-2", "train.steps=1",
         "train.seed=3", "sampling.prompts_per_step=3", "sampling.responses_per_prompt=3", "train.warmup_steps=3",
@@ -211,7 +211,7 @@ def test_value_pretraining_fits_the_critic_to_what_came_out(
     )  # fmt: skip
     reference = reference_trainer(tmp_path / "model", keys_of(run.config))
     start = weights_of(reference.policy, reference.critic)
-    stages["value"] = [fill.groups for fill in filled]
+    stages["value"] = [step.groups for step in sampled]
     assert [[len(group.completions) for group in groups] for groups in stages["value"]] == [[1] * 9] * 5
     explained = [reference.pretrain(groups, number) for number, groups in enumerate(stages["value"], start=1)]
     assert [known.explained.variance for known in run.held_out_fits] == pytest.approx(explained, rel=1e-9, abs=1e-9)
@@ -229,7 +229,7 @@ def test_the_groups_have_everything_that_a_key_could_look_at():
         assert {completion.stop_reason for completion in completions} == set(StopReason)
         assert any(len(c.tokens) == 0 for c in completions)
         assert any(len(c.tokens) > 0 for c in completions if c.stop_reason is StopReason.ABORTED)
-        assert sum(group.is_informative for group in groups) == 3
+        assert sum(group.is_mixed for group in groups) == 3
         assert any(group.is_graded for group in groups)
         assert len({group.prompt_tokens for group in groups}) < len(groups)
 

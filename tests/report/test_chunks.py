@@ -145,7 +145,7 @@ def test_a_script_is_one_call_with_json_and_no_more():
         assert body[end:] == chunks.SUFFIX
 
 
-def test_many_groups_are_dealt_into_pieces_and_the_index_finds_each(monkeypatch: pytest.MonkeyPatch):
+def test_many_groups_are_split_into_pieces_and_the_index_finds_each(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chunks, "PIECE_CHARACTERS", 3000)
     rows = [row(PIECES, f"the answer is {p}", problem=f"p{p}", index=i) for p in range(9) for i in range(2)]
     made = dict(make_chunks(table_of(rows), "step-000010", PIECES, load_phrases()))

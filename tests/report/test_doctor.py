@@ -43,8 +43,8 @@ BY_METRICS = {
         metrics(policy__entropy=lambda t: 0.4 if t < 0.5 else 0.4 * T.entropy_explosion_ratio * 0.9),
     ),
     "one-sided-clipping": (
-        metrics(clip__low=2 * T.clip_share / T.clip_asymmetry * 0.9, clip__high=2 * T.clip_share),
-        metrics(clip__low=2 * T.clip_share / T.clip_asymmetry * 1.1, clip__high=2 * T.clip_share),
+        metrics(clip__low=2 * T.clip_fraction / T.clip_asymmetry * 0.9, clip__high=2 * T.clip_fraction),
+        metrics(clip__low=2 * T.clip_fraction / T.clip_asymmetry * 1.1, clip__high=2 * T.clip_fraction),
     ),
     "length-runaway": (
         metrics(accuracy=0.5, length__mean=lambda t: 300 if t < 0.5 else 300 * T.length_runaway_ratio * 1.1),
@@ -512,7 +512,7 @@ def test_the_evaluation_has_fallen_only_where_the_intervals_part(tmp_path: Path)
 
 def test_evaluation_bounds_the_time_from_its_own_share_on(tmp_path: Path):
     whole = 30 * 10.0
-    share = T.evaluation_time_share
+    share = T.evaluation_time_fraction
     for name, seconds, fires in (
         ("a", whole * share / (1 - share) * 1.1, True),
         ("b", whole * share / (1 - share) * 0.9, False),
@@ -523,7 +523,7 @@ def test_evaluation_bounds_the_time_from_its_own_share_on(tmp_path: Path):
 
 def test_a_disk_is_nearly_full_by_share_or_by_checkpoints(tmp_path: Path):
     total = 1000 * GIB
-    enough = int(T.disk_free_share * total)
+    enough = int(T.disk_free_fraction * total)
     for name, disk, fires in (
         ("share", Disk(enough - GIB, total, GIB), True),
         ("room", Disk(enough + GIB, total, GIB), False),

@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Path:
                 "correct": correct,
             }
             file.write(json.dumps(line) + "\n")
-    (folder / "events.jsonl").write_text(json.dumps({"step": 3, "kind": "fill", "message": HOSTILE}) + "\n")
+    (folder / "events.jsonl").write_text(json.dumps({"step": 3, "kind": "sampling", "message": HOSTILE}) + "\n")
     return folder
 
 
@@ -82,10 +82,10 @@ def test_the_questions_of_a_newcomer_are_answered(run: Path):
     assert answers["learnt"]["answer"] == "Inconclusive"  # three problems, as many won as lost
     assert answers["entropy"]["answer"] == "No"
     assert answers["time"]["answer"].startswith("Rollout and reward")  # 4 s of 10, the updates as much
-    assert answers["time"]["shares"][0][1] == pytest.approx(0.4)
+    assert answers["time"]["fractions"][0][1] == pytest.approx(0.4)
     assert answers["clipped"]["answer"] == "0.40% low, 0.20% high"
     assert answers["waste"]["answer"] == "40% of the tokens"  # 300 + 100 of 1000
-    assert dict(answers["waste"]["shares"])["all wrong"] == pytest.approx(0.3)
+    assert dict(answers["waste"]["fractions"])["all wrong"] == pytest.approx(0.3)
     assert answers["flips"]["answer"] == "1 learned, 1 lost"
 
 

@@ -9,7 +9,7 @@ from dapo.config.schema import SamplingConfig
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.rollout.engine import NoiseKey, Request
 from dapo.sampling.collect import Collector, VerdictJournal
-from dapo.sampling.dynamic import AcceptanceRate, FillState, StepFill
+from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SamplingState
 from dapo.sampling.prefix import PrefixRule
 from dapo.types import Completion, Judgement, Problem, StopReason, Verdict
 
@@ -185,17 +185,17 @@ def test_the_rate_is_the_share_of_late_with_older_groups_fading():
     assert acceptance.rate == 0.02
 
 
-def filling(wanted: int, slots: int, accepted: float) -> PrefixRule:
+def prefix_rule(wanted: int, slots: int, accepted: float) -> PrefixRule:
     engine = VirtualEngine(max_concurrent=slots, length_of=lambda _: 5)
     collector = Collector(engine, VirtualJudge(), responses_per_prompt=G, max_new_tokens=50, seed=0)
     config = SamplingConfig(prompts_per_step=wanted, responses_per_prompt=G, dynamic=True)
-    state, source = FillState(AcceptanceRate(accepted=accepted, tried=1.0)), EndlessSource(lambda _: 0.5)
-    quiet = StepFill(collector, source, config, state, max_prompts_tried=100, progress=lambda _known, _wanted: None)
+    state, source = SamplingState(AcceptanceRate(accepted=accepted, tried=1.0)), EndlessSource(lambda _: 0.5)
+    quiet = GroupSampler(collector, source, config, state, max_prompts_tried=100, progress=lambda _known, _wanted: None)
     return PrefixRule(quiet)
 
 
 def change(rule: PrefixRule, **keys: object) -> None:
-    rule.fill.config = rule.fill.config.model_copy(update=keys)
+    rule.sampler.config = rule.sampler.config.model_copy(update=keys)
 
 
 @pytest.mark.parametrize(
@@ -208,16 +208,16 @@ def change(rule: PrefixRule, **keys: object) -> None:
     ],
 )
 def test_as_many_groups_are_begun_as_are_likely_to_be_needed(slots: int, accepted: float, expected: int):
-    assert filling(4, slots, accepted).n_to_stream() == expected
+    assert prefix_rule(4, slots, accepted).n_to_stream() == expected
 
 
 def test_open_groups_count_by_their_chance_and_certain_ones_fully():
-    rule = filling(4, 100 * G, 0.5)
-    groups = [rule.fill.collector.submit(PROBLEM, i, (1,)) for i in range(4)]
-    rule.fill.groups = groups
+    rule = prefix_rule(4, 100 * G, 0.5)
+    groups = [rule.sampler.collector.submit(PROBLEM, i, (1,)) for i in range(4)]
+    rule.sampler.groups = groups
     right, wrong = Judgement(Verdict.CORRECT, 1.0), Judgement(Verdict.WRONG, -1.0)
     groups[0].judge(0, right)
-    groups[0].judge(1, wrong)  # informative: 1
+    groups[0].judge(1, wrong)  # mixed: 1
     groups[1].judge(0, wrong)  # one of three is known: 0.5 · 2/3
     for i in range(G):
         groups[2].judge(i, wrong)  # all equal: 0
@@ -231,17 +231,17 @@ def test_open_groups_count_by_their_chance_and_certain_ones_fully():
 
 
 def test_rounds_begin_a_multiple_of_the_step_once_everything_is_known():
-    rule = filling(4, 100 * G, 0.5)
+    rule = prefix_rule(4, 100 * G, 0.5)
     change(rule, schedule="rounds", generation_multiple=3)
     assert rule.n_to_submit() == 12
-    rule.fill.submit(rule.n_to_submit())
-    assert (len(rule.fill.groups), len(rule.fill.open)) == (12, 12)
+    rule.sampler.submit(rule.n_to_submit())
+    assert (len(rule.sampler.groups), len(rule.sampler.open)) == (12, 12)
     assert rule.n_to_submit() == 0
 
 
 def test_groups_behind_the_last_one_needed_are_dropped_as_soon_as_it_is_known():
-    rule = filling(2, 100 * G, 0.5)
-    rule.fill.groups = groups = [rule.fill.collector.submit(PROBLEM, i, (1,)) for i in range(5)]
+    rule = prefix_rule(2, 100 * G, 0.5)
+    rule.sampler.groups = groups = [rule.sampler.collector.submit(PROBLEM, i, (1,)) for i in range(5)]
     right, wrong = Judgement(Verdict.CORRECT, 1.0), Judgement(Verdict.WRONG, -1.0)
     for group in (groups[0], groups[2]):
         rule.observe([])
@@ -259,26 +259,26 @@ def test_groups_behind_the_last_one_needed_are_dropped_as_soon_as_it_is_known():
 
 
 def test_the_budget_bounds_what_is_tried():
-    rule = filling(4, 100 * G, 0.02)
-    rule.fill.budget = 7
-    rule.fill.submit(rule.n_to_submit())
-    assert len(rule.fill.groups) == 7
-    assert rule.fill.is_exhausted
+    rule = prefix_rule(4, 100 * G, 0.02)
+    rule.sampler.budget = 7
+    rule.sampler.submit(rule.n_to_submit())
+    assert len(rule.sampler.groups) == 7
+    assert rule.sampler.is_exhausted
 
 
-def test_progress_tells_of_groups_that_are_known_to_be_informative_and_never_of_more_than_wanted():
+def test_progress_tells_of_groups_that_are_known_to_be_mixed_and_never_of_more_than_wanted():
     told: list[tuple[int, int]] = []
-    rule = filling(1, 100 * G, 0.5)
-    rule.fill.progress = lambda known, wanted: told.append((known, wanted))
-    groups = [rule.fill.collector.submit(PROBLEM, i, (1,)) for i in range(3)]
-    rule.fill.groups, rule.fill.open = groups, list(groups)
-    rule.fill.observe(rule)
+    rule = prefix_rule(1, 100 * G, 0.5)
+    rule.sampler.progress = lambda known, wanted: told.append((known, wanted))
+    groups = [rule.sampler.collector.submit(PROBLEM, i, (1,)) for i in range(3)]
+    rule.sampler.groups, rule.sampler.open = groups, list(groups)
+    rule.sampler.observe(rule)
     for group in groups[:2]:
         group.judge(0, Judgement(Verdict.CORRECT, 1.0))
         group.judge(1, Judgement(Verdict.WRONG, -1.0))
-    tried = rule.fill.state.acceptance.tried
-    rule.fill.observe(rule)
-    assert rule.fill.state.acceptance.tried == pytest.approx(0.98 * (0.98 * tried + 1) + 1)  # each once
-    assert rule.fill.open == groups[2:]
-    rule.fill.observe(rule)
+    tried = rule.sampler.state.acceptance.tried
+    rule.sampler.observe(rule)
+    assert rule.sampler.state.acceptance.tried == pytest.approx(0.98 * (0.98 * tried + 1) + 1)  # each once
+    assert rule.sampler.open == groups[2:]
+    rule.sampler.observe(rule)
     assert told == [(0, 1), (1, 1), (1, 1)]

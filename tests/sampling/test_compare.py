@@ -10,7 +10,7 @@ from dapo.bench.strategies_measured import SMALL, compare_measured, tick_cost
 
 
 @pytest.mark.slow
-def test_streaming_fills_sooner_and_wastes_less_than_rounds():
+def test_streaming_takes_less_time_and_wastes_less_than_rounds():
     outcomes = compare(Load(steps=6))
     one, three, stream, fast = (outcomes[name] for name in STRATEGIES)
 

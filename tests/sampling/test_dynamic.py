@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from dapo.config.schema import SamplingConfig
 from dapo.errors import DataError
-from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge, half_informative, log_normal_lengths
+from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge, half_mixed, log_normal_lengths
 from dapo.rollout.engine import Request
 from dapo.sampling.accounting import Accounting, n_tokens
 from dapo.sampling.carry import CarryOver, oldest_version
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, StepFill
-from dapo.sampling.fill import fill_step
+from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SampledGroups, SamplingState
+from dapo.sampling.groups import sample_groups
 from dapo.types import Judgement, Problem, Verdict
 
 G, N = 8, 12
@@ -33,41 +33,41 @@ def collector_of(
     return Collector(engine, VirtualJudge(), responses_per_prompt=G, max_new_tokens=limit, seed=0, delay_ticks=delay)
 
 
-def fill(
+def sample(
     collector: Collector,
     source: EndlessSource,
-    state: FillState | None = None,
+    state: SamplingState | None = None,
     *,
     budget: int = 500,
     **changes: object,
-) -> Fill:
-    return fill_step(
+) -> SampledGroups:
+    return sample_groups(
         collector,
         source,
         settings_of(**changes),
-        state or FillState(),
+        state or SamplingState(),
         version=0,
         filter_truncated=False,
         max_prompts_tried=budget,
     )
 
 
-def ids(fill: Fill) -> list[str]:
-    return [group.problem.id for group in fill.groups]
+def ids(sampled: SampledGroups) -> list[str]:
+    return [group.problem.id for group in sampled.groups]
 
 
 # ---------------------------------------------------------------- eq. 11 and the prefix rule
 
 
-def test_eq11_only_informative_groups_are_chosen_and_the_step_is_full():
-    done = fill(collector_of(), EndlessSource(half_informative))
+def test_eq11_only_mixed_groups_are_chosen_and_the_step_is_full():
+    done = sample(collector_of(), EndlessSource(half_mixed))
     assert len(done.groups) == N
     for group in done.groups:
         assert 0 < group.n_correct < G
         assert len(group.completions) == G
 
 
-def test_the_choice_is_the_first_informative_groups_in_submission_order():
+def test_the_choice_is_the_first_mixed_groups_in_submission_order():
     """Whatever the concurrency, the judge's delay or the schedule: the same groups, the same cursor, every step."""
     layouts = [
         ({"max_concurrent": 8}, {}),
@@ -80,42 +80,40 @@ def test_the_choice_is_the_first_informative_groups_in_submission_order():
     ]
     runs = []
     for engine, changes in layouts:
-        collector, source, state = collector_of(**engine), EndlessSource(half_informative), FillState()
-        runs.append([(ids(fill(collector, source, state, **changes)), source.at) for _ in range(3)])
+        collector, source, state = collector_of(**engine), EndlessSource(half_mixed), SamplingState()
+        runs.append([(ids(sample(collector, source, state, **changes)), source.at) for _ in range(3)])
     assert all(run == runs[0] for run in runs[1:])
 
 
 def slow_when_wrong(request: Request) -> int:
     """Hard problems take long: the situation in which taking what finishes first changes what is learnt."""
-    return 20 + int(300 * (1 - half_informative(int(request.key.problem))))
+    return 20 + int(300 * (1 - half_mixed(int(request.key.problem))))
 
 
-def mean_length(fills: list[Fill]) -> float:
-    return float(np.mean([len(c.tokens) for f in fills for g in f.groups for c in g.completions]))
+def mean_length(steps: list[SampledGroups]) -> float:
+    return float(np.mean([len(c.tokens) for f in steps for g in f.groups for c in g.completions]))
 
 
 def test_length_bias_none_under_the_prefix_rule_and_plain_under_first_finished():
     wide = 50 * G  # many more groups at once than the step needs, so that there is something to choose from
     collector = collector_of(slow_when_wrong, max_concurrent=wide)
-    source, state = EndlessSource(half_informative), FillState()
-    prefix = [fill(collector, source, state) for _ in range(4)]
-    # What an unbiased choice has: every informative problem the cursor has passed, none left out.
+    source, state = EndlessSource(half_mixed), SamplingState()
+    prefix = [sample(collector, source, state) for _ in range(4)]
+    # What an unbiased choice has: every mixed problem the cursor has passed, none left out.
     reference = collector_of(slow_when_wrong, max_concurrent=10**6)
-    every = fill(
-        reference, EndlessSource(half_informative), schedule="rounds", generation_multiple=20, budget=source.at
-    )
+    every = sample(reference, EndlessSource(half_mixed), schedule="rounds", generation_multiple=20, budget=source.at)
     wanted = [g for g in every.groups if int(g.problem.id) < source.at]
-    assert mean_length(prefix[:1]) == pytest.approx(mean_length([Fill(wanted, Accounting())]), rel=1e-9)
+    assert mean_length(prefix[:1]) == pytest.approx(mean_length([SampledGroups(wanted, Accounting())]), rel=1e-9)
 
     # The control takes the first finished groups and throws the rest away: it must show the bias.
     collector = collector_of(slow_when_wrong, max_concurrent=wide)
-    source = EndlessSource(half_informative)
+    source = EndlessSource(half_mixed)
     config = settings_of(partial_rollouts=True)
     first_finished = []
     for _ in range(4):
-        left = FillState()
+        left = SamplingState()
         first_finished.append(
-            fill_step(collector, source, config, left, version=0, filter_truncated=False, max_prompts_tried=500)
+            sample_groups(collector, source, config, left, version=0, filter_truncated=False, max_prompts_tried=500)
         )
         collector.drop(left.pending)
     assert mean_length(first_finished) < 0.9 * mean_length(prefix)
@@ -135,8 +133,8 @@ def test_every_generated_token_is_trained_on_or_wasted_once(seed: int, concurren
 
     engine = Counting(max_concurrent=concurrent, length_of=log_normal_lengths(3.0, 0.9, seed))
     collector = Collector(engine, VirtualJudge(seed), responses_per_prompt=G, max_new_tokens=200, seed=seed)
-    source, state = EndlessSource(lambda p: half_informative(p, seed)), FillState()
-    accounts = [fill(collector, source, state).accounting for _ in range(2)]
+    source, state = EndlessSource(lambda p: half_mixed(p, seed)), SamplingState()
+    accounts = [sample(collector, source, state).accounting for _ in range(2)]
     assert sum(account.generated_tokens for account in accounts) == written
     assert collector.is_idle
 
@@ -145,11 +143,11 @@ def test_a_group_counts_as_soon_as_one_right_and_one_wrong_are_known():
     collector = collector_of(lambda request: 10 if request.key.response_index < 4 else 300)
     source = EndlessSource(lambda _: 0.5)
     known: list[int] = []
-    fill_step(
+    sample_groups(
         collector,
         source,
         settings_of(),
-        FillState(),
+        SamplingState(),
         version=0,
         filter_truncated=False,
         max_prompts_tried=500,
@@ -162,16 +160,16 @@ def test_a_group_counts_as_soon_as_one_right_and_one_wrong_are_known():
 def test_the_engine_never_drains_while_work_is_wanted():
     collector = collector_of(max_concurrent=40)
     idle: list[tuple[int, int]] = []
-    source = EndlessSource(half_informative)
+    source = EndlessSource(half_mixed)
 
     def progress(known: int, wanted: int) -> None:
         idle.append((collector.engine.capacity(), wanted - known))
 
-    fill_step(
+    sample_groups(
         collector,
         source,
         settings_of(),
-        FillState(),
+        SamplingState(),
         version=0,
         filter_truncated=False,
         max_prompts_tried=500,
@@ -185,14 +183,14 @@ def test_the_engine_never_drains_while_work_is_wanted():
 
 
 @pytest.mark.parametrize(("rate", "word"), [(1.0, "harder problems"), (0.0, "easier problems")])
-def test_a_set_without_informative_problems_ends_within_its_budget(rate: float, word: str):
+def test_a_set_without_mixed_groups_ends_within_its_budget(rate: float, word: str):
     source = EndlessSource(lambda _: rate)
-    done = fill(collector_of(lambda _: 20), source, budget=30)
+    done = sample(collector_of(lambda _: 20), source, budget=30)
     assert done.groups == []
     assert done.accounting.prompts_tried == 30
     assert word in done.events[0]
     with pytest.raises(DataError, match=word):
-        fill(collector_of(lambda _: 20), EndlessSource(lambda _: rate), budget=30, fill_policy="error")
+        sample(collector_of(lambda _: 20), EndlessSource(lambda _: rate), budget=30, fill_policy="error")
 
 
 def one_in_ten(problem: int) -> float:
@@ -207,7 +205,7 @@ class GradesAllAlike(VirtualJudge):
 def test_a_graded_reward_that_never_differs_is_told_as_such():
     collector = collector_of()
     collector.judge = GradesAllAlike()
-    done = fill(collector, EndlessSource(half_informative), budget=40)
+    done = sample(collector, EndlessSource(half_mixed), budget=40)
     assert done.groups == []
     assert done.accounting.wasted_tokens["all_equal"] == done.accounting.generated_tokens > 0
     assert "0 all right, 0 all wrong, 40 all equal" in done.events[0]
@@ -215,21 +213,21 @@ def test_a_graded_reward_that_never_differs_is_told_as_such():
 
 
 def test_train_partial_trains_on_what_there_is():
-    done = fill(collector_of(), EndlessSource(one_in_ten), budget=40)
+    done = sample(collector_of(), EndlessSource(one_in_ten), budget=40)
     assert ids(done) == ["0", "10", "20", "30"]
     assert "only 4 of 12" in done.events[0]
     assert done.accounting.trained_tokens == sum(n_tokens(group) for group in done.groups)
 
 
 def test_skip_holds_accepted_groups_for_the_next_step_and_loses_none():
-    source, collector, state = EndlessSource(one_in_ten), collector_of(), FillState()
-    steps = [fill(collector, source, state, budget=40, fill_policy="skip") for _ in range(3)]
+    source, collector, state = EndlessSource(one_in_ten), collector_of(), SamplingState()
+    steps = [sample(collector, source, state, budget=40, fill_policy="skip") for _ in range(3)]
     assert [len(step.groups) for step in steps] == [0, 0, N]
     assert ids(steps[2]) == [str(10 * i) for i in range(N)]
 
 
 def test_without_dynamic_sampling_every_group_is_trained_on():
-    done = fill(collector_of(), EndlessSource(half_informative), dynamic=False)
+    done = sample(collector_of(), EndlessSource(half_mixed), dynamic=False)
     assert ids(done) == [str(i) for i in range(N)]
     assert any(group.n_correct in (0, G) for group in done.groups)
 
@@ -241,34 +239,34 @@ class Few(EndlessSource):
         return super().next() if self.at - self.start < 5 else None
 
 
-def test_fewer_slots_than_a_group_has_responses_still_fills_the_step():
-    done = fill(collector_of(lambda _: 20, max_concurrent=G // 2), EndlessSource(half_informative))
+def test_fewer_slots_than_a_group_has_responses_still_finds_all_its_groups():
+    done = sample(collector_of(lambda _: 20, max_concurrent=G // 2), EndlessSource(half_mixed))
     assert len(done.groups) == N
 
 
 def test_a_round_is_waited_for_and_what_it_has_too_many_is_surplus():
-    done = fill(collector_of(), EndlessSource(half_informative), schedule="rounds", generation_multiple=3)
+    done = sample(collector_of(), EndlessSource(half_mixed), schedule="rounds", generation_multiple=3)
     assert len(done.groups) == N
     assert done.accounting.wasted_tokens["aborted"] == 0 < done.accounting.wasted_tokens["surplus"]
 
 
 def test_each_step_counts_its_own_ticks():
-    collector, source, state = collector_of(), EndlessSource(half_informative), FillState()
+    collector, source, state = collector_of(), EndlessSource(half_mixed), SamplingState()
     ends = [0]
     for _ in range(3):
-        done = fill(collector, source, state)
+        done = sample(collector, source, state)
         ends.append(collector.engine.tick)
         assert done.accounting.ticks == ends[-1] - ends[-2] > 0
 
 
-def test_uninformative_groups_are_reported_too_for_those_who_learn_from_them():
-    done = fill(collector_of(lambda _: 20), EndlessSource(half_informative))
+def test_groups_not_mixed_are_reported_too_for_those_who_learn_from_them():
+    done = sample(collector_of(lambda _: 20), EndlessSource(half_mixed))
     assert len(done.resolved) == done.accounting.prompts_tried
     assert {group.n_correct for group in done.resolved} >= {0, G}
 
 
 def test_carry_over_without_partial_rollouts_waits_for_what_it_began():
-    source, collector, state = EndlessSource(half_informative), collector_of(slow_when_wrong), FillState()
+    source, collector, state = EndlessSource(half_mixed), collector_of(slow_when_wrong), SamplingState()
     for step in range(3):
         done = carry(collector, source, state, step, partial_rollouts=False)
         assert len(done.groups) == N
@@ -278,40 +276,49 @@ def test_carry_over_without_partial_rollouts_waits_for_what_it_began():
 
 def test_a_set_smaller_than_the_step_ends_when_all_were_tried():
     for dynamic in (True, False):
-        done = fill(collector_of(), Few(lambda _: 0.5), dynamic=dynamic)
+        done = sample(collector_of(), Few(lambda _: 0.5), dynamic=dynamic)
         assert len(done.groups) == 5
         assert len(done.events) == 1  # nobody has to count the groups to notice
         assert "step not full" in done.events[0]
     assert "sampling.prompts_per_step = 12" in done.events[0]
     assert "only 5 problems" in done.events[0]
-    assert not fill(collector_of(), EndlessSource(half_informative), dynamic=False).events
+    assert not sample(collector_of(), EndlessSource(half_mixed), dynamic=False).events
 
 
 # ---------------------------------------------------------------- carry-over and partial rollouts
 
 
-def carry(collector: Collector, source: EndlessSource, state: FillState, version: int, **changes: object) -> Fill:
+def carry(
+    collector: Collector, source: EndlessSource, state: SamplingState, version: int, **changes: object
+) -> SampledGroups:
     config = settings_of(**({"carry_over": True, "partial_rollouts": True, "max_staleness_updates": 4} | changes))
     collector.engine.load_weights(None, version)  # type: ignore[arg-type]
-    return fill_step(collector, source, config, state, version=version, filter_truncated=False, max_prompts_tried=500)
+    return sample_groups(
+        collector, source, config, state, version=version, filter_truncated=False, max_prompts_tried=500
+    )
 
 
 def carrying(
     collector: Collector,
     source: EndlessSource,
     config: SamplingConfig,
-    state: FillState | None = None,
+    state: SamplingState | None = None,
     version: int = 0,
 ) -> CarryOver:
-    """A fill that has just begun, under its policy."""
-    quiet = StepFill(
-        collector, source, config, state or FillState(), max_prompts_tried=500, progress=lambda _known, _wanted: None
+    """A step that has just begun, under its rule."""
+    quiet = GroupSampler(
+        collector,
+        source,
+        config,
+        state or SamplingState(),
+        max_prompts_tried=500,
+        progress=lambda _known, _wanted: None,
     )
     return CarryOver(quiet, version)
 
 
-def test_carry_over_wastes_nothing_but_uninformative_groups_and_respects_the_bound():
-    source, collector, state = EndlessSource(half_informative), collector_of(), FillState()
+def test_carry_over_wastes_nothing_but_groups_not_mixed_and_respects_the_bound():
+    source, collector, state = EndlessSource(half_mixed), collector_of(), SamplingState()
     for step in range(6):
         done = carry(collector, source, state, 2 * step)
         assert len(done.groups) == N
@@ -322,17 +329,17 @@ def test_carry_over_wastes_nothing_but_uninformative_groups_and_respects_the_bou
 
 
 def test_no_group_is_trained_on_twice_and_none_is_lost():
-    source, collector, state = EndlessSource(lambda _: 0.5), collector_of(), FillState()
+    source, collector, state = EndlessSource(lambda _: 0.5), collector_of(), SamplingState()
     trained = [group.problem.id for step in range(5) for group in carry(collector, source, state, step).groups]
     assert len(trained) == len(set(trained)) == 5 * N
     left = {group.problem.id for group in state.carried} | {pending.problem.id for pending in state.pending}
-    uninformative = source.at - len(trained) - len(left)
-    assert uninformative <= 2  # p = 0.5 and 8 responses: all equal once in 128 groups
+    not_mixed = source.at - len(trained) - len(left)
+    assert not_mixed <= 2  # p = 0.5 and 8 responses: all equal once in 128 groups
 
 
-def with_surplus() -> tuple[Collector, FillState]:
+def with_surplus() -> tuple[Collector, SamplingState]:
     """After one step at version 0: more groups ended together than were needed; the rest is carried."""
-    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), FillState()
+    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), SamplingState()
     carry(collector, EndlessSource(lambda _: 0.5), state, 0, partial_rollouts=False)
     assert len(state.carried) >= N
     return collector, state
@@ -367,17 +374,17 @@ def test_border_a_group_may_be_as_old_as_the_bound_and_not_older(bound: int | No
 @pytest.mark.parametrize(("version", "is_kept"), [(4, True), (5, False)])
 def test_border_a_group_on_its_way_is_given_up_once_a_response_is_too_old(version: int, is_kept: bool):
     """One response of each group ended at version 0, the others go on: by tick 100 they have written 90 tokens more."""
-    collector, state = collector_of(lambda r: 10 if r.key.response_index == 0 else 10**6, limit=10**6), FillState()
+    collector, state = collector_of(lambda r: 10 if r.key.response_index == 0 else 10**6, limit=10**6), SamplingState()
     collector.engine.load_weights(None, 0)  # type: ignore[arg-type]
     state.pending = [collector.submit(Problem(str(i), "", "", meta={"pass_rate": 0.5}), 0, (0,)) for i in range(2)]
     collector.advance()
     assert [[c is not None for c in group.completions].count(True) for group in state.pending] == [1, 1]
     collector.engine.tick = 100
     config = settings_of(partial_rollouts=True, max_staleness_updates=4)
-    filling = carrying(collector, Nothing(lambda _: 0.0), config, state, version).fill
+    sampler = carrying(collector, Nothing(lambda _: 0.0), config, state, version).sampler
     assert len(state.pending) == len(collector.groups) == (2 if is_kept else 0)
-    assert filling.accounting.wasted_tokens["stale"] == (0 if is_kept else 2 * (10 + (G - 1) * 100))
-    assert filling.accounting.wasted_tokens["aborted"] == 0
+    assert sampler.accounting.wasted_tokens["stale"] == (0 if is_kept else 2 * (10 + (G - 1) * 100))
+    assert sampler.accounting.wasted_tokens["aborted"] == 0
 
 
 def test_relax_takes_the_youngest_of_the_stale_and_no_more_than_are_missing():
@@ -395,15 +402,15 @@ def test_relax_takes_the_youngest_of_the_stale_and_no_more_than_are_missing():
 
 def test_without_partial_rollouts_only_what_is_likely_to_be_needed_is_begun():
     collector = collector_of(max_concurrent=50 * G)
-    state = FillState(acceptance=AcceptanceRate(accepted=0.25, tried=1.0))
+    state = SamplingState(acceptance=AcceptanceRate(accepted=0.25, tried=1.0))
     state.carried = with_surplus()[1].carried[:3]
     policy = carrying(collector, EndlessSource(lambda _: 0.5), settings_of(carry_over=True), state, 0)
     assert policy.n_to_submit() == 36  # 3 + 36 / 4 = 12
-    policy.fill.submit(35)
+    policy.sampler.submit(35)
     assert policy.n_to_submit() == 1
-    policy.fill.submit(1)
+    policy.sampler.submit(1)
     assert policy.n_to_submit() == 0
-    policy.fill.config = settings_of(carry_over=True, partial_rollouts=True)
+    policy.sampler.config = settings_of(carry_over=True, partial_rollouts=True)
     assert policy.n_to_submit() == 50 - 36  # as many as there is room for
 
 
@@ -415,7 +422,9 @@ def test_without_partial_rollouts_too_no_more_is_begun_than_there_is_room_for():
 def test_with_carry_over_too_the_budget_bounds_what_is_tried():
     config = settings_of(carry_over=True, partial_rollouts=True)
     collector, source = collector_of(lambda _: 20), EndlessSource(lambda _: 0.0)
-    done = fill_step(collector, source, config, FillState(), version=0, filter_truncated=False, max_prompts_tried=9)
+    done = sample_groups(
+        collector, source, config, SamplingState(), version=0, filter_truncated=False, max_prompts_tried=9
+    )
     assert done.accounting.prompts_tried == source.at == len(done.resolved) == 9
 
 
@@ -430,7 +439,7 @@ def test_a_group_is_as_old_as_its_oldest_token():
 
 
 def test_without_carry_over_what_is_ready_and_not_used_is_surplus():
-    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), FillState()
+    collector, state = collector_of(lambda _: 50, max_concurrent=50 * G), SamplingState()
     done = carry(collector, EndlessSource(lambda _: 0.5), state, 0, carry_over=False)
     assert not state.carried
     resolved = sum(n_tokens(group) for group in done.resolved)
@@ -458,14 +467,14 @@ class EvenIsMixed(VirtualJudge):
 
 
 @pytest.mark.parametrize("schedule", ["stream", "rounds"])
-@pytest.mark.parametrize("n_informative", [0, 1, N - 1, N, N + 1, 2 * N + 1])
-def test_border_a_step_takes_the_first_informative_groups_up_to_its_size(n_informative: int, schedule: str):
-    """Two problems a piece, of which one is informative, are all that may be tried."""
-    collector, source, state = collector_of(lambda _: 20), EndlessSource(lambda _: 0.0), FillState()
+@pytest.mark.parametrize("n_mixed", [0, 1, N - 1, N, N + 1, 2 * N + 1])
+def test_border_a_step_takes_the_first_mixed_groups_up_to_its_size(n_mixed: int, schedule: str):
+    """Two problems a piece, of which one is mixed, are all that may be tried."""
+    collector, source, state = collector_of(lambda _: 20), EndlessSource(lambda _: 0.0), SamplingState()
     collector.judge = EvenIsMixed()
-    done = fill(collector, source, state, budget=2 * n_informative, schedule=schedule)
-    assert ids(done) == [str(2 * i) for i in range(min(n_informative, N))]
-    assert source.at == (2 * N - 1 if n_informative >= N else 2 * n_informative)  # just behind the last one used
+    done = sample(collector, source, state, budget=2 * n_mixed, schedule=schedule)
+    assert ids(done) == [str(2 * i) for i in range(min(n_mixed, N))]
+    assert source.at == (2 * N - 1 if n_mixed >= N else 2 * n_mixed)  # just behind the last one used
     assert len(done.resolved) == source.at
 
 
@@ -479,10 +488,10 @@ def test_border_every_carried_group_is_trained_on_once_in_its_order(n_carried: i
     collector, source, state = (
         collector_of(lambda _: 20, max_concurrent=G * 100),
         EndlessSource(lambda _: 0.0),
-        FillState(),
+        SamplingState(),
     )
     collector.judge = EvenIsMixed()
-    every = fill(collector, source, prompts_per_step=4 * N, budget=8 * N).groups
+    every = sample(collector, source, prompts_per_step=4 * N, budget=8 * N).groups
     state.carried = every[:n_carried]
     trained = []
     for _ in range(3):

@@ -49,9 +49,9 @@ def test_a_problem_whose_graded_values_differ_becomes_likelier_and_one_whose_val
 
 
 @given(SCORES)
-def test_a_graded_group_counts_as_mixed_exactly_if_it_is_informative(values: list[float]):
+def test_a_graded_group_counts_as_mixed_exactly_if_it_is(values: list[float]):
     group = graded(*values)
-    assert (0 < n_right(group) < len(values)) == group.is_informative
+    assert (0 < n_right(group) < len(values)) == group.is_mixed
 
 
 class Five:

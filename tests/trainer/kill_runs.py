@@ -44,7 +44,7 @@ class Killer(Observer):
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def on_fill(self, known: int, wanted: int) -> None:  # noqa: ARG002
+    def on_groups(self, known: int, wanted: int) -> None:  # noqa: ARG002
         self.event("sampling")
 
     def on_update(self, done: int, total: int) -> None:  # noqa: ARG002

@@ -12,12 +12,12 @@ from toy import recipe
 
 from dapo.algorithms.advantages import group_advantage
 from dapo.config.schema import Config
-from dapo.learner.batch import Batch, deal_microbatches, deal_minibatches, make_batch
+from dapo.learner.batch import Batch, make_batch, split_into_microbatches, split_into_minibatches
 from dapo.learner.critic import similar_lengths
 from dapo.learner.ragged import Ragged, token_mask
 from dapo.learner.sums import Totals
 from dapo.sampling.accounting import Accounting
-from dapo.sampling.dynamic import Fill
+from dapo.sampling.dynamic import SampledGroups
 from dapo.tracking.metrics import check_declared
 from dapo.trainer.step_metrics import step_metrics
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
@@ -67,20 +67,20 @@ def test_shuffled_keeps_each_groups_verdicts_but_not_whose_they_are(config: Conf
 
 
 @given(st.integers(0, 40), st.integers(1, 8), st.integers(0, 5), st.integers(0, 3))
-def test_minibatches_deal_every_group_once_evenly_and_anew_each_time(n: int, updates: int, step: int, epoch: int):
-    deal = deal_minibatches(n, updates, seed=3, step=step, epoch=epoch)
-    assert sorted(g for part in deal for g in part) == list(range(n))
-    assert len(deal) == min(n, updates)  # never more updates than groups
-    assert not deal or max(map(len, deal)) - min(map(len, deal)) <= 1
+def test_minibatches_have_every_group_once_evenly_and_anew_each_time(n: int, updates: int, step: int, epoch: int):
+    minibatches = split_into_minibatches(n, updates, seed=3, step=step, epoch=epoch)
+    assert sorted(g for part in minibatches for g in part) == list(range(n))
+    assert len(minibatches) == min(n, updates)  # never more updates than groups
+    assert not minibatches or max(map(len, minibatches)) - min(map(len, minibatches)) <= 1
     if n > 20 and updates > 1:
-        assert deal != deal_minibatches(n, updates, seed=3, step=step + 1, epoch=epoch)
+        assert minibatches != split_into_minibatches(n, updates, seed=3, step=step + 1, epoch=epoch)
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=2, max_size=16), budget=st.integers(1, 60))
 def test_microbatches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int):
     batch = Batch.__new__(Batch)
     batch.lengths, batch.prompts = lengths, [(1, 2)] * len(lengths)
-    parts = deal_microbatches(batch, range(len(lengths)), budget)
+    parts = split_into_microbatches(batch, range(len(lengths)), budget)
     assert [row for part in parts for row in part] == list(range(len(lengths)))
     assert all(len(part) == 1 or sum(lengths[row] + 2 for row in part) <= budget for part in parts)
 
@@ -98,8 +98,8 @@ def test_microbatches_hold_every_row_once_within_the_budget(lengths: list[int], 
 def test_border_a_microbatch_takes_rows_while_there_is_room(budget: int, expected: list[list[int]]):
     batch = Batch.__new__(Batch)
     batch.lengths, batch.prompts = [4, 2, 3, 20, 1, 2], [(1, 2)] * 6  # 6, 4, 5, 22, 3 and 4 tokens
-    assert deal_microbatches(batch, range(6), budget) == expected
-    assert deal_microbatches(batch, [], budget) == []
+    assert split_into_microbatches(batch, range(6), budget) == expected
+    assert split_into_microbatches(batch, [], budget) == []
 
 
 def test_without_a_buffer_no_length_is_punished(config: Config):
@@ -133,7 +133,7 @@ def test_only_steps_with_equal_graded_values_speak_of_them(config: Config):
     empty = make_batch([], config, torch.float32)
     plain, graded = Accounting(), Accounting(groups_all_equal=3)
     graded.wasted_tokens["all_equal"] = 60
-    lines = [step_metrics(1, Fill([], accounting), empty, 0) for accounting in (plain, graded)]
+    lines = [step_metrics(1, SampledGroups([], accounting), empty, 0) for accounting in (plain, graded)]
     told = {"sampling/groups_all_equal": 3, "tokens/wasted_all_equal": 60}
     assert {name: lines[1][name] for name in lines[1].keys() - lines[0].keys()} == told
     for line in lines:

@@ -16,7 +16,7 @@ from dapo.learner.moments import (
     unpack_first,
     unpack_second,
 )
-from dapo.learner.optimizer import Optimizer, lr_share
+from dapo.learner.optimizer import Optimizer, lr_factor
 
 
 def optimizer_of(module: torch.nn.Module, max_grad_norm: float = 1e9, moments: Kind = "float32") -> Optimizer:
@@ -31,20 +31,20 @@ def backward(module: Linear, x: torch.Tensor) -> None:
 
 def test_warmup_counts_from_one_and_never_runs_at_zero():
     warm = TrainConfig(steps=20, lr=1e-6, warmup_steps=10)
-    assert [lr_share(warm, k) for k in (1, 5, 10, 11, 20)] == [0.1, 0.5, 1, 1, 1]
-    assert lr_share(TrainConfig(steps=20, lr=1e-6), 1) == 1
+    assert [lr_factor(warm, k) for k in (1, 5, 10, 11, 20)] == [0.1, 0.5, 1, 1, 1]
+    assert lr_factor(TrainConfig(steps=20, lr=1e-6), 1) == 1
 
 
 def test_decay_starts_at_the_end_of_warmup_and_stays_above_zero():
     linear = TrainConfig(steps=12, lr=1.0, warmup_steps=3, lr_decay="linear")
-    assert [lr_share(linear, k) for k in (1, 3, 4, 8, 12)] == pytest.approx([1 / 3, 1, 0.9, 0.5, 0.1])
+    assert [lr_factor(linear, k) for k in (1, 3, 4, 8, 12)] == pytest.approx([1 / 3, 1, 0.9, 0.5, 0.1])
     cosine = TrainConfig(steps=9, lr=1.0, warmup_steps=1, lr_decay="cosine")
-    thirds_of_pi = [lr_share(cosine, k) for k in (4, 7)]  # cosine 1/2 and -1/2
+    thirds_of_pi = [lr_factor(cosine, k) for k in (4, 7)]  # cosine 1/2 and -1/2
     assert thirds_of_pi == pytest.approx([0.75, 0.25])
     for decay in ("linear", "cosine"):
         for steps, warmup in ((1, 0), (5, 5), (5, 9), (50, 20)):
             train = TrainConfig(steps=steps, lr=1.0, warmup_steps=warmup, lr_decay=decay)
-            rates = [lr_share(train, k) for k in range(1, steps + 1)]
+            rates = [lr_factor(train, k) for k in range(1, steps + 1)]
             peak = min(warmup, steps)
             assert all(0 < rate <= 1 for rate in rates)
             assert rates[peak:] == sorted(rates[peak:], reverse=True)
@@ -55,8 +55,8 @@ def test_without_warmup_the_first_step_runs_at_the_full_rate(decay: str):
     for N in (1, 2, 8):
         cold = TrainConfig(steps=N, lr=1.0, warmup_steps=0, lr_decay=decay)
         one = TrainConfig(steps=N, lr=1.0, warmup_steps=1, lr_decay=decay)
-        assert lr_share(cold, 1) == 1.0
-        assert [lr_share(cold, k) for k in range(1, N + 1)] == [lr_share(one, k) for k in range(1, N + 1)]
+        assert lr_factor(cold, 1) == 1.0
+        assert [lr_factor(cold, k) for k in range(1, N + 1)] == [lr_factor(one, k) for k in range(1, N + 1)]
 
 
 def test_float32_is_plain_adamw():

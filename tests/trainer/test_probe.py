@@ -15,7 +15,7 @@ from dapo.config import load_recipe
 from dapo.data.problems import load_problems
 from dapo.errors import ConfigError, DataError
 from dapo.evaluation.offline import OfflineEval, run_offline_eval
-from dapo.evaluation.probe import Difficulty, difficulties, fitted_prior, histogram, informative_share, select, summary
+from dapo.evaluation.probe import Difficulty, difficulties, fitted_prior, histogram, mixed_fraction, select, summary
 from dapo.evaluation.runner import summarise
 from dapo.models.load import save_policy
 from dapo.sampling.predictive import Posteriors, chance_mixed, counts_in, n_right
@@ -30,7 +30,7 @@ def seen(n: int, *correct: int) -> list[Difficulty]:
     return [Difficulty(f"p{i}", f"question {i}", n, c, 10.0, 0.0) for i, c in enumerate(correct)]
 
 
-# ---------------------------------------------------------------- expected informative groups
+# ---------------------------------------------------------------- expected mixed groups
 
 
 @pytest.mark.parametrize(("n", "c", "G"), [(8, 3, 4), (8, 1, 8), (6, 5, 2), (8, 0, 4), (8, 8, 8)])
@@ -39,13 +39,13 @@ def test_the_chance_of_a_mixed_group_counts_subsets(n: int, c: int, G: int):
         return 0 < sum(i < c for i in chosen) < G
 
     subsets = list(combinations(range(n), G))
-    assert informative_share(seen(n, c), G) == pytest.approx(sum(map(is_mixed, subsets)) / len(subsets))
+    assert mixed_fraction(seen(n, c), G) == pytest.approx(sum(map(is_mixed, subsets)) / len(subsets))
 
 
 def test_the_estimate_is_unbiased():
     p, n, G = 0.3, 8, 4
     weights = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
-    mean = sum(w * informative_share(seen(n, c), G) for c, w in enumerate(weights))
+    mean = sum(w * mixed_fraction(seen(n, c), G) for c, w in enumerate(weights))
     assert mean == pytest.approx(1 - p**G - (1 - p) ** G)
 
 
@@ -54,13 +54,13 @@ def test_beyond_k_hopeless_problems_do_not_count_as_half_hopeful():
     a, b = fitted_prior(table)
     assert a < 0.3
     assert b < 0.3
-    assert 0.1 <= informative_share(table, 32) <= 0.3
+    assert 0.1 <= mixed_fraction(table, 32) <= 0.3
     assert chance_mixed(1 + 0, 1 + 8, 32) > 0.75  # what a flat prior would say of a problem never solved
 
 
 def test_all_of_one_kind_stays_finite():
     for table in (seen(8, 0, 0, 0), seen(8, 8, 8), seen(1, 1), seen(1, 0)):
-        for share in summary(table)["informative"].values():
+        for share in summary(table)["mixed"].values():
             assert 0 <= share <= 1
 
 
@@ -135,10 +135,10 @@ def test_graded_responses_are_counted_as_the_group_filter_counts_them(model: Pat
         judgements = tuple(Judgement(answer.verdict, answer.value, graded=answer.is_graded) for answer in own)
         group = Group(result.problems[0], 0, (), (), judgements)
         assert one.correct == n_right(group)
-        assert (0 < one.correct < one.n) == group.is_informative
+        assert (0 < one.correct < one.n) == group.is_mixed
         pairs = list(combinations(values, 4))
         mixed = sum(len(set(chosen)) > 1 for chosen in pairs) / len(pairs)
-        assert informative_share([one], 4) == pytest.approx(mixed)
+        assert mixed_fraction([one], 4) == pytest.approx(mixed)
         if group.is_graded:  # else all five were cut off
             assert one.as_json()["mean_value"] == pytest.approx(sum(values) / 5)
     assert 0.1 < summary(table)["pass_rate"] < 0.9

@@ -15,7 +15,7 @@ from dapo.report.chunks import read_script
 from dapo.report.examined import examine_run
 from dapo.report.page import write_page
 from dapo.sampling.accounting import Accounting, outcome_of
-from dapo.sampling.dynamic import Fill
+from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.budget import RunBudget
 from dapo.trainer.loop import train
 from dapo.trainer.records import DROPPED_PER_OUTCOME, dropped_groups, storable
@@ -170,11 +170,13 @@ def test_of_dropped_groups_the_first_few_of_each_outcome_are_chosen():
     wrong = [group_of(f"wrong-{i}", -1, -1) for i in range(DROPPED_PER_OUTCOME + 3)]
     right = [group_of("right", 1, 1)]
     equal = [group_of(f"equal-{i}", 0.5, 0.5, is_graded=True) for i in range(2)]
-    filled = Fill(mixed[:2], Accounting(), resolved=[*wrong, *mixed, *right, *equal])  # the third one was surplus
+    sampled = SampledGroups(
+        mixed[:2], Accounting(), resolved=[*wrong, *mixed, *right, *equal]
+    )  # the third one was surplus
     expected = [*wrong[:DROPPED_PER_OUTCOME], *right, *equal]
-    assert dropped_groups(filled) == expected
+    assert dropped_groups(sampled) == expected
     assert [outcome_of(group) for group in expected[-3:]] == ["all_correct", "all_equal", "all_equal"]
-    without_dynamic_sampling = Fill([*mixed, *wrong], Accounting(), resolved=[*mixed, *wrong])
+    without_dynamic_sampling = SampledGroups([*mixed, *wrong], Accounting(), resolved=[*mixed, *wrong])
     assert dropped_groups(without_dynamic_sampling) == []
 
 

@@ -91,7 +91,7 @@ def test_a_run_leaves_behind_what_the_design_says(tmp_path: Path):
     by_problem: dict[str, list[str]] = {}
     for row in rows:
         by_problem.setdefault(row["problem_id"], []).append(row["verdict"])
-    assert all(len(set(verdicts)) == 2 for verdicts in by_problem.values())  # informative groups only
+    assert all(len(set(verdicts)) == 2 for verdicts in by_problem.values())  # mixed groups only
     assert (folder / "config.toml").is_file()
 
 
@@ -155,7 +155,7 @@ class StopAfter(Observer):
     def on_start(self, run: Any) -> None:
         self.run = run
 
-    def on_fill(self, known: int, wanted: int) -> None:  # noqa: ARG002
+    def on_groups(self, known: int, wanted: int) -> None:  # noqa: ARG002
         self.calls -= self.run.step == 1
         if self.calls == 0:
             self.run.is_stopping = True
@@ -379,7 +379,7 @@ def test_an_existing_folder_and_a_folder_that_is_no_run_are_refused(tmp_path: Pa
     assert "resume" not in caught.value.remedy
 
 
-def test_a_set_that_is_never_informative_ends_by_its_policy(tmp_path: Path):
+def test_a_set_that_is_never_mixed_ends_by_its_policy(tmp_path: Path):
     run = run_toy(tmp_path, "run", "rewards.verifier=exact", "sampling.max_prompts_tried_per_step=8")
     assert [line["updates"] for line in metrics(run.folder)] == [0, 0, 0]
     assert "easier problems" in (run.folder / "events.jsonl").read_text()
@@ -448,7 +448,7 @@ class StopInPretraining(Observer):
     def on_start(self, run: Any) -> None:
         self.run = run
 
-    def on_fill(self, known: int, wanted: int) -> None:  # noqa: ARG002
+    def on_groups(self, known: int, wanted: int) -> None:  # noqa: ARG002
         self.tick -= 1
         if self.tick == 0:
             self.stop()

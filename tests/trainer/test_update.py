@@ -11,11 +11,11 @@ from toy import recipe
 
 from dapo.config.schema import Config, CorrectionConfig
 from dapo.learner import update
-from dapo.learner.batch import Batch, deal_microbatches, deal_minibatches, make_batch
+from dapo.learner.batch import Batch, make_batch, split_into_microbatches, split_into_minibatches
 from dapo.learner.critic import CriticLearner, apply_gae
-from dapo.learner.dealing import Micro
 from dapo.learner.learner import Learner
 from dapo.learner.metrics import summarise
+from dapo.learner.microbatches import Micro
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.ragged import Ragged
 from dapo.learner.scoring import score_old
@@ -65,7 +65,7 @@ def learner_of(dtype: torch.dtype) -> Learner:
 def gradient(learner: Learner, batch: Batch, config: Config, budget: int) -> torch.Tensor:
     rows = list(range(len(batch.lengths)))
     learner.policy.zero_grad()
-    for micro in deal_microbatches(batch, rows, budget):
+    for micro in split_into_microbatches(batch, rows, budget):
         microbatch_loss(Step(learner, batch, config), Micro(micro), Totals.of(batch, rows), Sums()).backward()
     return torch.cat([p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None])
 
@@ -114,7 +114,7 @@ def test_bypass_still_measures_the_gap_to_the_engine(config: Config):
 
 
 def test_a_non_finite_loss_is_skipped_counted_and_bounded(config: Config):
-    from dapo.errors import EngineError
+    from dapo.errors import TrainingError
 
     learner = learner_of(torch.float64)
     before = [p.detach().clone() for p in learner.policy.parameters()]
@@ -124,7 +124,7 @@ def test_a_non_finite_loss_is_skipped_counted_and_bounded(config: Config):
     assert (metrics["updates"], metrics["policy/skipped_updates"]) == (0, 2)
     assert not {"policy/loss", "policy/grad_norm", "policy/kl_old", "clip/high"} & metrics.keys()
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
-    with pytest.raises(EngineError, match="4 updates in a row"):
+    with pytest.raises(TrainingError, match="4 updates in a row"):
         update_policy(learner, batch, config, step=2)
 
 
@@ -161,11 +161,13 @@ def test_a_skipped_update_has_no_say_in_the_means_of_those_that_ran(config: Conf
     seen = []
     for n_broken in (0, 1):
         learner, batch = learner_of(torch.float64), make_batch(groups(4), config, torch.float64)
-        deals = [batch.loss_rows(deal) for deal in deal_minibatches(4, 2, seed=config.train.seed, step=1, epoch=0)]
-        for row in deals[1] if n_broken else []:
+        update_rows = [
+            batch.loss_rows(groups) for groups in split_into_minibatches(4, 2, seed=config.train.seed, step=1, epoch=0)
+        ]
+        for row in update_rows[1] if n_broken else []:
             batch.advantage.row(row).fill_(float("nan"))
         if not n_broken:
-            batch.is_in_loss[deals[1]] = False
+            batch.is_in_loss[update_rows[1]] = False
         metrics = update_policy(learner, batch, config, step=1)
         assert (metrics["updates"], metrics["policy/skipped_updates"]) == (1, n_broken)
         seen.append({k: v for k, v in metrics.items() if k.startswith(("policy/", "clip/")) and "skipped" not in k})
@@ -183,7 +185,7 @@ def learner_with_critic() -> Learner:
 
 
 def test_skipped_updates_of_the_critic_are_bounded_whatever_the_policy_does(tmp_path: Path):
-    from dapo.errors import EngineError
+    from dapo.errors import TrainingError
 
     ppo = recipe(tmp_path, "preset=ppo", "train.updates_per_step=2", "train.epochs_per_step=1").config
     assert ppo.train.max_bad_updates == 3
@@ -194,7 +196,7 @@ def test_skipped_updates_of_the_critic_are_bounded_whatever_the_policy_does(tmp_
     metrics = update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=1)
     assert (metrics["updates"], metrics["policy/skipped_updates"]) == (2, 2)  # each policy update ran
     assert (learner.bad_updates, learner.critic.bad_updates) == (0, 2)
-    with pytest.raises(EngineError, match="4 updates in a row of the critic") as caught:
+    with pytest.raises(TrainingError, match="4 updates in a row of the critic") as caught:
         update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=2)
     assert "algorithm.critic.lr" in caught.value.remedy
 
@@ -220,7 +222,7 @@ def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Conf
 
 
 @pytest.mark.parametrize("budget", [1, 64, 16_384])
-def test_metrics_are_the_formulas_over_all_tokens_however_they_are_dealt(config: Config, budget: int):
+def test_metrics_are_the_formulas_over_all_tokens_however_they_are_split(config: Config, budget: int):
     algorithm = config.algorithm.model_copy(update={"correction": CorrectionConfig(cap=2.0)})
     config = config.model_copy(update={"algorithm": algorithm})
     learner, batch = learner_of(torch.float64), make_batch(groups(6), config, torch.float64)
@@ -234,7 +236,7 @@ def test_metrics_are_the_formulas_over_all_tokens_however_they_are_dealt(config:
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     rows = list(range(len(batch.lengths)))
     step = Step(learner, batch, config)
-    for micro in deal_microbatches(batch, rows, budget):
+    for micro in split_into_microbatches(batch, rows, budget):
         microbatch_loss(step, Micro(micro), Totals.of(batch, rows), step.sums)
     metrics = summarise(step, 0)
 
@@ -295,7 +297,7 @@ def test_values_are_scored_in_the_updates_micro_batches_too(tmp_path: Path, monk
     pack = batch_module.pack
     monkeypatch.setattr(batch_module, "pack", lambda *parts, **how: packed.append(1) or pack(*parts, **how))
     update_policy(learner_with_critic(), make_batch(groups(4), ppo, torch.float64), ppo, step=1)
-    assert len(packed) == 4  # two updates, dealt anew in the second epoch
+    assert len(packed) == 4  # two updates, shuffled anew in the second epoch
 
 
 @pytest.mark.parametrize("n_values", [1, 50])

@@ -42,7 +42,7 @@ def engine() -> Iterator[Make]:
     def make(policy: Policy, *, rows: int = 8, max_tokens: int = MAX_TOKENS, share: float = 0.4, **sampling: float):
         params = SamplingParams(**sampling)
         opened.append(
-            VllmEngine(policy, sampling=params, max_concurrent=rows, max_tokens=max_tokens, memory_share=share)
+            VllmEngine(policy, sampling=params, max_concurrent=rows, max_tokens=max_tokens, memory_fraction=share)
         )
         return opened[-1]
 

@@ -50,8 +50,8 @@ class Measured:
     truncated_end: float
     clip: float  # whole run, both sides
     waste: float  # generated tokens that entered no loss
-    informative: float | None  # share of the trained groups that are mixed, whole run; None with a critic
-    informative_end: float | None
+    mixed_groups: float | None  # share of the trained groups that are mixed, whole run; None with a critic
+    mixed_groups_end: float | None
     step_seconds: float
 
     @property
@@ -91,8 +91,8 @@ def measure(job: Job) -> Measured:
         truncated_end=mean(end, "length/truncated"),
         clip=mean(metrics, "clip/low") + mean(metrics, "clip/high"),
         waste=1 - trained / (generated + pretraining) if generated else 0.0,
-        informative=informative(job, metrics),
-        informative_end=informative(job, end),
+        mixed_groups=mixed_groups(job, metrics),
+        mixed_groups_end=mixed_groups(job, end),
         step_seconds=total(metrics, "timing.step_s"),
     )
 
@@ -120,7 +120,7 @@ def evaluations_of(
     return tuple(found), problems, k
 
 
-def informative(job: Job, lines: list[dict[str, Any]]) -> float | None:
+def mixed_groups(job: Job, lines: list[dict[str, Any]]) -> float | None:
     """With dynamic sampling every trained group is mixed; without it, some are.
 
     None with a critic, which learns from any response.

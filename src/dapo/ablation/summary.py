@@ -42,8 +42,8 @@ SHAPES = {
     "truncated_end": "share of judged responses, last 10 steps",
     "clip": "share of tokens clipped, low and high, whole run",
     "waste": "share of the generated tokens that entered no loss",
-    "informative": "share of the trained groups with 0 < correct < G, whole run",
-    "informative_end": "share of the trained groups with 0 < correct < G, last 10 steps",
+    "mixed_groups": "share of the trained groups with 0 < correct < G, whole run",
+    "mixed_groups_end": "share of the trained groups with 0 < correct < G, last 10 steps",
     "step_seconds": "wall-clock time of all steps",
 }
 

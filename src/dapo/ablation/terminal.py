@@ -108,6 +108,6 @@ SHAPES: dict[str, Callable[[Line], str]] = {
     "truncated": lambda line: f"{100 * line['truncated']:.1f}%",
     "clip": lambda line: f"{100 * line['clip']:.2f}%",
     "waste": lambda line: f"{100 * line['waste']:.0f}%",
-    "mixed groups": lambda line: "" if line["informative"] is None else f"{100 * line['informative']:.0f}%",
+    "mixed groups": lambda line: "" if line["mixed_groups"] is None else f"{100 * line['mixed_groups']:.0f}%",
     "seconds": lambda line: f"{line['step_seconds']:.0f}",
 }

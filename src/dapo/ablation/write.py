@@ -106,7 +106,7 @@ def markdown_row(line: Mapping[str, Any]) -> list[str]:
         f"{100 * line['truncated']:.1f} %",
         f"{100 * line['clip']:.2f} %",
         f"{100 * line['waste']:.0f} %",
-        "" if line["informative"] is None else f"{100 * line['informative']:.0f} %",
+        "" if line["mixed_groups"] is None else f"{100 * line['mixed_groups']:.0f} %",
         " / ".join(f"{value:g}" for value in line["published"].values()),
     ]
 

@@ -229,9 +229,9 @@ def show(figures: dict[str, Any]) -> None:
         if "tokens_per_s" not in line:
             table.add_row(line["engine"], line["load"], str(line["slots"]), "", "", "", line["settings"])
             continue
-        share = line.get("fraction_of_limit")
+        fraction = line.get("fraction_of_limit")
         table.add_row(
             line["engine"], line["load"], str(line["slots"]), f"{line['tokens_per_s']:,.0f}",
-            f"{line['ms_per_step']:.2f}", "" if share is None else f"{share:.0%}", line["settings"],
+            f"{line['ms_per_step']:.2f}", "" if fraction is None else f"{fraction:.0%}", line["settings"],
         )  # fmt: skip
     console.print(table)

@@ -31,7 +31,7 @@ def bench_sampling(
     seed: Annotated[int, typer.Option(min=0, help="Seed of lengths, pass rates and verdicts.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:
-    """Time to fill a step and waste by cause, with half of the groups uninformative: the real sampling code.
+    """Time to sample a step's groups and waste by cause, with half of the problems never mixed: the real sampling code.
 
     Works as pasted:  dapo bench sampling
     """
@@ -92,11 +92,11 @@ def show(figures: dict[str, Any]) -> None:
     load, is_local = figures["load"], figures["engine"] == "local"
     console = wide_console()
     console.print(
-        f"{load['prompts_per_step']} informative groups x {load['responses_per_prompt']} responses a step, "
-        f"{load['max_concurrent']} at a time, half of the problems uninformative; "
+        f"{load['prompts_per_step']} mixed groups x {load['responses_per_prompt']} responses a step, "
+        f"{load['max_concurrent']} at a time, half of the problems never mixed; "
         f"means of {load['steps']} steps, {'local engine' if is_local else 'virtual clock'}"
     )
-    columns = ["strategy", "s to fill", "of x 1", "of x 3"]
+    columns = ["strategy", "s per step", "of x 1", "of x 3"]
     columns += ["CPU s", "of x 1", "of x 3"] if is_local else []
     columns += ["tokens", "all right", "all wrong", "surplus", "aborted", "stale", "prompts"]
     table = table_of(*columns, figures=slice(1, None))

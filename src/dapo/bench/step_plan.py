@@ -50,7 +50,7 @@ def check(plan: StepPlan) -> None:
         raise ConfigError(f"--hidden {plan.hidden}: four heads of an even size must fit.", remedy="A multiple of 8.")
     if plan.prompts * plan.responses % plan.micro:
         raise ConfigError(
-            f"--micro {plan.micro}: {plan.prompts} x {plan.responses} rows cannot be dealt into such micro-batches.",
+            f"--micro {plan.micro}: {plan.prompts} x {plan.responses} rows cannot be split into such micro-batches.",
             remedy="Choose a divisor.",
         )
 

@@ -29,7 +29,7 @@ def seconds_of(marks: list[tuple[float, float]]) -> Row:
     return {"wall": wall[1:], "cpu": cpu[1:], "first_s": wall[0]}
 
 
-class DigitShare:
+class DigitFraction:
     """The peer's reward as a judge: graded, at once, in this process. Implements `Judge`."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class DigitShare:
         meta: Mapping[str, object] | None = None,  # noqa: ARG002
     ) -> int:
         self.n_tickets += 1
-        self.scores[self.n_tickets] = trl_peer.digit_share([response])[0]
+        self.scores[self.n_tickets] = trl_peer.digit_fraction([response])[0]
         return self.n_tickets
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:
@@ -100,7 +100,7 @@ def make_run(plan: StepPlan, folder: Path) -> Run:
     run = begin_run(
         with_overrides("quickstart", [f"{key}={json.dumps(value)}" for key, value in changes.items()]), folder / "run"
     )
-    judge: Judge = DigitShare()
+    judge: Judge = DigitFraction()
     run.collector.judge = judge
     return run
 

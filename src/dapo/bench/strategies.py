@@ -1,4 +1,4 @@
-"""Strategies of dynamic sampling side by side: time to fill a step, and waste by cause."""
+"""Strategies of dynamic sampling side by side: time to sample a step's groups, and waste by cause."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dapo.planning.virtual import (
     TickCost,
     VirtualEngine,
     VirtualJudge,
-    half_informative,
+    half_mixed,
     log_normal_lengths,
 )
 from dapo.rollout.engine import Engine, Request
 from dapo.sampling.accounting import CAUSES, Accounting
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import FillState
-from dapo.sampling.fill import fill_step
+from dapo.sampling.dynamic import SamplingState
+from dapo.sampling.groups import sample_groups
 
 STRATEGIES: dict[str, dict[str, object]] = {
     "rounds x 1": {"schedule": "rounds", "generation_multiple": 1},
@@ -88,11 +88,11 @@ def compare_on(
 
     They take turns step by step, so that whatever else slows a machine down meets all of them alike.
     """
-    rates = pass_rate_of or (lambda problem: half_informative(problem, load.seed))
+    rates = pass_rate_of or (lambda problem: half_mixed(problem, load.seed))
     contenders = {name: Contender(load, changes, make_engine(), rates) for name, changes in STRATEGIES.items()}
     for step in range(load.steps):
         for contender in contenders.values():
-            contender.fill(step)
+            contender.sample(step)
     return {name: contender.outcome() for name, contender in contenders.items()}
 
 
@@ -113,17 +113,17 @@ class Contender:
             max_new_tokens=load.max_new_tokens,
             seed=load.seed,
         )
-        self.source, self.state = EndlessSource(pass_rate_of), FillState()
+        self.source, self.state = EndlessSource(pass_rate_of), SamplingState()
         self.accounts: list[Accounting] = []
         self.seconds = self.cpu_seconds = 0.0
 
-    def fill(self, step: int) -> None:
+    def sample(self, step: int) -> None:
         version, budget = step * self.load.updates_per_step, 100 * self.load.prompts_per_step
         self.clocked.engine.load_weights(self.clocked.policy, version)
         before, cpu_before = self.clocked.seconds(), time.process_time()
         parts = (self.collector, self.source, self.config, self.state)
-        filled = fill_step(*parts, version=version, filter_truncated=False, max_prompts_tried=budget)
-        self.accounts.append(filled.accounting)
+        sampled = sample_groups(*parts, version=version, filter_truncated=False, max_prompts_tried=budget)
+        self.accounts.append(sampled.accounting)
         self.seconds += self.clocked.seconds() - before
         self.cpu_seconds += time.process_time() - cpu_before
 

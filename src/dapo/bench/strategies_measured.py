@@ -1,6 +1,6 @@
 """The comparison of strategies on a real engine on the CPU: a random model really writes, and the seconds are real.
 
-Lengths and verdicts are still given, so that half of the groups are uninformative whatever the model says.
+Lengths and verdicts are still given, so that half of the groups are not mixed, whatever the model says.
 """
 
 from __future__ import annotations

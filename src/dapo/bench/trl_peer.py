@@ -76,14 +76,14 @@ def make_trainer(plan: dict[str, Any], folder: Path, marks: list[tuple[float, fl
     return GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder / "peer", dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(folder / "peer", padding_side="left"),
-        reward_funcs=[digit_share],
+        reward_funcs=[digit_fraction],
         args=options,
         train_dataset=Dataset.from_list([{"prompt": sum_of(i)} for i in range(plan["prompts"] * plan["steps"])]),
         callbacks=[Clock()],
     )
 
 
-def digit_share(completions: list[str], **_: Any) -> list[float]:
+def digit_fraction(completions: list[str], **_: Any) -> list[float]:
     """A reward that a random model already gets some of: the share of digits."""
     return [sum(map(str.isdigit, text)) / max(1, len(text)) for text in completions]
 

@@ -16,7 +16,7 @@ from dapo.types import Judgement, StopReason, Verdict
 
 N_PROBLEMS, N_RESPONSES = 512, 16
 MAX_TOKENS, CHARS_PER_TOKEN = 20_480, 3.2
-HOSTILE_SHARE = 0.01
+HOSTILE_FRACTION = 0.01
 _SENTENCES = (
     "Let $x$ be the number of marbles in the first box, so that $x + y = {a}$ and $xy = {b}$. ",
     "We compute $\\frac{{{a}}}{{{b}}} + \\sqrt{{{c}}}$ and simplify, which gives ${a} \\cdot {b} = {p}$. ",
@@ -142,7 +142,7 @@ def math_verify_one_by_one(tasks: list[Task], judgements: list[Judgement], sampl
 
 
 def with_hostile_lines(tasks: list[Task], draw: random.Random) -> tuple[list[Task], set[int]]:
-    rows = set(draw.sample(range(len(tasks)), int(HOSTILE_SHARE * len(tasks))))
+    rows = set(draw.sample(range(len(tasks)), int(HOSTILE_FRACTION * len(tasks))))
     return [
         Task(draw.choice(_HOSTILE), task.answer, StopReason.EOS) if row in rows else task
         for row, task in enumerate(tasks)

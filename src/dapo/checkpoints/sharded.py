@@ -2,7 +2,7 @@
 
 `torch.distributed.checkpoint` stores slices in safetensors files whose headers say where each slice belongs (its own
 default is a pickled index, which is never used here), and any number of ranks reads back just its own slices. The
-model's whole tensors are dealt to the ranks, as the several files of one Hugging Face folder.
+model's whole tensors are split over the ranks, as the several files of one Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from dapo.checkpoints.manifest import MANIFEST, described, manifest_of
-from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, put_in_place, step_of, sync_tree
+from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, remove_older, remove_unfinished, step_of
 from dapo.distributed.shards import host_mesh, local
 from dapo.distributed.world import World
 from dapo.errors import DiskError, cannot_write, is_about_disk
-from dapo.files import sync
+from dapo.files import UNFINISHED, put_folder, sync
 
 SLICES = "slices"  # folder of what is sharded
 INDEX = "model.safetensors.index.json"
@@ -43,21 +43,10 @@ class RankPart:
     """What one rank writes: copies on the host, which training does not change."""
 
     slices: Mapping[str, Tensor]  # this rank's, each knowing its place in the whole
-    weights: Mapping[str, Tensor]  # this rank's share of the model, as whole tensors
+    weights: Mapping[str, Tensor]  # this rank's part of the model, as whole tensors
     tensors: Mapping[str, Tensor]  # of the first rank: what is not sharded
     state: Mapping[str, Any]  # of the first rank
     write_model: Callable[[Path], None]  # by the first rank: everything of the model but its weights
-
-
-def deal_weights(sizes: Mapping[str, int], n_ranks: int) -> list[list[str]]:
-    """Every tensor to one rank, so that bytes balance: the largest first, each to the rank with the fewest so far."""
-    shares: list[list[str]] = [[] for _ in range(n_ranks)]
-    loads = [0] * n_ranks
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        rank = min(range(n_ranks), key=lambda rank: (loads[rank], rank))
-        shares[rank].append(name)
-        loads[rank] += sizes[name]
-    return shares
 
 
 class Background:
@@ -101,12 +90,12 @@ class Background:
 
 def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int) -> None:
     """This rank's share of the work on one checkpoint; when it returns, the checkpoint is there."""
-    final, aside = root / name, root / f".{name}.tmp"
+    # One name for all ranks, not a drawn one.
+    final, aside = root / name, root / f".{name}{UNFINISHED}"
 
     def prepare() -> None:
         if world.is_first:
-            for unfinished in root.glob(".*.tmp"):
-                shutil.rmtree(unfinished)
+            remove_unfinished(root)
             (aside / "model").mkdir(parents=True)
             (aside / SLICES).mkdir()
 
@@ -125,17 +114,17 @@ def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int
     def finish() -> None:
         if world.is_first:
             part.write_model(aside / "model")
-            write_index(aside / "model" / INDEX, shares)
-            files = {file: entry for share in shares for file, entry in share["files"].items()}
+            write_index(aside / "model" / INDEX, parts)
+            files = {file: entry for part in parts for file, entry in part["files"].items()}
             save_file(dict(part.tensors), aside / STATE_TENSORS)
             (aside / STATE_JSON).write_text(json.dumps(part.state, ensure_ascii=False), encoding="utf-8")
             (aside / MANIFEST).write_text(manifest_of(aside, step_of(final), known=files), encoding="utf-8")
-            sync_tree(aside)
-            put_in_place(aside, final, keep=keep)
+            put_folder(aside, final)
+            remove_older(final, keep=keep)
 
     try:
         together(world, final, prepare)
-        shares = together(world, final, write)
+        parts = together(world, final, write)
         together(world, final, finish)
     except DiskError:
         if world.is_first:
@@ -185,10 +174,10 @@ def write_weights(folder: Path, weights: Mapping[str, Tensor], world: World) -> 
     return [file] if weights else []
 
 
-def write_index(path: Path, shares: Sequence[Mapping[str, Any]]) -> None:
+def write_index(path: Path, parts: Sequence[Mapping[str, Any]]) -> None:
     """Which file of the model holds which tensor."""
-    placed = {name: file for share in shares for name, file in share["weights"].items()}
-    index = {"metadata": {"total_size": sum(share["bytes"] for share in shares)}, "weight_map": placed}
+    placed = {name: file for part in parts for name, file in part["weights"].items()}
+    index = {"metadata": {"total_size": sum(part["bytes"] for part in parts)}, "weight_map": placed}
     path.write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
 
 

@@ -133,14 +133,14 @@ def show(figures: dict[str, Any], table: list[Difficulty]) -> None:
             f"graded rewards: mean value {figures['mean_value']:.3f}; a response counts as passed where its value is "
             "above its problem's mean, and a group as mixed where values differ"
         )
-    rates = Table("pass rate", "problems", "share", box=None, padding=(0, 2, 0, 0))
+    rates = Table("pass rate", "problems", "fraction", box=None, padding=(0, 2, 0, 0))
     for row in figures["histogram"]:
         name = f"{row['from']:g}" if row["from"] == row["to"] else f"{row['from']:g} – {row['to']:g}"
-        share = row["problems"] / figures["problems"]
-        rates.add_row(name, f"{row['problems']:,}", f"{100 * share:5.1f} %  {'█' * round(30 * share)}")
+        fraction = row["problems"] / figures["problems"]
+        rates.add_row(name, f"{row['problems']:,}", f"{100 * fraction:5.1f} %  {'█' * round(30 * fraction)}")
     console.print(rates)
-    shares = "   ".join(f"G = {G}: {100 * share:.1f} %" for G, share in figures["informative"].items())
-    console.print(f"groups expected to be mixed (neither all right nor all wrong)   {shares}")
+    expected = "   ".join(f"G = {G}: {100 * fraction:.1f} %" for G, fraction in figures["mixed"].items())
+    console.print(f"groups expected to be mixed (neither all right nor all wrong)   {expected}")
     problems = Table("id", "pass rate", "tokens", "truncated", "question", box=None, padding=(0, 2, 0, 0))
     for one in table[:SHOWN]:
         question = " ".join(one.question.split())

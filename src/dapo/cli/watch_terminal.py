@@ -132,7 +132,7 @@ class LiveView(Observer):
         self.live = Live(self.picture(), console=self.console, refresh_per_second=4)
         self.live.start()
 
-    def on_fill(self, known: int, wanted: int) -> None:
+    def on_groups(self, known: int, wanted: int) -> None:
         self.show("rollout", known, wanted)
 
     def on_update(self, done: int, total: int) -> None:

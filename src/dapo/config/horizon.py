@@ -6,7 +6,7 @@ import math
 
 from dapo.config.schema import Config, GaeConfig
 
-ENOUGH_TOKENS, SHORT_SHARE = 400.0, 0.2
+ENOUGH_TOKENS, SHORT_FRACTION = 400.0, 0.2
 
 
 def horizon(gae: GaeConfig, length: float) -> float:
@@ -23,7 +23,7 @@ def is_short(gae: GaeConfig, length: float) -> bool:
     With λ = 0.95, 20 tokens, and with VAPO's λ, 15, a model of 1.5 B got worse on responses of 300: docs/results.md.
     From 400 on, which is 8,000 tokens at α = 0.05, VAPO's λ is known to work.
     """
-    return horizon(gae, length) < min(ENOUGH_TOKENS, SHORT_SHARE * length)
+    return horizon(gae, length) < min(ENOUGH_TOKENS, SHORT_FRACTION * length)
 
 
 def longer(gae: GaeConfig) -> str:

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from dapo.data.keys import folded, loose, ngrams
-from dapo.data.twins import MANY, RUN, STOCK_SHARE, Templates
+from dapo.data.twins import MANY, RUN, STOCK_FRACTION, Templates
 
 NGRAM = 13  # words; shorter runs are stock phrases
 SHARE = 0.5  # of the evaluation problem's n-grams; stock phrases reach 0.29 between AIME 2024 and its training files
@@ -116,7 +116,7 @@ def stock_grams(questions: Sequence[str]) -> frozenset[int]:
     if len(questions) < MANY:
         return frozenset()
     counts = Counter(gram for question in questions for gram in ngrams(question, NGRAM))
-    return frozenset(gram for gram, n in counts.items() if n > STOCK_SHARE * len(questions))
+    return frozenset(gram for gram, n in counts.items() if n > STOCK_FRACTION * len(questions))
 
 
 def twin_of(index: int, question: str, templates: Templates, texts: EvaluationTexts) -> Overlap | None:

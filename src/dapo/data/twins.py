@@ -15,8 +15,8 @@ NUMBER, NAME, PRONOUN = "#", "@", "%"
 RUN = 3  # words; a shorter run says nothing about their order, a longer one breaks at every small change
 MIN_WORDS = 4  # besides numbers and names; a shorter template ("What is # + #?") is a kind of exercise, not a problem
 
-NAMES_SHARE = 0.25  # of all words that are capitals inside sentences; above, it is the language's nouns (German)
-STOCK_SHARE = 1 / 3  # of all questions that begin or end alike; above, it is an instruction and not the problem
+NAMES_FRACTION = 0.25  # of all words that are capitals inside sentences; above, it is the language's nouns (German)
+STOCK_FRACTION = 1 / 3  # of all questions that begin or end alike; above, it is an instruction and not the problem
 STOCK_TOKENS = 5  # of an instruction, at least
 MANY = 30  # questions; of fewer, a share says nothing about a language or a habit
 
@@ -68,7 +68,7 @@ def names_among(questions: Iterable[str]) -> frozenset[str]:
             capital_inside.update(inside)
             capital_inside.update(dict.fromkeys(first, 0))
     n_all = n_first + capital_inside.total() + lower.total()
-    if n_questions >= MANY and capital_inside.total() > NAMES_SHARE * n_all:
+    if n_questions >= MANY and capital_inside.total() > NAMES_FRACTION * n_all:
         return frozenset()
     return frozenset(word for word, n in capital_inside.items() if n >= lower[word])
 
@@ -129,7 +129,7 @@ def shared_head(all_tokens: Sequence[Sequence[str]]) -> tuple[str, ...]:
     while len(all_tokens) >= MANY:
         counts = Counter(tokens[length] for tokens in alike if len(tokens) > length)
         token, n = counts.most_common(1)[0] if counts else ("", 0)
-        if n <= STOCK_SHARE * len(all_tokens):
+        if n <= STOCK_FRACTION * len(all_tokens):
             break
         alike = [tokens for tokens in alike if len(tokens) > length and tokens[length] == token]
         length += 1

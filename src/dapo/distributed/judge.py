@@ -1,4 +1,4 @@
-"""Judging shared by the ranks: each rank's own pool judges its share, and all ranks get all verdicts."""
+"""Judging shared by the ranks: each rank's own pool judges its part, and all ranks get all verdicts."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class SharedJudge:
         mine = {ticket: self.own_ticket.pop(ticket) for ticket in wanted if ticket in self.own_ticket}
         judged = self.own.wait(mine.values())
         judgements: dict[int, Judgement] = {}
-        shares = self.world.gather([[ticket, asdict(judged[own])] for ticket, own in mine.items()])
-        for rank, share in enumerate(shares):
+        parts = self.world.gather([[ticket, asdict(judged[own])] for ticket, own in mine.items()])
+        for rank, part in enumerate(parts):
             asked = [ticket for ticket in wanted if ticket % self.world.size == rank]
-            judgements |= read_share(rank, share, asked)
+            judgements |= read_part(rank, part, asked)
         return judgements
 
 
-def read_share(rank: int, share: Any, asked: Sequence[int]) -> dict[int, Judgement]:
+def read_part(rank: int, part: Any, asked: Sequence[int]) -> dict[int, Judgement]:
     """The verdicts of one rank, which are those it was asked for; else an error that names it."""
     try:
-        judged = {ticket: Judgement(**{**state, "verdict": Verdict(state["verdict"])}) for ticket, state in share}
-        if list(judged) != list(asked) or len(share) != len(asked):
+        judged = {ticket: Judgement(**{**state, "verdict": Verdict(state["verdict"])}) for ticket, state in part}
+        if list(judged) != list(asked) or len(part) != len(asked):
             raise ValueError(f"verdicts on {list(judged)} were given, and asked for on {list(asked)}")
         if not all(isinstance(judgement.value, float | int) for judgement in judged.values()):
             raise ValueError("a reward is not a number")

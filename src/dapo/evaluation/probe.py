@@ -66,19 +66,19 @@ def difficulties(problems: Sequence[Problem], answers: Answers, *, k: int) -> li
 
 
 def summary(table: Sequence[Difficulty]) -> dict[str, Any]:
-    """Means over problems, the histogram, and the expected share of informative groups."""
+    """Means over problems, the histogram, and the expected share of mixed groups."""
     graded = [one.mean_value for one in table if one.mean_value is not None]
     return {
         "problems": len(table),
         "pass_rate": float(np.mean([one.pass_rate for one in table])),
         "mean_tokens": float(np.mean([one.mean_tokens for one in table])),
         "truncated": float(np.mean([one.truncated for one in table])),
-        "informative": {str(G): informative_share(table, G) for G in GROUP_SIZES},
+        "mixed": {str(G): mixed_fraction(table, G) for G in GROUP_SIZES},
         "histogram": histogram(table),
     } | ({"mean_value": float(np.mean(graded))} if graded else {})
 
 
-def informative_share(table: Sequence[Difficulty], G: int) -> float:
+def mixed_fraction(table: Sequence[Difficulty], G: int) -> float:
     """Expected share of groups of G with 0 < correct < G, if every problem is drawn equally often.
 
     For G ≤ n without bias: 1 − [C(c, G) + C(n−c, G)] / C(n, G), the chance that G of the n answers, drawn without

@@ -118,8 +118,8 @@ def summarise(name: str, problems: Sequence[Problem], answers: Answers, *, k: in
         estimate: Estimate | None = bootstrap(per_problem) if per_problem is not None else None
         line[score] = estimate.value if estimate is not None else None
         line[f"{score}_interval"] = [estimate.low, estimate.high] if estimate is not None else None
-    line["unparseable"] = share(everything, lambda a: a.verdict is Verdict.UNPARSEABLE)
-    line["truncated"] = share(everything, lambda a: a.is_truncated)
+    line["unparseable"] = fraction(everything, lambda a: a.verdict is Verdict.UNPARSEABLE)
+    line["truncated"] = fraction(everything, lambda a: a.is_truncated)
     line["faults"] = sum(a.is_aborted for a in everything)
     line["mean_tokens"] = float(np.mean([a.n_tokens for a in everything])) if everything else 0.0
     if any(a.is_graded for a in everything):
@@ -133,5 +133,5 @@ def summarise(name: str, problems: Sequence[Problem], answers: Answers, *, k: in
     return line
 
 
-def share(answers: Sequence[Answered], holds: Callable[[Answered], bool]) -> float:
+def fraction(answers: Sequence[Answered], holds: Callable[[Answered], bool]) -> float:
     return sum(holds(answer) for answer in answers) / len(answers) if answers else 0.0

@@ -51,7 +51,7 @@ class Batch:
         return [row for row, group in enumerate(self.group.tolist()) if group in wanted and self.is_in_loss[row]]
 
     def packed(self, rows: Sequence[int], device: torch.device) -> Packed:
-        """The rows as one packed micro-batch: the π_old pass and every update that deals the same rows share it.
+        """The rows as one packed micro-batch: the π_old pass and every update of the same rows share it.
 
         In float64, which is for comparing runs to the last digits, rows share no prompt: the library's norms work in
         float32 there too, and what a shared token gets back would be rounded once instead of once per response.
@@ -137,8 +137,8 @@ def group_advantages(batch: Batch, config: Config) -> Tensor:
     return group_advantage(reward, std=group.std, eps=group.eps).flatten()
 
 
-def deal_minibatches(n_groups: int, n_updates: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:
-    """Groups shuffled by (seed, step, epoch) and dealt into at most `n_updates` mini-batches of nearly equal size.
+def split_into_minibatches(n_groups: int, n_updates: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:
+    """Groups shuffled by (seed, step, epoch) and split into at most `n_updates` mini-batches of nearly equal size.
 
     Shuffled, so that mini-batches are not sorted by length or by time of completion; never more updates than groups.
     """
@@ -151,19 +151,19 @@ def deal_minibatches(n_groups: int, n_updates: int, *, seed: int, step: int, epo
     return [sorted(order[i * n_groups // n : (i + 1) * n_groups // n]) for i in range(n)] if n else []
 
 
-def deal_updates(batch: Batch, config: Config, *, step: int, epochs: int) -> list[list[int]]:
+def split_into_updates(batch: Batch, config: Config, *, step: int, epochs: int) -> list[list[int]]:
     """The loss rows of each update of a step; an update may have none."""
     train = config.train
     return [
         batch.loss_rows(groups)
         for epoch in range(epochs)
-        for groups in deal_minibatches(
+        for groups in split_into_minibatches(
             len(batch.groups), train.updates_per_step, seed=train.seed, step=step, epoch=epoch
         )
     ]
 
 
-def deal_microbatches(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
+def split_into_microbatches(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
     """Rows in order, as many together as the token budget holds; a row over the budget is alone in its micro-batch."""
     parts: list[list[int]] = []
     room = 0

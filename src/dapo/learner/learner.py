@@ -16,7 +16,7 @@ from dapo.errors import ConfigError
 from dapo.learner.activations import checkpoint_layers
 from dapo.learner.batch import Batch
 from dapo.learner.critic import CriticLearner
-from dapo.learner.dealing import Micro, own_microbatches
+from dapo.learner.microbatches import Micro, own_microbatches
 from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import load_critic
 from dapo.models.load import load_policy

@@ -23,20 +23,20 @@ class UpdateOutcome:
     is_skipped: bool  # the gradient was not finite; nothing changed
 
 
-def lr_share(train: TrainConfig, step: int) -> float:
+def lr_factor(train: TrainConfig, step: int) -> float:
     """Of the full learning rate in step k = 1, 2, … of N: k/W while k ≤ W, then 1 or falling to its end; never 0.
 
     Linear: (N+1−k)/(N+1−F). Cosine: (1+cos(π·(k−F)/(N+1−F)))/2. F = max(W, 1) is the one step at the full rate, with a
     warm-up its last, without one the first.
     """
     if step < train.warmup_steps or train.lr_decay == "none":
-        return warmup_share(train, step)
+        return warmup_factor(train, step)
     full = max(train.warmup_steps, 1)
     done = (step - full) / (train.steps + 1 - full)
     return (1 - done) if train.lr_decay == "linear" else (1 + math.cos(math.pi * done)) / 2
 
 
-def warmup_share(train: TrainConfig, step: int, *, most: int | None = None) -> float:
+def warmup_factor(train: TrainConfig, step: int, *, most: int | None = None) -> float:
     """Of the rate in step k of a warm-up, which has `most` steps where that is fewer than the config's."""
     n_steps = train.warmup_steps if most is None else min(train.warmup_steps, most)
     return min(1.0, step / max(n_steps, 1))

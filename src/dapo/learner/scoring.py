@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dapo.learner.batch import Batch
 from dapo.learner.critic import Values, apply_gae, score_values
-from dapo.learner.dealing import own_rows, share_rows
 from dapo.learner.memory import within_memory
+from dapo.learner.microbatches import all_reduce_rows, own_rows
 from dapo.learner.ragged import Ragged
 from dapo.learner.step import Step
 from dapo.models.policy import Policy
@@ -34,7 +34,7 @@ def score_old(step: Step, skip: Sequence[int] = ()) -> None:
     def score_rows(rows: list[int]) -> None:
         keep_old(step, rows, *score(step.learner.policy, step, rows))
 
-    score_as_dealt(step, sorted(set(step.rows) - set(skip)), score_rows, old_policy_stats(step.batch))
+    score_in_microbatches(step, sorted(set(step.rows) - set(skip)), score_rows, old_policy_stats(step.batch))
 
 
 def advantages_by_gae(step: Step) -> Values | None:
@@ -58,21 +58,21 @@ def old_critic_values(step: Step) -> Ragged:
 def score_tokens(step: Step, score_rows: Callable[[list[int]], Tensor]) -> Ragged:
     """One number per token of the batch; score_rows(rows) gives those of some rows, end to end."""
     made = Ragged(step.batch.lengths, step.batch.advantage.flat.dtype)
-    score_as_dealt(step, step.rows, lambda rows: made.put(rows, score_rows(rows)), [made])
+    score_in_microbatches(step, step.rows, lambda rows: made.put(rows, score_rows(rows)), [made])
     return made
 
 
-def score_as_dealt(
+def score_in_microbatches(
     step: Step, wanted: Sequence[int], work: Callable[[list[int]], None], results: Sequence[Ragged]
 ) -> None:
     """work(rows) without gradients on each of this rank's micro-batches; then all ranks share the `results`.
 
-    Rows are dealt as the updates deal them, so that both use the same packed micro-batches.
+    Rows are split as for the updates, so that both use the same packed micro-batches.
     """
     batch, learner = step.batch, step.learner
     left, own = set(wanted), list[int]()
-    for deal in (*step.deals, wanted):  # last: rows that no update trains on
-        rows = [row for row in deal if row in left]
+    for trained in (*step.update_rows, wanted):  # last: rows that no update trains on
+        rows = [row for row in trained if row in left]
         left -= set(rows)
         own += own_rows(batch, rows, learner.world)
 
@@ -82,7 +82,7 @@ def score_as_dealt(
                     work(micro.rows)
 
         within_memory(step, rows, score_part)
-    share_rows(learner.world, results, wanted, own)
+    all_reduce_rows(learner.world, results, wanted, own)
 
 
 def old_policy_stats(batch: Batch) -> tuple[Ragged, ...]:

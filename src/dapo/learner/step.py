@@ -30,7 +30,7 @@ class Step:
     learner: Learner
     batch: Batch
     config: Config
-    deals: Sequence[Sequence[int]] = ()  # the rows of each update
+    update_rows: Sequence[Sequence[int]] = ()  # the rows of each update
     lr: float = 0.0
     critic_lr: float = 0.0
     event: Event = lambda _kind, _message: None

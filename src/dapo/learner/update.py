@@ -12,14 +12,14 @@ from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean,
 from dapo.algorithms.diagnostics import ClippedTokens, clipped_tokens
 from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, policy_ratio, positive_nll
 from dapo.config.schema import Config
-from dapo.errors import EngineError
-from dapo.learner.batch import Batch, deal_updates
+from dapo.errors import TrainingError
+from dapo.learner.batch import Batch, split_into_updates
 from dapo.learner.critic import CriticLearner, explained_variance_of, value_losses
-from dapo.learner.dealing import Micro, own_rows, share_rows
 from dapo.learner.learner import Learner
 from dapo.learner.memory import fit_activations, within_memory
 from dapo.learner.metrics import observe_tokens, summarise
-from dapo.learner.optimizer import UpdateOutcome, lr_share
+from dapo.learner.microbatches import Micro, all_reduce_rows, own_rows
+from dapo.learner.optimizer import UpdateOutcome, lr_factor
 from dapo.learner.scoring import (
     advantages_by_gae,
     first_update_scores_old,
@@ -45,29 +45,29 @@ def update_policy(
     event: Event = lambda _kind, _message: None,
 ) -> dict[str, float]:
     """Run all updates of a step; returns its metrics. Nothing to train on means no update and no error."""
-    deals = deal_updates(batch, config, step=step, epochs=config.train.epochs_per_step)
-    share = lr_share(config.train, step)
-    lr, critic_lr = share * config.train.lr, share * config.critic_lr
-    return run_updates(Step(learner, batch, config, deals, lr, critic_lr, event, record), progress)
+    update_rows = split_into_updates(batch, config, step=step, epochs=config.train.epochs_per_step)
+    factor = lr_factor(config.train, step)
+    lr, critic_lr = factor * config.train.lr, factor * config.critic_lr
+    return run_updates(Step(learner, batch, config, update_rows, lr, critic_lr, event, record), progress)
 
 
 def run_updates(step: Step, progress: OnUpdate) -> dict[str, float]:
-    """Score the batch, then update critic and policy on each deal of rows."""
+    """Score the batch, then update critic and policy on the rows of each update."""
     start, updates_before = time.perf_counter(), step.learner.updates
     fit_activations(step)
-    unscored = next((rows for rows in step.deals if rows), []) if first_update_scores_old(step) else []
+    unscored = next((rows for rows in step.update_rows if rows), []) if first_update_scores_old(step) else []
     score_old(step, skip=unscored)
     step.values = advantages_by_gae(step)
     scored = time.perf_counter()
-    for done, rows in enumerate(step.deals):
+    for done, rows in enumerate(step.update_rows):
         if rows:
             if step.values is not None:
                 update_critic(step, rows)
-            update_once(step, rows, is_old=rows is unscored)
+            update_once(step, rows, computes_old_logp=rows is unscored)
             unscored = []
-        progress(done + 1, len(step.deals))
+        progress(done + 1, len(step.update_rows))
     if step.record is not None:
-        share_record(step, step.record)
+        gather_record(step, step.record)
     metrics = summarise(step, updates_before)
     if step.values is not None:
         metrics["critic/explained_variance"] = explained_variance_of(step.values, step.batch.loss_rows())
@@ -77,30 +77,30 @@ def run_updates(step: Step, progress: OnUpdate) -> dict[str, float]:
     return metrics
 
 
-def share_record(step: Step, record: StepRecord) -> None:
+def gather_record(step: Step, record: StepRecord) -> None:
     """Give each rank's records to the rank that writes them: a row's is with the rank of its first update."""
     left = set(step.rows)
-    for deal in step.deals:
-        rows = [row for row in deal if row in left]
+    for trained in step.update_rows:
+        rows = [row for row in trained if row in left]
         left -= set(rows)
-        own = own_rows(step.batch, deal, step.learner.world)
-        share_rows(step.learner.world, (record.ratio, record.clip), rows, own)
+        own = own_rows(step.batch, trained, step.learner.world)
+        all_reduce_rows(step.learner.world, (record.ratio, record.clip), rows, own)
 
 
-def update_once(step: Step, rows: Sequence[int], *, is_old: bool) -> None:
+def update_once(step: Step, rows: Sequence[int], *, computes_old_logp: bool) -> None:
     """One optimizer update of the policy over `rows`.
 
-    `is_old`: the weights still are π_old and these rows are not scored yet; the update's forward pass does it.
+    `computes_old_logp`: the weights still are π_old, and the update's forward pass computes it for these rows.
     """
     learner, batch = step.learner, step.batch
     totals = Totals.of(batch, rows)
 
     def loss_of(micro: Micro, sums: Sums) -> Tensor:
-        return microbatch_loss(step, micro, totals, sums, is_old=is_old)
+        return microbatch_loss(step, micro, totals, sums, computes_old_logp=computes_old_logp)
 
     outcome = optimize(step, rows, learner, loss_of)
-    if is_old:
-        share_rows(learner.world, old_policy_stats(batch), rows, own_rows(batch, rows, learner.world))
+    if computes_old_logp:
+        all_reduce_rows(learner.world, old_policy_stats(batch), rows, own_rows(batch, rows, learner.world))
     learner.updates += not outcome.is_skipped
 
 
@@ -148,22 +148,22 @@ def optimize(
     part.bad_updates = part.bad_updates + 1 if outcome.is_skipped else 0
     if part.bad_updates > step.config.train.max_bad_updates:
         name, lr = ("critic", "algorithm.critic.lr") if is_critic else ("policy", "train.lr")
-        raise EngineError(
+        raise TrainingError(
             f"{part.bad_updates} updates in a row of the {name} had a gradient that is not finite.",
             remedy=f"The newest checkpoint is from before. Lower {lr}, or try model.dtype = float32.",
         )
     return outcome
 
 
-def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, is_old: bool = False) -> Tensor:
-    """The micro-batch's share of the update's loss: shares add up to the loss of the whole update.
+def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, computes_old_logp: bool = False) -> Tensor:
+    """The micro-batch's part of the update's loss: parts add up to the loss of the whole update.
 
     Everything is [N], all response tokens end to end: a padded [B, T] would be as long as its longest row.
     """
     learner, batch, algorithm, rows = step.learner, step.batch, step.config.algorithm, micro.rows
     device, clip = learner.policy.device, algorithm.clip
-    logp, entropy = score(learner.policy, step, rows, with_entropy=is_old)
-    if is_old:
+    logp, entropy = score(learner.policy, step, rows, with_entropy=computes_old_logp)
+    if computes_old_logp:
         keep_old(step, rows, logp, entropy)
     logp_old = batch.logp_old.joined(rows, device)
     advantage = batch.advantage.joined(rows, device)

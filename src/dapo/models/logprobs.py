@@ -21,8 +21,8 @@ CUDA_CHUNK_ELEMENTS = 1 << 28
 
 # On CUDA all logits of a micro-batch stay for the backward pass, which saves their second computation, if they take at
 # most this share of the device's memory and this share of what is free of it.
-KEPT_SHARE_OF_DEVICE = 0.05
-KEPT_SHARE_OF_FREE = 0.25
+KEPT_FRACTION_OF_DEVICE = 0.05
+KEPT_FRACTION_OF_FREE = 0.25
 
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -95,7 +95,7 @@ def _fits(n_logits: int, device: torch.device) -> bool:
         return False
     free, total = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return 4 * n_logits <= min(KEPT_SHARE_OF_DEVICE * total, KEPT_SHARE_OF_FREE * free)
+    return 4 * n_logits <= min(KEPT_FRACTION_OF_DEVICE * total, KEPT_FRACTION_OF_FREE * free)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dapo.models.kernels.attention import Sequences
 from dapo.models.triton_support import runs_triton
 
 # A bucket of sequences is padded to its longest; a sequence shorter than this share of it opens a new bucket.
-SHORTEST_SHARE = 0.75
+SHORTEST_FRACTION = 0.75
 
 # Rows share a prompt's tokens where that saves at least this part of all tokens: attention has to gather them.
 SHARING_SAVES = 1 / 16
@@ -247,12 +247,12 @@ def sum_in_torch(grad: Tensor, gather: Gather) -> Tensor:
 
 
 def _similar(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Indices of sequences grouped so that in each group the shortest has at least SHORTEST_SHARE of the longest."""
+    """Indices of sequences grouped so that in each group the shortest has at least SHORTEST_FRACTION of the longest."""
     order = np.argsort(-lengths, kind="stable")
     groups: list[NDArray[np.int64]] = []
     start = 0
     for i in range(1, len(order) + 1):
-        if i == len(order) or lengths[order[i]] < SHORTEST_SHARE * lengths[order[start]]:
+        if i == len(order) or lengths[order[i]] < SHORTEST_FRACTION * lengths[order[start]]:
             groups.append(order[start:i])
             start = i
     return groups

@@ -176,7 +176,7 @@ def batches(s: Settings, out: Translation, gpus: int) -> tuple[int, int]:
         )
     if updates > 1:
         origin = whole.origin if whole.is_given else passes.origin
-        out.means_other(origin, f"the {updates} updates of a step get whole groups; TRL deals its rows at random.")
+        out.means_other(origin, f"the {updates} updates of a step get whole groups; TRL splits its rows at random.")
     out.take("train.epochs_per_step", s.count("num_iterations", default=1))
     return prompts, updates
 
@@ -296,8 +296,8 @@ def steps(s: Settings, out: Translation, *, rows: int | None, updates: int, trai
     total = int(out.keys["train.steps"])
     if ratio.is_given and not warmup.value:
         warmup = Value(ratio.value, ratio.origin, is_given=True)
-    share = 0 < warmup.value < 1
-    n_warm = round(warmup.value * total) if share else -(-int(warmup.value) // per_step)
+    is_fraction = 0 < warmup.value < 1
+    n_warm = round(warmup.value * total) if is_fraction else -(-int(warmup.value) // per_step)
     out.take("train.warmup_steps", warmup, n_warm)
     if n_warm:
         out.means_other(warmup.origin, "the first step has the rate lr / warmup_steps; TRL's first update has none.")

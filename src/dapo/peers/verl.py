@@ -49,7 +49,7 @@ REASONS = {
     f"{ACTOR}.optim.min_lr_ratio": "train.lr_decay falls towards 0.",
     f"{ACTOR}.optim.num_cycles": "train.lr_decay falls once.",
     f"{ACTOR}.calculate_entropy": "entropy is logged every step.",
-    f"{ACTOR}.shuffle": "groups are dealt into mini-batches by train.seed.",
+    f"{ACTOR}.shuffle": "groups are shuffled into mini-batches by train.seed.",
     f"{ACTOR}.checkpoint": "a checkpoint holds everything that is needed to go on.",
     "actor_rollout_ref.ref": "the reference, where there is a KL term, runs like the policy.",
     "actor_rollout_ref.hybrid_engine": ALWAYS,

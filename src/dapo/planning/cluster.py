@@ -1,7 +1,7 @@
 """A cluster before it is rented: which layouts fit, what a step costs by phase, from a cost model that is stated here.
 
 The model: a pass takes (bytes read / bandwidth + FLOPs / rate), which do not overlap. Both rates were measured on one
-H200 (4.3 TB/s and 790 TFLOP/s of 4.8 and 989 on its data sheet); other cards are taken to reach the same shares of
+H200 (4.3 TB/s and 790 TFLOP/s of 4.8 and 989 on its data sheet); other cards are taken to reach the same fractions of
 theirs. Nothing larger than one GPU was measured.
 """
 
@@ -25,15 +25,15 @@ SHEET = {
     "b200": (8.0, 2250.0),
 }
 REACHED_BANDWIDTH, REACHED_FLOPS = 4.3 / 4.8, 790 / 989  # measured, H200
-# Our decoder's share of that limit with 1,024 responses: 0.61, 0.68, 0.84 at 135 M, 1.5 B, 7 B; the larger ones count.
-DECODE_SHARE = 0.75
+# Our decoder reaches of it, with 1,024 responses: 0.61, 0.68, 0.84 at 135 M, 1.5 B, 7 B; the larger ones count.
+DECODE_FRACTION = 0.75
 # vLLM 0.24 at its best setting, measured: 31 µs of host work per response and step, plus a quarter of the device's.
-VLLM_HOST_S, VLLM_SHARE = 31e-6, 0.25
+VLLM_HOST_S, VLLM_FRACTION = 31e-6, 0.25
 SYNC_S = 20e-6  # one sum over the GPUs of a replica, twice a layer: an assumption
-TRAIN_SHARE = 0.5  # of the matrix rate, in a packed forward-backward pass: an assumption
+TRAIN_FRACTION = 0.5  # of the matrix rate, in a packed forward-backward pass: an assumption
 LINK_BYTES = 40e9  # per GPU and second between nodes, where weights are gathered: an assumption
 LENGTH_SIGMA = 0.9  # of the log-normal lengths: an assumption
-MEAN_SHARE = 0.2  # mean response length as a share of the limit, unless given
+MEAN_FRACTION = 0.2  # mean response length as a fraction of the limit, unless given
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,14 @@ def rates_of(config: Config, shape: ModelShape, layout: Layout, *, card: str, gp
     per_response = context * 2 * shape.kv_values_per_token / tp / bandwidth + 2 * P / tp / flops
     if config.rollout.engine == "vllm" or tp > 1:
         base += 2 * shape.layers * SYNC_S * (tp > 1)
-        per_response = max(per_response, VLLM_SHARE * per_response + VLLM_HOST_S)
+        per_response = max(per_response, VLLM_FRACTION * per_response + VLLM_HOST_S)
     else:
-        base, per_response = base / DECODE_SHARE, per_response / DECODE_SHARE
+        base, per_response = base / DECODE_FRACTION, per_response / DECODE_FRACTION
     # π_old once (2P), forward and backward (6P) in every epoch, and the forward again where it is recomputed (2P);
     # attention adds 4·L·H·context per token and pass.
     passes = 1 + config.train.epochs_per_step * (3 + bool(config.train.gradient_checkpointing))
     attention = 4 * shape.layers * shape.heads * shape.head_size * (context + mean_tokens / 2)
-    train = flops * TRAIN_SHARE / (passes * (2 * P + attention))
+    train = flops * TRAIN_FRACTION / (passes * (2 * P + attention))
     gather = 2 * P / LINK_BYTES if layout.shard == "full" or tp > 1 else 0.0
     passes_s = (2 * 2 * P + 4 * P) / LINK_BYTES if layout.shard == "full" and gpus > 1 else 0.0
     return Rates(base, per_response, train, gather, passes_s)
@@ -118,15 +118,15 @@ class StepTime:
 
     rollout_s: float
     training_s: float
-    idle_share: float  # of the rollout: GPU time lost while responses of the long tail are waited for
-    wasted_share: float  # of the generated tokens: not trained on
+    idle_fraction: float  # of the rollout: GPU time lost while responses of the long tail are waited for
+    wasted_fraction: float  # of the generated tokens: not trained on
 
     @property
     def step_s(self) -> float:
         return self.rollout_s + self.training_s
 
     @property
-    def rollout_share(self) -> float:
+    def rollout_fraction(self) -> float:
         return self.rollout_s / self.step_s
 
     def hours(self, steps: int) -> float:

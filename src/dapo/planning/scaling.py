@@ -1,4 +1,4 @@
-"""How filling a step scales: the real scheduling code on a virtual clock, with more and more engines as one."""
+"""How sampling scales: the real scheduling code on a virtual clock, with more and more engines as one."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from dapo.planning.virtual import (
     TickCost,
     VirtualEngine,
     VirtualJudge,
-    half_informative,
+    half_mixed,
     log_normal_lengths,
 )
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import FillState
-from dapo.sampling.fill import fill_step
+from dapo.sampling.dynamic import SamplingState
+from dapo.sampling.groups import sample_groups
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """Means over the steps of a simulated fill."""
+class SimulatedSampling:
+    """Means over the simulated steps."""
 
     seconds: float
     generated_tokens: float
     trained_tokens: float
-    idle_share: float  # of the time: lost compared with generating the same tokens with all slots busy
-    wasted_share: float  # of the generated tokens
+    idle_fraction: float  # of the time: lost compared with generating the same tokens with all slots busy
+    wasted_fraction: float  # of the generated tokens
 
 
-def simulate_fill(
+def simulate_sampling(
     config: Config, *, replicas: int, slots: int, cost: TickCost, mean_tokens: float, sigma: float, steps: int
-) -> Filled:
-    """Steps of the config's own sampling on `replicas` engines of `slots` each; half of the problems are informative.
+) -> SimulatedSampling:
+    """Steps of the config's own sampling on `replicas` engines of `slots` each; half of the problems give mixed groups.
 
     Requests wait in one queue (`rollout.shared`), so all engines together are one with all slots, and a tick takes what
     one with an equal share of the responses takes.
@@ -49,12 +49,12 @@ def simulate_fill(
         max_new_tokens=config.limits.max_response_tokens,
         seed=0,
     )
-    source, state = EndlessSource(half_informative), FillState()
+    source, state = EndlessSource(half_mixed), SamplingState()
     generated = trained = 0
     for step in range(steps):
         version = step * config.updates_per_step
         engine.load_weights(None, version)
-        accounting = fill_step(
+        accounting = sample_groups(
             collector,
             source,
             config.sampling,
@@ -66,19 +66,19 @@ def simulate_fill(
         generated += accounting.generated_tokens
         trained += accounting.trained_tokens
     busy = generated / (replicas * slots) * cost.of(slots)
-    return Filled(
+    return SimulatedSampling(
         seconds=engine.seconds / steps,
         generated_tokens=generated / steps,
         trained_tokens=trained / steps,
-        idle_share=max(0.0, 1 - busy / engine.seconds),
-        wasted_share=1 - trained / generated,
+        idle_fraction=max(0.0, 1 - busy / engine.seconds),
+        wasted_fraction=1 - trained / generated,
     )
 
 
 def step_time(
     config: Config, layout: Layout, rates: Rates, *, gpus: int, mean_tokens: float, scale: int = 1
 ) -> StepTime:
-    """A first step's phases. With `scale` > 1 the fill is simulated with so many times fewer prompts and engines."""
+    """A first step's phases. With `scale` > 1 sampling is simulated with so many times fewer prompts and engines."""
     replicas = gpus // layout.tensor_parallel
     sampling = config.sampling
     smaller = sampling.model_copy(
@@ -87,7 +87,7 @@ def step_time(
             "max_prompts_tried_per_step": config.max_prompts_tried_per_step // scale,
         }
     )
-    filled = simulate_fill(
+    sampled = simulate_sampling(
         config.model_copy(update={"sampling": smaller}),
         replicas=replicas // scale,
         slots=layout.slots,
@@ -96,8 +96,8 @@ def step_time(
         sigma=LENGTH_SIGMA,
         steps=1,
     )
-    training = training_seconds(config, rates, gpus=gpus, trained_tokens=scale * filled.trained_tokens)
-    return StepTime(filled.seconds, training, filled.idle_share, filled.wasted_share)
+    training = training_seconds(config, rates, gpus=gpus, trained_tokens=scale * sampled.trained_tokens)
+    return StepTime(sampled.seconds, training, sampled.idle_fraction, sampled.wasted_fraction)
 
 
 def largest_scale(config: Config, replicas: int) -> int:

@@ -182,7 +182,7 @@ def log_normal_lengths(mu: float, sigma: float, seed: int = 0) -> Callable[[Requ
     return length_of
 
 
-def half_informative(problem: int, seed: int = 0) -> float:
+def half_mixed(problem: int, seed: int = 0) -> float:
     """A quarter of the problems is never solved, a quarter always, the rest 10 % to 90 % of the time."""
     u = uniform_of(f"{seed}/pass-rate/{problem}")
     return 0.0 if u < 0.25 else 1.0 if u < 0.5 else 0.1 + 0.8 * (u - 0.5) / 0.5

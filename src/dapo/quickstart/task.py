@@ -22,7 +22,7 @@ from dapo.types import Problem
 SOURCE = "quickstart"
 LARGEST = 29  # size of a number on the right path; wrong paths may leave it
 LARGEST_FACTOR = 5
-EVAL_SHARE = 8  # one question in eight may be asked in evaluation, and those are never trained on
+EVAL_ONE_IN = 8  # one question in eight may be asked in evaluation, and those are never trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def normalise(question: str) -> str:
 
 def is_for_evaluation(question: str) -> bool:
     """Which side of the split a question is on. A property of its text, so that no two seeds can mix the sides."""
-    return _digest(question)[0] % EVAL_SHARE == 0
+    return _digest(question)[0] % EVAL_ONE_IN == 0
 
 
 def train_problems(seed: int = 0, *, per_level: int = 600) -> tuple[Problem, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dapo.report.doctor.findings import Finding
-from dapo.report.doctor.run import PHASES, time_shares
+from dapo.report.doctor.run import PHASES, time_fractions
 from dapo.report.evidence import too_few_steps
 from dapo.report.learning import IMPROVED, WORSE, change_of
 from dapo.report.load import RunRecord
@@ -28,14 +28,14 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question, its short answer, the numbers behind it, and, where there are any, shares that add up to 1."""
+    """A question, its short answer, the numbers behind it, and, where there are any, fractions that add up to 1."""
 
     name: str
     question: str
     answer: str
     detail: str
     tone: str = PLAIN
-    shares: list[tuple[str, float]] = field(default_factory=list)
+    fractions: list[tuple[str, float]] = field(default_factory=list)
 
 
 def answer_all(
@@ -96,16 +96,16 @@ def collapsed(run: RunRecord, findings: Sequence[Finding]) -> Answer:
 
 def slow(run: RunRecord) -> Answer:
     question = "Where does the time go?"
-    shares = [(PHASES[name], share) for name, _, share in time_shares(run)]
-    if not shares:
+    fractions = [(PHASES[name], fraction) for name, _, fraction in time_fractions(run)]
+    if not fractions:
         return Answer("time", question, "Not measured", "No step has logged timings yet.")
     step = statistics.median(value for _, value in run.series("timing.step_s"))
     tokens = sum(value for _, value in run.series("tokens/generated"))
     seconds = sum(value for _, value in run.series("timing.step_s"))
-    rest = ", ".join(f"{name} {share:.0%}" for name, share in shares[1:4])
+    rest = ", ".join(f"{name} {fraction:.0%}" for name, fraction in fractions[1:4])
     pace = f"{step:.1f} s per step" + (f", {tokens / seconds:,.0f} generated tokens per second" if seconds else "")
     detail = (f"Then {rest}. " if rest else "") + f"{pace}."
-    return Answer("time", question, f"{shares[0][0].capitalize()}, {shares[0][1]:.0%}", detail, PLAIN, shares)
+    return Answer("time", question, f"{fractions[0][0].capitalize()}, {fractions[0][1]:.0%}", detail, PLAIN, fractions)
 
 
 def clipped(run: RunRecord, summaries: Sequence[tuple[int, Mapping[str, Any]]]) -> Answer:
@@ -113,14 +113,14 @@ def clipped(run: RunRecord, summaries: Sequence[tuple[int, Mapping[str, Any]]]) 
     low, high = run.series("clip/low"), run.series("clip/high")
     if not low or not high:
         return Answer("clipped", question, "Not measured", "No step has logged clip fractions yet.")
-    shares = f"{statistics.fmean(v for _, v in low):.2%} low, {statistics.fmean(v for _, v in high):.2%} high"
+    clipped = f"{statistics.fmean(v for _, v in low):.2%} low, {statistics.fmean(v for _, v in high):.2%} high"
     counts: dict[str, int] = {}
     for _, summary in summaries:
         for token, n in [*summary.get("clipped_low", ()), *summary.get("clipped_high", ())]:
             counts[token] = counts.get(token, 0) + n
     often = sorted(counts, key=lambda token: -counts[token])[:4]
     detail = "Most often " + ", ".join(repr(token) for token in often) + "." if often else "None in the recorded steps."
-    return Answer("clipped", question, shares, detail)
+    return Answer("clipped", question, clipped, detail)
 
 
 def wasted(run: RunRecord) -> Answer:
@@ -128,15 +128,15 @@ def wasted(run: RunRecord) -> Answer:
     generated = sum(value for _, value in run.series("tokens/generated"))
     if not generated:
         return Answer("waste", question, "Not measured", "No step has logged token counts yet.")
-    shares = [
+    fractions = [
         (label, sum(value for _, value in run.series(f"tokens/wasted_{cause}")) / generated)
         for cause, label in CAUSES.items()
     ]
-    shares = sorted((share for share in shares if share[1] > 0), key=lambda share: -share[1])
-    lost = sum(share for _, share in shares)
-    causes = ", ".join(f"{label} {share:.0%}" for label, share in shares[:3])
+    fractions = sorted((fraction for fraction in fractions if fraction[1] > 0), key=lambda fraction: -fraction[1])
+    lost = sum(fraction for _, fraction in fractions)
+    causes = ", ".join(f"{label} {fraction:.0%}" for label, fraction in fractions[:3])
     detail = f"Of {generated:,.0f} generated tokens" + (f": {causes}." if causes else " all were trained on.")
-    return Answer("waste", question, f"{lost:.0%} of the tokens", detail, PLAIN, [("trained on", 1 - lost), *shares])
+    return Answer("waste", question, f"{lost:.0%} of the tokens", detail, PLAIN, [("trained on", 1 - lost), *fractions])
 
 
 def flipped(run: RunRecord, flips: Sequence[Mapping[str, Any]]) -> Answer:
@@ -148,9 +148,9 @@ def flipped(run: RunRecord, flips: Sequence[Mapping[str, Any]]) -> Answer:
     down = [flip for flip in flips if flip["change"] <= -0.5]
     detail = f"Of {len(flips)} held-out problems, in at least half of their responses."
     counts = [("learned", len(up)), ("little changed", len(flips) - len(up) - len(down)), ("lost", len(down))]
-    shares = [(label, n / len(flips)) for label, n in counts]
+    fractions = [(label, n / len(flips)) for label, n in counts]
     tone = BAD if len(down) > len(up) else PLAIN
-    return Answer("flips", question, f"{len(up)} learned, {len(down)} lost", detail, tone, shares)
+    return Answer("flips", question, f"{len(up)} learned, {len(down)} lost", detail, tone, fractions)
 
 
 def flips_of(run: RunRecord) -> list[dict[str, Any]]:

@@ -141,8 +141,8 @@ def report(run: Path, verifier: str, trained: Tally, dropped: Tally, *, as_json:
 
 
 def show(what: str, verifier: str, tally: Tally) -> None:
-    share = tally.n_agreeing / tally.n_rows if tally.n_rows else 1.0
-    typer.echo(f"{what}, {tally.n_agreeing} ({share:.2%}) get the same verdict from {verifier}")
+    fraction = tally.n_agreeing / tally.n_rows if tally.n_rows else 1.0
+    typer.echo(f"{what}, {tally.n_agreeing} ({fraction:.2%}) get the same verdict from {verifier}")
     for kind in tally.disagreements:
         typer.echo(f"\n{tally.counts[kind]:>8}  run {visible(kind[0])}, {verifier} {kind[1]}")
         for example in tally.kinds[kind]:

@@ -305,8 +305,8 @@ class WorkerPool:
             self._replace(worker, "CRASH", f"the worker did not take up the task within {_START_SECONDS:.0f} s")
             return
         used = worker.used_seconds()
-        share = "" if used is None else f" ({used:.2g} s of CPU time)"
-        self._replace(worker, "TIMEOUT", f"stopped after {self._wall_seconds:g} s by the clock{share}")
+        spent = "" if used is None else f" ({used:.2g} s of CPU time)"
+        self._replace(worker, "TIMEOUT", f"stopped after {self._wall_seconds:g} s by the clock{spent}")
 
     def _died(self, worker: WorkerProcess) -> None:
         code = worker.process.wait()

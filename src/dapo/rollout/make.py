@@ -39,7 +39,7 @@ def make_engine(config: Config, policy: Policy, sampling: SamplingParams, world:
                 sampling=sampling,
                 max_concurrent=-(-concurrent * together // world.size),
                 max_tokens=longest,
-                memory_share=config.rollout.vllm.gpu_memory_utilization,
+                memory_fraction=config.rollout.vllm.gpu_memory_utilization,
                 tensor_parallel=together,
             )
             if world.size == 1:

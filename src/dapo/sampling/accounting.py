@@ -11,7 +11,7 @@ CAUSES = ("all_correct", "all_wrong", "all_equal", "surplus", "aborted", "trunca
 
 
 def outcome_of(group: Group) -> str:
-    """Why a group is uninformative. Equal graded values are neither right nor wrong: their best is not known."""
+    """Why a group is not mixed. Equal graded values are neither right nor wrong: their best is not known."""
     if group.is_graded:
         return "all_equal"
     return "all_correct" if group.n_correct else "all_wrong"
@@ -23,7 +23,7 @@ class Accounting:
 
     prompts_tried: int = 0
     groups_resolved: int = 0
-    groups_informative: int = 0
+    groups_mixed: int = 0
     groups_all_correct: int = 0
     groups_all_wrong: int = 0
     groups_all_equal: int = 0  # graded
@@ -41,26 +41,26 @@ class Accounting:
 
     @property
     def acceptance(self) -> float:
-        """Share of the resolved groups that are informative."""
-        return self.groups_informative / self.groups_resolved if self.groups_resolved else 0.0
+        """Share of the resolved groups that are mixed."""
+        return self.groups_mixed / self.groups_resolved if self.groups_resolved else 0.0
 
     @property
     def accuracy(self) -> float:
-        """Accuracy over all judged responses of resolved groups, the uninformative ones included."""
+        """Accuracy over all judged responses of resolved groups, those not mixed included."""
         return self.responses_correct / self.responses_judged if self.responses_judged else 0.0
 
     @property
-    def informative_per_1000_tokens(self) -> float:
-        return 1000 * self.groups_informative / self.generated_tokens if self.generated_tokens else 0.0
+    def mixed_per_1000_tokens(self) -> float:
+        return 1000 * self.groups_mixed / self.generated_tokens if self.generated_tokens else 0.0
 
     def resolved(self, group: Group) -> None:
-        """Count a group whose verdicts are all known; an uninformative one is waste."""
+        """Count a group whose verdicts are all known; one that is not mixed is waste."""
         self.groups_resolved += 1
         self.responses_judged += len(group.judgements)
         self.responses_correct += group.n_correct
         self.responses_truncated += sum(completion.is_truncated for completion in group.completions)
-        if group.is_informative:
-            self.groups_informative += 1
+        if group.is_mixed:
+            self.groups_mixed += 1
             return
         match outcome_of(group):
             case "all_correct":
@@ -71,7 +71,7 @@ class Accounting:
                 self.groups_all_equal += 1
 
     def wasted(self, group: Group) -> None:
-        """An uninformative group's tokens."""
+        """Tokens of a group that is not mixed."""
         self.wasted_tokens[outcome_of(group)] += n_tokens(group)
 
     def trained(self, groups: Iterable[Group], *, filter_truncated: bool) -> None:

@@ -1,6 +1,6 @@
 """Carry-over and partial rollouts (not the paper's algorithm): what a step does not use, a later step may.
 
-A step takes the first N informative groups that are complete, without waiting for slower ones: those come later,
+A step takes the first N mixed groups that are complete, without waiting for slower ones: those come later,
 within the staleness bound, instead of being lost. Staleness is counted in updates, from the oldest token. Tokens of a
 group are accounted for in the step that trains on it or gives it up.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from dapo.sampling.accounting import n_tokens
 from dapo.sampling.collect import PendingGroup
-from dapo.sampling.dynamic import StepFill
+from dapo.sampling.dynamic import GroupSampler
 from dapo.types import Completion, Group
 
 
@@ -25,25 +25,25 @@ def _oldest(completions: Iterable[Completion | None], default: int) -> int:
 
 
 class CarryOver:
-    """Implements `SelectionRule` at weight version `version`, which does not change while a step fills."""
+    """Implements `SelectionRule` at weight version `version`, which does not change while a step samples."""
 
-    def __init__(self, fill: StepFill, version: int) -> None:
-        self.fill, self.version = fill, version
-        self.ready: list[Group] = []  # informative, complete and within the staleness bound
+    def __init__(self, sampler: GroupSampler, version: int) -> None:
+        self.sampler, self.version = sampler, version
+        self.ready: list[Group] = []  # mixed, complete and within the staleness bound
         self.stale: list[Group] = []
-        state = fill.state
+        state = sampler.state
         for group in (*state.held, *state.carried):
             self.admit(group)
         state.held, state.carried = [], []
         # A group with a token beyond the bound can never be used: stop generating it.
         late = [group for group in state.pending if self.is_stale(_oldest(group.completions, default=version))]
         if late:
-            tokens = sum(group.n_tokens for group in late) + fill.collector.drop(late)
-            fill.accounting.wasted_tokens["stale"] += tokens
-        state.pending = fill.open = [group for group in state.pending if not group.is_dropped]
+            tokens = sum(group.n_tokens for group in late) + sampler.collector.drop(late)
+            sampler.accounting.wasted_tokens["stale"] += tokens
+        state.pending = sampler.open = [group for group in state.pending if not group.is_dropped]
 
     def is_stale(self, oldest: int) -> bool:
-        bound = self.fill.config.max_staleness_updates
+        bound = self.sampler.config.max_staleness_updates
         return bound is not None and self.version - oldest > bound
 
     def admit(self, group: Group) -> None:
@@ -54,10 +54,10 @@ class CarryOver:
 
         Without partial rollouts the step waits for everything it starts, so it starts only what it is likely to need.
         """
-        config, room = self.fill.config, self.fill.collector.room()
+        config, room = self.sampler.config, self.sampler.collector.room()
         if config.partial_rollouts:
             return room
-        n_open, rate = len(self.fill.open), self.fill.state.acceptance.rate
+        n_open, rate = len(self.sampler.open), self.sampler.state.acceptance.rate
         enough = (n for n in range(room) if len(self.ready) + (n_open + n) * rate >= config.prompts_per_step)
         return next(enough, room)
 
@@ -66,27 +66,27 @@ class CarryOver:
 
     def observe(self, known: Sequence[PendingGroup]) -> int:
         for pending in known:
-            group = self.fill.count(pending)
-            if group.is_informative:
+            group = self.sampler.count(pending)
+            if group.is_mixed:
                 self.admit(group)
         return len(self.ready)
 
     def choose(self) -> list[Group] | None:
         """The first complete groups; with `relax` also the youngest beyond the bound, if too few are within it."""
-        fill, config = self.fill, self.fill.config
-        is_full = len(self.ready) >= config.prompts_per_step and (config.partial_rollouts or not fill.open)
-        if not is_full and (fill.open or not fill.is_exhausted):
+        sampler, config = self.sampler, self.sampler.config
+        is_full = len(self.ready) >= config.prompts_per_step and (config.partial_rollouts or not sampler.open)
+        if not is_full and (sampler.open or not sampler.is_exhausted):
             return None
         chosen, surplus = self.ready[: config.prompts_per_step], self.ready[config.prompts_per_step :]
         if config.fill_policy == "relax":
             missing = config.prompts_per_step - len(chosen)
             self.stale.sort(key=oldest_version, reverse=True)
             chosen, self.stale = chosen + self.stale[:missing], self.stale[missing:]
-        fill.state.pending = fill.open
-        fill.accounting.prompts_tried = len(fill.groups)
-        fill.accounting.wasted_tokens["stale"] += sum(map(n_tokens, self.stale))
+        sampler.state.pending = sampler.open
+        sampler.accounting.prompts_tried = len(sampler.groups)
+        sampler.accounting.wasted_tokens["stale"] += sum(map(n_tokens, self.stale))
         if config.carry_over:
-            fill.state.carried = surplus
+            sampler.state.carried = surplus
         else:
-            fill.accounting.wasted_tokens["surplus"] += sum(map(n_tokens, surplus))
+            sampler.accounting.wasted_tokens["surplus"] += sum(map(n_tokens, surplus))
         return chosen

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dapo.algorithms.mixed_groups import is_mixed
 from dapo.errors import VerifierError
 from dapo.rollout.engine import Engine, NoiseKey, Request
-from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict, engine_fault, is_informative
+from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict, engine_fault, outcomes_of
 
 JournalWriter = Callable[[str, Judgement], None]
 MOST_FAILURES = 64
@@ -25,7 +26,7 @@ class PendingGroup:
     judgements: list[Judgement | None]
     is_dropped: bool = False  # given up
     n_judged: int = 0
-    is_informative: bool = False  # known already: one right and one wrong, or two different raw values, suffice
+    is_mixed: bool = False  # known already: one right and one wrong, or two different raw values, suffice
 
     @property
     def is_resolved(self) -> bool:
@@ -35,8 +36,8 @@ class PendingGroup:
         assert self.judgements[index] is None, "a response is judged once"
         self.judgements[index] = judgement
         self.n_judged += 1
-        if not self.is_informative:
-            self.is_informative = is_informative(j for j in self.judgements if j is not None)
+        if not self.is_mixed:
+            self.is_mixed = is_mixed(outcomes_of(j for j in self.judgements if j is not None))
 
     @property
     def n_tokens(self) -> int:

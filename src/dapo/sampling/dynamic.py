@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO eq. 11, Algorithm 1): one step's fill with informative groups, whatever its policy."""
+"""Dynamic sampling (DAPO eq. 11, Algorithm 1): sample until a step has enough mixed groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProblemSource(Protocol):
 
 @dataclass(slots=True)
 class AcceptanceRate:
-    """Share of groups that turn out informative, as observed lately; steers over-provisioning only."""
+    """Share of groups that turn out mixed, as observed lately; steers over-provisioning only."""
 
     accepted: float = 1.0
     tried: float = 2.0
@@ -40,14 +40,14 @@ class AcceptanceRate:
     def rate(self) -> float:
         return max(0.02, self.accepted / self.tried)
 
-    def observe(self, is_informative: bool) -> None:
-        self.accepted = self.decay * self.accepted + is_informative
+    def observe(self, is_mixed: bool) -> None:
+        self.accepted = self.decay * self.accepted + is_mixed
         self.tried = self.decay * self.tried + 1
 
 
 @dataclass(slots=True)
-class FillState:
-    """What one step's fill leaves to the next; part of a checkpoint."""
+class SamplingState:
+    """What one step's sampling leaves to the next; part of a checkpoint."""
 
     acceptance: AcceptanceRate = field(default_factory=AcceptanceRate)
     held: list[Group] = field(default_factory=list)  # accepted in a skipped step; no update came between: on policy
@@ -56,17 +56,17 @@ class FillState:
 
 
 @dataclass(slots=True)
-class Fill:
+class SampledGroups:
     """What a step trains on, and what it cost."""
 
     groups: list[Group]
     accounting: Accounting
     events: list[str] = field(default_factory=list)
-    resolved: list[Group] = field(default_factory=list)  # every complete group of the step, informative or not
+    resolved: list[Group] = field(default_factory=list)  # every complete group of the step, mixed or not
     seconds: float = 0.0
 
 
-FillProgress = Callable[[int, int], None]  # (informative groups known, groups wanted)
+GroupProgress = Callable[[int, int], None]  # (mixed groups known, groups wanted)
 
 
 class SelectionRule(Protocol):
@@ -81,26 +81,26 @@ class SelectionRule(Protocol):
         ...
 
     def observe(self, known: Sequence[PendingGroup]) -> int:
-        """Take note of groups whose outcome has just become known. Returns the informative groups so far."""
+        """Take note of groups whose outcome has just become known. Returns the mixed groups so far."""
         ...
 
     def choose(self) -> list[Group] | None:
-        """The step's groups once they are certain, else None. Ends the fill: every other group is accounted for."""
+        """The step's groups once they are certain, else None. Ends the sampling: every other group is accounted for."""
         ...
 
 
-class StepFill:
-    """One step's fill in progress: submits groups, advances the engine, observes verdicts, accounts for tokens."""
+class GroupSampler:
+    """One step's sampling in progress: submits groups, advances the engine, observes verdicts, accounts for tokens."""
 
     def __init__(
         self,
         collector: Collector,
         source: ProblemSource,
         config: SamplingConfig,
-        state: FillState,
+        state: SamplingState,
         *,
         max_prompts_tried: int,
-        progress: FillProgress,
+        progress: GroupProgress,
     ) -> None:
         self.collector = collector
         self.source = source
@@ -144,16 +144,16 @@ class StepFill:
         known = [group for group in self.open if policy.is_known(group)]
         self.open = [group for group in self.open if not (policy.is_known(group) or group.is_dropped)]
         for group in known:
-            self.state.acceptance.observe(group.is_informative)
+            self.state.acceptance.observe(group.is_mixed)
         wanted = self.wanted
         self.progress(min(wanted, policy.observe(known)), wanted)
 
     def count(self, pending: PendingGroup) -> Group:
-        """Account for a complete group. Dynamic sampling trains on no uninformative one: its tokens are waste."""
+        """Account for a complete group. Dynamic sampling trains on mixed groups only: other tokens are waste."""
         self.collector.forget(pending)
         group = pending.finished()
         self.resolved.append(group)
         self.accounting.resolved(group)
-        if self.config.dynamic and not group.is_informative:
+        if self.config.dynamic and not group.is_mixed:
             self.accounting.wasted(group)
         return group

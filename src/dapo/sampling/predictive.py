@@ -27,7 +27,7 @@ def chance_mixed(a: float, b: float, G: int) -> float:
 def n_right(group: Group) -> int:
     """Responses that count as right; of graded ones, those above their group's mean: the advantage is positive.
 
-    So a graded group counts as mixed if it is informative, and one whose values are all equal as all wrong.
+    So a graded group counts as mixed exactly if its values differ, and as all wrong if they are equal.
     """
     return n_above_mean([judgement.value for judgement in group.judgements]) if group.is_graded else group.n_correct
 

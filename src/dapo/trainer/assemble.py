@@ -25,7 +25,7 @@ from dapo.rollout.engine import SamplingParams
 from dapo.rollout.make import make_engine, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.collect import Collector, VerdictJournal
-from dapo.sampling.dynamic import FillState, ProblemSource
+from dapo.sampling.dynamic import ProblemSource, SamplingState
 from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
 from dapo.trainer.budget import RunBudget
@@ -85,7 +85,7 @@ def assemble(
         ordered=ordered,
         source=make_source(config, ordered, posteriors),
         posteriors=posteriors,
-        fill=FillState(),
+        sampling=SamplingState(),
         observers=observers,
         budget=RunBudget(config.train, world),
         token_pieces=token_pieces(policy.tokenizer) if config.records.every_steps else None,

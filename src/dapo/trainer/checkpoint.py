@@ -11,9 +11,10 @@ import torch
 
 from dapo.checkpoints.load import Checkpoint
 from dapo.checkpoints.save import STATE_JSON, name_of, save_checkpoint
-from dapo.checkpoints.sharded import Background, RankPart, deal_weights, has_slices, read_slices
+from dapo.checkpoints.sharded import Background, RankPart, has_slices, read_slices
 from dapo.checkpoints.state import fits
 from dapo.config.load import flatten
+from dapo.distributed.balance import balanced
 from dapo.distributed.shards import whole_weights
 from dapo.errors import CheckpointError, DiskError
 from dapo.learner.critic import HeldOutFit
@@ -102,7 +103,7 @@ def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, 
         for key, parameter in adapter_of(run).items():
             slices[f"adapter.{key}"] = run.learner.optimizer.on_host(key, parameter.detach())
     weights = dict(checkpoint_tensors(run.learner.whole))
-    own = deal_weights({key: tensor.nbytes for key, tensor in weights.items()}, run.world.size)[run.world.rank]
+    own = balanced({key: tensor.nbytes for key, tensor in weights.items()}, run.world.size)[run.world.rank]
     critic = run.learner.critic
     critic_weights = None if critic is None else whole_weights(critic.model, is_kept=run.world.is_first)
 

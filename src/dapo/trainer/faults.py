@@ -18,7 +18,7 @@ def report_faults(run: Run, engine: Engine, where: str, *, remedy: str = LATER) 
         for fault in engine.faults
     ]
     engine.faults.clear()
-    faults = [message for share in run.world.gather(own) for message in share]
+    faults = [message for part in run.world.gather(own) for message in part]
     for message in faults:
         run.event("fault", message)
     if faults and run.config.rollout.on_fault == "stop":

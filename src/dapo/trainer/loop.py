@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dapo.learner.batch import make_batch, nothing_to_imitate
 from dapo.learner.update import update_policy
-from dapo.sampling.fill import fill
+from dapo.sampling.groups import sample_step
 from dapo.trainer.checkpoint import finish_saving, save_run
 from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.faults import report_faults
@@ -37,22 +37,24 @@ def train(run: Run) -> None:
 def train_step(run: Run, step: int) -> None:
     """One step; until `end_step` it can be rolled back."""
     run.begin_step()
-    filled = fill(run.collector, run.source, run.config, run.fill, version=run.version, progress=run.on_fill)
+    sampled = sample_step(
+        run.collector, run.source, run.config, run.sampling, version=run.version, progress=run.on_groups
+    )
     faults = report_faults(run, run.engine, f"step {step}")
-    batch = make_batch(filled.groups, run.config, run.policy.dtype)
-    record = begin_record(run, step, filled, batch)
+    batch = make_batch(sampled.groups, run.config, run.policy.dtype)
+    record = begin_record(run, step, sampled, batch)
     version = run.version
     updated = update_policy(
         run.learner, batch, run.config, step=step, record=record, progress=run.on_update, event=run.event
     )
     run.publish()
-    run.end_step(step, filled)
+    run.end_step(step, sampled)
     if message := nothing_to_imitate(batch, run.config):
         run.event("reward", message)
-    if run.is_recorded(step, filled.accounting.generated_tokens):
-        write_record(run, step, filled, batch, record)
-    sampled = step_metrics(step, filled, batch, version)
-    run.track(sampled | updated | {"engine/faults": faults} | run.timing(filled))
+    if run.is_recorded(step, sampled.accounting.generated_tokens):
+        write_record(run, step, sampled, batch, record)
+    metrics = step_metrics(step, sampled, batch, version) | updated
+    run.track(metrics | {"engine/faults": faults} | run.timing(sampled))
     if run.evaluation_is_due():
         evaluate_run(run)
     if run.is_due(run.config.checkpoint.every_steps, step):

@@ -12,8 +12,8 @@ class Observer:
     def on_start(self, run: Any) -> None:
         """The run is assembled, and about to start or resume."""
 
-    def on_fill(self, known: int, wanted: int) -> None:
-        """`known` of the `wanted` informative groups of the step are certain."""
+    def on_groups(self, known: int, wanted: int) -> None:
+        """`known` of the `wanted` mixed groups of the step are certain."""
 
     def on_update(self, done: int, total: int) -> None:
         """`done` of the step's updates have run."""

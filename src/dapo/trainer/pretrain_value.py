@@ -13,23 +13,23 @@ import torch
 from dapo.algorithms.regression import RidgeSums, ridge
 from dapo.config.schema import Config, SamplingConfig
 from dapo.distributed.shards import reshard
-from dapo.learner.batch import deal_updates, make_batch
+from dapo.learner.batch import make_batch, split_into_updates
 from dapo.learner.critic import FOLDS, HeldOutFit, Values, apply_gae, has_stopped_rising, latest_fit
 from dapo.learner.memory import fit_activations, within_memory
-from dapo.learner.optimizer import warmup_share
+from dapo.learner.optimizer import warmup_factor
 from dapo.learner.ragged import Ragged
 from dapo.learner.scoring import old_critic_values
 from dapo.learner.step import Step
 from dapo.learner.update import update_critic
-from dapo.sampling.dynamic import FillState
-from dapo.sampling.fill import fill_step
+from dapo.sampling.dynamic import SamplingState
+from dapo.sampling.groups import sample_groups
 from dapo.tracking.metrics import finite
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.faults import UNTRAINED, report_faults
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.run import Run
 
-WARMUP_SHARE = 0.25  # of the stage's steps at most: a short stage would end before its rate has risen
+WARMUP_FRACTION = 0.25  # of the stage's steps at most: a short stage would end before its rate has risen
 
 
 def pretrain_value(run: Run) -> None:
@@ -65,37 +65,39 @@ def outcome_of(run: Run, sampling: SamplingConfig) -> str:
 def value_step(run: Run, number: int, sampling: SamplingConfig) -> None:
     start = time.perf_counter()
     run.begin_step()
-    filled = fill_step(
+    sampled = sample_groups(
         run.collector,
         run.source,
         sampling,
-        FillState(),
+        SamplingState(),
         version=run.version,
         filter_truncated=False,
         max_prompts_tried=sampling.prompts_per_step,
-        progress=run.on_fill,
+        progress=run.on_groups,
     )
     report_faults(run, run.engine, f"step {number} of value pretraining", remedy=UNTRAINED)
     config = run.config
-    batch = make_batch(filled.groups, unfiltered(config), run.policy.dtype)
-    deals = deal_updates(batch, config, step=-number, epochs=config.algorithm.critic.pretrain_epochs)
-    most = math.ceil(WARMUP_SHARE * run.pretrain_steps)
-    lr = warmup_share(config.train, number, most=most) * config.critic_lr
-    step = Step(run.learner, batch, config, deals, critic_lr=lr, event=run.event)
+    batch = make_batch(sampled.groups, unfiltered(config), run.policy.dtype)
+    update_rows = split_into_updates(batch, config, step=-number, epochs=config.algorithm.critic.pretrain_epochs)
+    most = math.ceil(WARMUP_FRACTION * run.pretrain_steps)
+    lr = warmup_factor(config.train, number, most=most) * config.critic_lr
+    step = Step(run.learner, batch, config, update_rows, critic_lr=lr, event=run.event)
     fit_activations(step)
     step.values = monte_carlo(step)
     new = [g for g, group in enumerate(batch.groups) if group.visit == 0]
     fit = HeldOutFit.of(step.values, batch.loss_rows(new), len(new))
-    if any(deals) and not any(known.explained.tokens for known in run.held_out_fits):  # the first step with responses
+    if any(update_rows) and not any(
+        known.explained.tokens for known in run.held_out_fits
+    ):  # the first step with responses
         fit_head(step, step.values.outcome)
         step.values = monte_carlo(step)
-    for rows in deals:
+    for rows in update_rows:
         if rows:
             update_critic(step, rows)
     batch.packs.clear()
     run.end_value_step(number, fit)
-    for message in filled.events:
-        run.event("fill", message)
+    for message in sampled.events:
+        run.event("sampling", message)
     sums = step.sums.across(run.world)
     is_trained = sums.total("critic_updates") > 0
     line = finite(
@@ -103,7 +105,7 @@ def value_step(run: Run, number: int, sampling: SamplingConfig) -> None:
             "step": number,
             "critic/loss": sums.ratio("critic_loss", "critic_updates") if is_trained else math.nan,
             "critic/explained_variance": fit.explained.variance if fit.problems else math.nan,
-            "tokens/generated": filled.accounting.generated_tokens,
+            "tokens/generated": sampled.accounting.generated_tokens,
             "timing.step_s": time.perf_counter() - start,
         }
     )

@@ -19,7 +19,7 @@ from dapo.parquet_size import FORMAT, FORMAT_KEY
 from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
 from dapo.report.pieces import TokenPieces
 from dapo.sampling.accounting import outcome_of
-from dapo.sampling.dynamic import Fill
+from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.run import Run
 from dapo.types import Group
 
@@ -31,29 +31,29 @@ def new_record(batch: Batch) -> StepRecord:
     return StepRecord(Ragged(batch.lengths, torch.float32, fill=float("nan")), Ragged(batch.lengths, torch.float32))
 
 
-def begin_record(run: Run, step: int, filled: Fill, batch: Batch) -> StepRecord | None:
+def begin_record(run: Run, step: int, sampled: SampledGroups, batch: Batch) -> StepRecord | None:
     """An empty record for the updates to fill; None in a step whose rollouts are not recorded."""
-    is_recorded = run.is_recorded(step, filled.accounting.generated_tokens)
-    return new_record(batch) if is_recorded and filled.groups else None
+    is_recorded = run.is_recorded(step, sampled.accounting.generated_tokens)
+    return new_record(batch) if is_recorded and sampled.groups else None
 
 
-def write_record(run: Run, step: int, filled: Fill, batch: Batch, record: StepRecord | None) -> None:
+def write_record(run: Run, step: int, sampled: SampledGroups, batch: Batch, record: StepRecord | None) -> None:
     """The step's responses, and some of those that were dropped, into the run's folder. The first rank writes."""
     if not run.world.is_first:
         return
     path = run.folder / "rollouts" / f"step-{step:06d}.parquet"
-    dropped = make_batch(dropped_groups(filled), run.config, run.policy.dtype)
+    dropped = make_batch(dropped_groups(sampled), run.config, run.policy.dtype)
     if problem := write_rollouts(path, step, batch, record, dropped, run.token_pieces):
         run.event("rollouts", problem)
 
 
-def dropped_groups(filled: Fill) -> list[Group]:
+def dropped_groups(sampled: SampledGroups) -> list[Group]:
     """A few complete groups with zero advantage: the first of each outcome, in the order they were resolved."""
-    trained = {(group.problem.id, group.visit) for group in filled.groups}
+    trained = {(group.problem.id, group.visit) for group in sampled.groups}
     seen: Counter[str] = Counter()
     chosen = []
-    for group in filled.resolved:
-        if group.is_informative or (group.problem.id, group.visit) in trained:
+    for group in sampled.resolved:
+        if group.is_mixed or (group.problem.id, group.visit) in trained:
             continue
         seen[outcome_of(group)] += 1
         if seen[outcome_of(group)] <= DROPPED_PER_OUTCOME:

@@ -24,7 +24,7 @@ from dapo.report.pieces import TokenPieces
 from dapo.rewards import VerifierPool
 from dapo.rollout.engine import Engine
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import AcceptanceRate, Fill, FillState, ProblemSource
+from dapo.sampling.dynamic import AcceptanceRate, ProblemSource, SampledGroups, SamplingState
 from dapo.sampling.predictive import Posteriors
 from dapo.sampling.state import collector_from_state, collector_to_state, groups_from_state, groups_to_state
 from dapo.tracking.metrics import check_declared, finite
@@ -51,7 +51,7 @@ class Run:
     ordered: OrderedSource
     source: ProblemSource  # the ordered one, or predictive selection on top of it
     posteriors: Posteriors
-    fill: FillState
+    sampling: SamplingState
     observers: Sequence[Observer]
     budget: RunBudget
     world: World = ALONE
@@ -137,21 +137,21 @@ class Run:
         """Load the newest weights into the engine."""
         self.engine.load_weights(self.learner.publish(), version=self.version)
 
-    def end_step(self, step: int, filled: Fill) -> None:
+    def end_step(self, step: int, sampled: SampledGroups) -> None:
         """The updates are done, and the step can no longer be rolled back. Predictive selection counts its groups."""
         self.step = step
         self._boundary = None
         if self.config.sampling.predictive:
-            for group in filled.resolved:
+            for group in sampled.resolved:
                 self.posteriors.observe(group)
-        for message in filled.events:
-            self.event("fill", message)
+        for message in sampled.events:
+            self.event("sampling", message)
 
-    def timing(self, filled: Fill) -> dict[str, float]:
+    def timing(self, sampled: SampledGroups) -> dict[str, float]:
         """Seconds of the step so far, and its throughput."""
         took = time.perf_counter() - self._step_began
-        tokens = filled.accounting.generated_tokens
-        return {"timing.rollout_s": filled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
+        tokens = sampled.accounting.generated_tokens
+        return {"timing.rollout_s": sampled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
 
     def end_value_step(self, value_steps: int, fit: HeldOutFit) -> None:
         """A step of value pretraining is done and can no longer be rolled back."""
@@ -161,12 +161,12 @@ class Run:
 
     def sampling_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What sampling the next step depends on, without the weights."""
-        held, tensors = groups_to_state(self.fill.held, "held")
-        carried, more = groups_to_state(self.fill.carried, "carried")
+        held, tensors = groups_to_state(self.sampling.held, "held")
+        carried, more = groups_to_state(self.sampling.carried, "carried")
         in_flight, most = collector_to_state(self.collector)
         state = {
             "order": self.ordered.order.state(),
-            "acceptance": asdict(self.fill.acceptance),
+            "acceptance": asdict(self.sampling.acceptance),
             "held": held,
             "carried": carried,
             "in_flight": in_flight,
@@ -178,7 +178,7 @@ class Run:
         problems, train = self.problems.by_id, self.config.train
         self.ordered.order = ProblemOrder.restore(state["order"], n_problems=len(problems), seed=train.seed)
         self.collector.forget_all()
-        self.fill = FillState(
+        self.sampling = SamplingState(
             AcceptanceRate(**state["acceptance"]),
             groups_from_state(state["held"], tensors, problems, "held"),
             groups_from_state(state["carried"], tensors, problems, "carried"),
@@ -187,8 +187,8 @@ class Run:
         prompts = {
             problem.id: prompt for problem, prompt in zip(self.problems.problems, self.problems.prompts, strict=True)
         }
-        finished = [(group.problem.id, group.prompt_tokens) for group in (*self.fill.held, *self.fill.carried)]
-        under_way = [(group.problem.id, group.prompt) for group in self.fill.pending]
+        finished = [(group.problem.id, group.prompt_tokens) for group in (*self.sampling.held, *self.sampling.carried)]
+        under_way = [(group.problem.id, group.prompt) for group in self.sampling.pending]
         if other := [problem for problem, prompt in finished + under_way if prompts[problem] != prompt]:
             raise ValueError(f"sampling: the prompt of problem {other[0]} is another one")
         self.posteriors.counts = Posteriors.from_state(state["posteriors"]).counts
@@ -216,10 +216,10 @@ class Run:
         for observer in self.observers:
             observer.on_event(kind, message)
 
-    def on_fill(self, known: int, wanted: int) -> None:
+    def on_groups(self, known: int, wanted: int) -> None:
         check_stop(self)
         for observer in self.observers:
-            observer.on_fill(known, wanted)
+            observer.on_groups(known, wanted)
 
     def on_update(self, done: int, total: int) -> None:
         for observer in self.observers:

@@ -9,13 +9,13 @@ import numpy as np
 from dapo.learner.batch import Batch
 from dapo.sampling.accounting import CAUSES
 from dapo.sampling.carry import oldest_version
-from dapo.sampling.dynamic import Fill
+from dapo.sampling.dynamic import SampledGroups
 from dapo.types import Verdict
 
 
-def step_metrics(step: int, fill: Fill, batch: Batch, version: int) -> dict[str, float]:
+def step_metrics(step: int, sampled: SampledGroups, batch: Batch, version: int) -> dict[str, float]:
     """Accuracy, rewards, lengths, acceptance and where the tokens went; verdict shares are of the trained groups."""
-    accounting = fill.accounting
+    accounting = sampled.accounting
     metrics: dict[str, float] = {
         "step": step,
         "accuracy": accounting.accuracy,
@@ -24,7 +24,7 @@ def step_metrics(step: int, fill: Fill, batch: Batch, version: int) -> dict[str,
         "sampling/groups_trained": accounting.groups_trained,
         "sampling/groups_all_correct": accounting.groups_all_correct,
         "sampling/groups_all_wrong": accounting.groups_all_wrong,
-        "sampling/mixed_per_1000_tokens": accounting.informative_per_1000_tokens,
+        "sampling/mixed_per_1000_tokens": accounting.mixed_per_1000_tokens,
         "tokens/generated": accounting.generated_tokens,
         "tokens/trained": accounting.trained_tokens,
         "sampling/staleness_max": max((version - oldest_version(group) for group in batch.groups), default=0),

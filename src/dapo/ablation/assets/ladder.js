@@ -86,7 +86,7 @@ const ladder = {
     ["truncated", (a) => format.percent(a.truncated)],
     ["clip", (a) => format.percent(a.clip)],
     ["waste", (a) => format.percent(a.waste)],
-    ["mixed groups", (a) => format.percent(a.informative)],
+    ["mixed groups", (a) => format.percent(a.mixed_groups)],
   ],
 
   whole: (value) => Math.round(value).toLocaleString("en"),

@@ -45,9 +45,9 @@ ONCE = {"num_iterations": 1}
 BETA = {"beta": 0.1, "use_bias_correction_kl": False, "learning_rate": 3e-4}
 MASKED = {"mask_truncated_completions": True}
 MICRO = {"per_device_train_batch_size": ROWS // 4, "gradient_accumulation_steps": 4}
-DEALT = ONCE | {"per_device_train_batch_size": ROWS // 2, "steps_per_generation": 2}
+TWICE = ONCE | {"per_device_train_batch_size": ROWS // 2, "steps_per_generation": 2}
 ALL_ROWS = "TRL divides by all rows, we by those that are in the loss"
-OUR_DEAL = "TRL deals rows at random, we whole groups; here it gets our deal"
+OUR_ROWS = "TRL splits rows at random, we whole groups; here it gets our mini-batches"
 BIAS = "TRL's default multiplies k3 by the ratio; we do not"
 WHOLE = "TRL's micro-batches each divide by their own tokens, ours by the update's"
 CASES = (
@@ -67,8 +67,8 @@ CASES = (
     Case("masked, dr_grpo", MASKED | {"loss_type": "dr_grpo"}, "rows", ALL_ROWS),
     *(Case(f"micro-batches, {loss}", MICRO | {"loss_type": loss}) for loss in ("dapo", "grpo", "dr_grpo")),
     Case("micro-batches, bnpo", MICRO | {"loss_type": "bnpo"}, "other", WHOLE),
-    *(Case(f"two updates, {loss}", DEALT | {"loss_type": loss}, why=OUR_DEAL) for loss in ("grpo", "dr_grpo", "bnpo")),
-    Case("two updates, dapo", DEALT, "tokens", f"{OUR_DEAL}, and divides by the tokens of an average update"),
+    *(Case(f"two updates, {loss}", TWICE | {"loss_type": loss}, why=OUR_ROWS) for loss in ("grpo", "dr_grpo", "bnpo")),
+    Case("two updates, dapo", TWICE, "tokens", f"{OUR_ROWS}, and divides by the tokens of an average update"),
     Case("optimizer", ONCE | LINEAR | {"max_grad_norm": 0.05, "weight_decay": 0.1, "adam_beta2": 0.95}),
     Case("warm-up", ONCE | LINEAR | {"warmup_steps": 2}, "other", "TRL's first update has a rate of 0, ours of lr/W"),
 )  # fmt: skip

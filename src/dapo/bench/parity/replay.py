@@ -162,12 +162,12 @@ def judgement(completion: Completion, group: int) -> Judgement:
     """±1 by whether it has few digits; the second group all alike, the third graded."""
     from dapo.types import Judgement, Verdict
 
-    share = sum(map(str.isdigit, completion.text)) / len(completion.tokens)
+    fraction = sum(map(str.isdigit, completion.text)) / len(completion.tokens)
     if group == 1:
         return Judgement(Verdict.WRONG, -1.0)
     if group == 2:
-        return Judgement(Verdict.WRONG, share, graded=True)
-    is_right = share < 0.2
+        return Judgement(Verdict.WRONG, fraction, graded=True)
+    is_right = fraction < 0.2
     return Judgement(Verdict.CORRECT if is_right else Verdict.WRONG, 1.0 if is_right else -1.0)
 
 
@@ -190,8 +190,8 @@ def write_case(folder: Path, case: Case, shipped: dict[str, Any]) -> None:
     (folder / "trl.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     if case.updates_per_step > 1:
         config = imported(folder)
-        rows = [[row for rows in our_deal(config, step=1 + step) for row in rows] for step in range(STEPS)]
-        (folder / "deal.json").write_text(json.dumps(rows), encoding="utf-8")
+        rows = [[row for rows in our_update_rows(config, step=1 + step) for row in rows] for step in range(STEPS)]
+        (folder / "update_rows.json").write_text(json.dumps(rows), encoding="utf-8")
 
 
 def imported(folder: Path) -> Config:
@@ -318,23 +318,25 @@ def known_factors(case: Case, config: Config, step: int, groups: list[Group]) ->
     """Theirs / ours in each update of a step, where the definitions part by a factor; 1 where they do not."""
     completions = [completion for group in groups for completion in group.completions]
     lengths = [len(completion.tokens) for completion in completions]
-    dealt = our_deal(config, step=step)
+    ours = our_update_rows(config, step=step)
     match case.differs:
         case "rows":
             factors = [1 - sum(completion.is_truncated for completion in completions) / len(completions)]
         case "tokens":
-            factors = [len(dealt) * sum(lengths[row] for row in rows) / sum(lengths) for rows in dealt]
+            factors = [len(ours) * sum(lengths[row] for row in rows) / sum(lengths) for rows in ours]
         case _:
-            factors = [1.0] * len(dealt)
+            factors = [1.0] * len(ours)
     return factors * config.train.epochs_per_step
 
 
-def our_deal(config: Config, *, step: int) -> list[list[int]]:
-    """The rows of each update of a step, as we deal them in its first epoch."""
-    from dapo.learner.batch import deal_minibatches
+def our_update_rows(config: Config, *, step: int) -> list[list[int]]:
+    """The rows of each update of a step, as we train on them in its first epoch."""
+    from dapo.learner.batch import split_into_minibatches
 
-    dealt = deal_minibatches(PROMPTS, config.train.updates_per_step, seed=config.train.seed, step=step, epoch=0)
-    return [[group * RESPONSES + i for group in groups for i in range(RESPONSES)] for groups in dealt]
+    minibatches = split_into_minibatches(
+        PROMPTS, config.train.updates_per_step, seed=config.train.seed, step=step, epoch=0
+    )
+    return [[group * RESPONSES + i for group in groups for i in range(RESPONSES)] for groups in minibatches]
 
 
 def apart(ours: Named, theirs: Named, factor: float) -> float:

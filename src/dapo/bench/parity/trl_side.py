@@ -86,7 +86,7 @@ def replay(folder: Path) -> None:
         callbacks=[Updates()],
     )
     trainer.model.load_state_dict(load_file(folder.parent / "policy.safetensors"))  # the reference is another model
-    with dealt_as(folder / "deal.json"):
+    with rows_in_order_of(folder / "update_rows.json"):
         trainer.train()
     save_file(found, folder / "trl.safetensors")
 
@@ -104,7 +104,7 @@ def rollouts(groups: list[dict[str, Any]], prompts: list[str]) -> dict[str, list
 
 
 @contextmanager
-def dealt_as(file: Path) -> Iterator[None]:
+def rows_in_order_of(file: Path) -> Iterator[None]:
     """Which rows an update gets, where there are several: in the file's order instead of a random one."""
     from trl.trainer import grpo_trainer
 

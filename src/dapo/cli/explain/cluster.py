@@ -12,7 +12,7 @@ from dapo.cli.explain.tables import print_table
 from dapo.config import Config
 from dapo.config.model_shapes import shape_of
 from dapo.errors import ConfigError
-from dapo.planning.cluster import MEAN_SHARE, Layout, choose, layouts_of, rates_of
+from dapo.planning.cluster import MEAN_FRACTION, Layout, choose, layouts_of, rates_of
 
 CARDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -24,7 +24,7 @@ def cluster_of(config: Config, card: str, gpus: int, mean_tokens: int | None, sc
     shape = shape_of(config.model.path, config.model.revision)
     if shape is None:
         return None
-    mean = float(mean_tokens or MEAN_SHARE * config.limits.max_response_tokens)
+    mean = float(mean_tokens or MEAN_FRACTION * config.limits.max_response_tokens)
     layouts = layouts_of(config, shape, card=card, gpus=gpus, mean_tokens=mean)
     plan: dict[str, Any] = {
         "gpu": card,
@@ -44,9 +44,9 @@ def cluster_of(config: Config, card: str, gpus: int, mean_tokens: int | None, sc
         "rollout_s": round(time.rollout_s, 1),
         "training_s": round(time.training_s, 1),
         "step_s": round(time.step_s, 1),
-        "rollout_share": round(time.rollout_share, 3),
-        "idle_share_of_rollout": round(time.idle_share, 3),
-        "wasted_share_of_tokens": round(time.wasted_share, 3),
+        "rollout_share": round(time.rollout_fraction, 3),
+        "idle_share_of_rollout": round(time.idle_fraction, 3),
+        "wasted_share_of_tokens": round(time.wasted_fraction, 3),
         "hours": round(time.hours(config.train.steps), 1),
         "gpu_hours": round(time.gpu_hours(gpus, config.train.steps)),
         "steps": config.train.steps,
@@ -79,7 +79,7 @@ def scaling_table(config: Config, card: str, mean: float) -> list[dict[str, Any]
                 "tensor_parallel": chosen.tensor_parallel,
                 "slots": chosen.slots,
                 "rollout_s": round(time.rollout_s, 1),
-                "idle_share_of_rollout": round(time.idle_share, 3),
+                "idle_share_of_rollout": round(time.idle_fraction, 3),
                 "training_s": round(time.training_s, 1),
                 "gpu_seconds_per_step": round(gpus * time.step_s),
             }

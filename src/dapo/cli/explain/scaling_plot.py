@@ -28,8 +28,8 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     def y_seconds(seconds: float) -> float:
         return TOP + TALL * (high - log10(seconds)) / (high - low)
 
-    def y_share(share: float) -> float:
-        return bottom - SHORT * share
+    def y_idle(fraction: float) -> float:
+        return bottom - SHORT * fraction
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 46}" '
@@ -41,8 +41,8 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     ]
     for power in range(low, high + 1):
         parts += [rule(y_seconds(10.0**power)), label(LEFT - 8, y_seconds(10.0**power) + 4, f"{10.0**power:,g}", "end")]
-    for share in (0.0, 0.5, 1.0):
-        parts += [rule(y_share(share)), label(LEFT - 8, y_share(share) + 4, f"{share:.0%}", "end")]
+    for fraction in (0.0, 0.5, 1.0):
+        parts += [rule(y_idle(fraction)), label(LEFT - 8, y_idle(fraction) + 4, f"{fraction:.0%}", "end")]
     parts += [label(x(n), bottom + 18, f"{n:,}", "middle") for n in cards]
     parts.append(label(WIDTH / 2, bottom + 38, "GPUs", "middle"))
     for name, seconds in phases.items():
@@ -51,7 +51,7 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     start = min(range(len(rows)), key=lambda i: rows[i]["gpu_seconds_per_step"])
     even = [(n, phases["rollouts"][start] * cards[start] / n) for n in cards[start:]]
     parts += line("even", [(x(n), y_seconds(s)) for n, s in even if s >= 10.0**low])
-    parts += line("idle", [(x(n), y_share(row["idle_share_of_rollout"])) for n, row in zip(cards, rows, strict=True)])
+    parts += line("idle", [(x(n), y_idle(row["idle_share_of_rollout"])) for n, row in zip(cards, rows, strict=True)])
     names = [("rollouts", "rollouts"), ("updates", "updates"), ("even", "rollouts, ideal scaling")]
     for i, (name, text) in enumerate(names):
         at = TOP + 16 + 16 * i

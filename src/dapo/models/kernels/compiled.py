@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dapo.models.kernels.build import library
 
-SHARE_ROWS = 1024  # that a weight's gradient is summed over row by row; these sums are added by torch
+ROWS_PER_SUM = 1024  # that a weight's gradient is summed over row by row; these sums are added by torch
 PARALLEL_NUMBERS = 2**17  # for fewer a thread costs more than it saves
 
 
@@ -39,20 +39,20 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight."""
     grad_x, width = torch.empty_like(total), total.shape[-1]
-    shares: dict[int, Tensor] = {}  # of the weight's gradient, by the first row they were summed over
+    sums: dict[int, Tensor] = {}  # of the weight's gradient, by the first row they were summed over
     c = host()
 
     def work(a: int, b: int) -> None:
-        for first in range(a, b, SHARE_ROWS):
-            share, n = torch.zeros_like(weight), min(SHARE_ROWS, b - first)
+        for first in range(a, b, ROWS_PER_SUM):
+            part, n = torch.zeros_like(weight), min(ROWS_PER_SUM, b - first)
             c.norm_backward(
                 at(grad, first), at(from_sum, first), at(total, first), at(weight), at(inverse_rms, first),
-                at(grad_x, first), at(share), n, width,
+                at(grad_x, first), at(part), n, width,
             )  # fmt: skip
-            shares[first] = share
+            sums[first] = part
 
     by_rows(len(grad), grad.numel(), work)
-    return grad_x, torch.stack([shares[first] for first in sorted(shares)]).sum(0)
+    return grad_x, torch.stack([sums[first] for first in sorted(sums)]).sum(0)
 
 
 def gated_forward(gate: Tensor, up: Tensor) -> Tensor:

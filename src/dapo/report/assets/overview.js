@@ -105,7 +105,7 @@ const overview = {
   LINKS: { learnt: "#curves", entropy: "#curves", time: "#curves", clipped: "#rollouts", waste: "#curves", flips: "#flips" },
 
   answer(answer, run) {
-    const picture = answer.shares.length ? overview.bar(answer.shares) : overview.spark(answer.name, run);
+    const picture = answer.fractions.length ? overview.bar(answer.fractions) : overview.spark(answer.name, run);
     return el("a", {
       class: "answer", href: overview.LINKS[answer.name],
       onclick() { if (answer.name === "clipped") rollouts.showClipped(); },
@@ -116,10 +116,10 @@ const overview = {
       el("span", { class: "detail" }, visible(answer.detail)));
   },
 
-  bar(shares) {
+  bar(fractions) {
     const bar = el("span", { class: "bar-chart" });
-    shares.forEach(([label, share], at) => bar.append(el("span", {
-      title: `${label} ${format.percent(share)}`, style: { flexGrow: String(share), opacity: String(Math.max(0.14, 1 - 0.24 * at)) },
+    fractions.forEach(([label, fraction], at) => bar.append(el("span", {
+      title: `${label} ${format.percent(fraction)}`, style: { flexGrow: String(fraction), opacity: String(Math.max(0.14, 1 - 0.24 * at)) },
     })));
     return bar;
   },

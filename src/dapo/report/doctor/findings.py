@@ -16,10 +16,10 @@ SEVERE, WARNING, NOTE = "severe", "warning", "note"
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When a number becomes a finding. Shares are between 0 and 1."""
+    """When a number becomes a finding. Fractions are between 0 and 1."""
 
     min_steps: int = MIN_STEPS  # fewer show nothing
-    window_share: float = 0.2  # the first and the last share of a run, compared by their medians
+    window_fraction: float = 0.2  # the first and the last part of a run, compared by their medians
     window_least: int = 3
     window_most: int = 20
     entropy_collapse_ratio: float = 0.25  # of its start, while the model is still often wrong and no longer improves
@@ -28,7 +28,7 @@ class Thresholds:
     entropy_explosion_ratio: float = 2.0
     entropy_explosion_rise: float = 0.3  # nats above the start
     improving: float = 0.02  # accuracy, last window against the middle of the run
-    clip_share: float = 0.01  # of tokens clipped on the heavier side …
+    clip_fraction: float = 0.01  # of tokens clipped on the heavier side …
     clip_asymmetry: float = 20.0  # … and this many times more than on the other
     length_runaway_ratio: float = 2.0
     truncated: float = 0.15
@@ -47,11 +47,11 @@ class Thresholds:
     effective_sample_size: float = 0.8
     dead_gradient_norm: float = 1e-7
     dead_steps: int = 3
-    step_time_share: float = 0.5
-    evaluation_time_share: float = 0.3
+    step_time_fraction: float = 0.5
+    evaluation_time_fraction: float = 0.3
     checkpoint_minutes: float = 60.0
-    checkpoint_run_share: float = 0.5  # of a run longer than an hour
-    disk_free_share: float = 0.03
+    checkpoint_run_fraction: float = 0.5  # of a run longer than an hour
+    disk_free_fraction: float = 0.03
     disk_checkpoints: float = 2.0  # space for this many more checkpoints
     verifier_failures: float = 0.01
     unparseable: float = 0.3
@@ -119,7 +119,7 @@ class Visit:
     @property
     def width(self) -> int:
         n = len(self.run.metrics)
-        return min(max(int(n * self.t.window_share), self.t.window_least), self.t.window_most)
+        return min(max(int(n * self.t.window_fraction), self.t.window_least), self.t.window_most)
 
     def first(self, name: str) -> float | None:
         return self.run.median(name, slice(0, self.width))

@@ -23,7 +23,7 @@ def entropy(v: Visit) -> Iterator[Finding]:
             "entropy-collapse",
             WARNING if is_graded else SEVERE,
             "Entropy has collapsed",
-            f"{start:.3f} nats at the start, {end:.4f} now{share_of(end, start)}{told}: the model has stopped exploring"
+            f"{start:.3f} nats at the start, {end:.4f} now{ratio_of(end, start)}{told}: the model has stopped exploring"
             f"{'' if is_graded else ' before it was accurate'}.",
             "Raise algorithm.clip.high (the paper: 0.28), lower train.lr, or go back to an earlier checkpoint.",
             v.whole,
@@ -34,15 +34,15 @@ def entropy(v: Visit) -> Iterator[Finding]:
             "entropy-explosion",
             SEVERE,
             "Entropy is exploding",
-            f"{start:.3f} nats at the start, {end:.3f} now{share_of(end, start)}: responses are turning into noise.",
+            f"{start:.3f} nats at the start, {end:.3f} now{ratio_of(end, start)}: responses are turning into noise.",
             "Lower train.lr or algorithm.clip.high; look at the truncated share and at the engine gap.",
             v.whole,
             ("policy/entropy", "length/truncated", "engine/gap_mean"),
         )
 
 
-def share_of(end: float, start: float) -> str:
-    """The end as a share of the start; empty where the start was 0."""
+def ratio_of(end: float, start: float) -> str:
+    """The end as a fraction of the start; empty where the start was 0."""
     return f" ({end / start:.0%})" if start else ""
 
 
@@ -51,7 +51,7 @@ def clipping(v: Visit) -> Iterator[Finding]:
     if low is None or high is None:
         return
     heavy, light = max(low, high), min(low, high)
-    if heavy < v.t.clip_share or heavy < v.t.clip_asymmetry * light:
+    if heavy < v.t.clip_fraction or heavy < v.t.clip_asymmetry * light:
         return
     side, other = ("high", "low") if high > low else ("low", "high")
     if side == "high":

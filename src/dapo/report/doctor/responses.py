@@ -25,8 +25,8 @@ def length(v: Visit) -> Iterator[Finding]:
             v.whole,
             ("length/mean", "length/p90"),
         )
-    share = v.last("length/truncated")
-    if share is not None and share > v.t.truncated:
+    fraction = v.last("length/truncated")
+    if fraction is not None and fraction > v.t.truncated:
         limit = v.run.key("limits", "max_response_tokens", default="?")
         judged = "a truncated response never counts as correct"
         if v.run.key("rewards", "truncated_may_be_correct", default=False):
@@ -36,7 +36,7 @@ def length(v: Visit) -> Iterator[Finding]:
             "truncation",
             WARNING,
             "Many responses are truncated",
-            f"{share:.1%} of the verified responses reached limits.max_response_tokens = {limit}; {judged}.",
+            f"{fraction:.1%} of the verified responses reached limits.max_response_tokens = {limit}; {judged}.",
             f"Raise limits.max_response_tokens{teach}.",
             v.last_steps,
             ("length/truncated", "length/max"),
@@ -61,8 +61,8 @@ def brevity(run: RunRecord) -> str:
 
 
 def acceptance(v: Visit) -> Iterator[Finding]:
-    share = v.last("sampling/groups_kept")
-    if share is None or share >= v.t.acceptance:
+    fraction = v.last("sampling/groups_kept")
+    if fraction is None or fraction >= v.t.acceptance:
         return
     right, wrong = v.last("sampling/groups_all_correct") or 0.0, v.last("sampling/groups_all_wrong") or 0.0
     equal = v.last("sampling/groups_all_equal") or 0.0  # graded rewards
@@ -71,7 +71,7 @@ def acceptance(v: Visit) -> Iterator[Finding]:
     others = f"{right:.0f} per step were all correct and {wrong:.0f} all wrong"
     if equal:
         others = f"{equal:.0f} per step had equal rewards" + (f", {others}" if right or wrong else "")
-    numbers = f"{share:.1%} of the groups are mixed; of the others {others}."
+    numbers = f"{fraction:.1%} of the groups are mixed; of the others {others}."
     if not v.run.key("sampling", "dynamic", default=True):
         numbers += f" They are trained on{'' if has_critic else lone_advantage(v.run)}."
     if uniform and right >= v.t.one_cause * uniform:
@@ -108,12 +108,12 @@ def lone_advantage(run: RunRecord) -> str:
 
 def reward_hacking(v: Visit) -> Iterator[Finding]:
     rise = (v.last("accuracy") or 0.0) - (v.first("accuracy") or 0.0)
-    shares = [(step, s["answer_only"] / s["responses"]) for step, s in v.summaries if s.get("responses")]
+    fractions = [(step, s["answer_only"] / s["responses"]) for step, s in v.summaries if s.get("responses")]
     numbers = ""
-    if len(shares) >= 2:
-        grown = shares[-1][1] - shares[0][1]
+    if len(fractions) >= 2:
+        grown = fractions[-1][1] - fractions[0][1]
         if grown > v.t.answer_only_rise:
-            (early, before), (late, now) = shares[0], shares[-1]
+            (early, before), (late, now) = fractions[0], fractions[-1]
             numbers = f"responses that are only an answer: {before:.0%} in step {early}, {now:.0%} in step {late}"
     else:
         start, end = v.first("length/mean"), v.last("length/mean")
@@ -135,13 +135,13 @@ def reward_hacking(v: Visit) -> Iterator[Finding]:
         groups = summary.get("groups", 0)
         if summary.get("top_answer") and groups >= v.t.dominating_groups:
             answer, n, references = summary["top_answer"]
-            share, expected = n / summary["responses"], references / groups
-            if share >= v.t.dominating_answer and expected <= v.t.dominating_reference:
+            fraction, expected = n / summary["responses"], references / groups
+            if fraction >= v.t.dominating_answer and expected <= v.t.dominating_reference:
                 yield Finding(
                     "dominating-answer",
                     WARNING,
                     "One answer dominates",
-                    f"{share:.0%} of the responses of step {step} answer {answer!r}; it is the reference of "
+                    f"{fraction:.0%} of the responses of step {step} answer {answer!r}; it is the reference of "
                     f"{expected:.0%} of their problems.",
                     f"Read those responses; audit the verdicts ({dapo_command('verify', '--audit', v.run.folder)}): is "
                     "it wrongly accepted?",

@@ -73,12 +73,12 @@ def loss_told(change: Change) -> str:
     return f"on the same problems a loss of {-high:.3f} to {-low:.3f} (95 % interval)"
 
 
-def time_shares(run: RunRecord) -> list[tuple[str, float, float]]:
-    """(phase, seconds, share) over the whole run, the largest first; for report and doctor."""
+def time_fractions(run: RunRecord) -> list[tuple[str, float, float]]:
+    """(phase, seconds, fraction) over the whole run, the largest first; for report and doctor."""
     spent = phases(run)
     whole = sum(spent.values())
-    shares = [(name, seconds, seconds / whole) for name, seconds in spent.items()]
-    return sorted(shares, key=lambda share: -share[2])
+    fractions = [(name, seconds, seconds / whole) for name, seconds in spent.items()]
+    return sorted(fractions, key=lambda fraction: -fraction[2])
 
 
 def phases(run: RunRecord) -> dict[str, float]:
@@ -110,18 +110,18 @@ BOUND = {
 
 
 def step_time(v: Visit) -> Iterator[Finding]:
-    shares = time_shares(v.run)
-    for at, (name, seconds, share) in enumerate(shares):
-        limit = v.t.evaluation_time_share if name == "evaluation" else v.t.step_time_share
-        if share > limit:
+    fractions = time_fractions(v.run)
+    for at, (name, seconds, fraction) in enumerate(fractions):
+        limit = v.t.evaluation_time_fraction if name == "evaluation" else v.t.step_time_fraction
+        if fraction > limit:
             step = statistics.median(value for _, value in v.run.series("timing.step_s"))
             phase = PHASES[name]
-            others = "" if at == 0 else f", after {' and '.join(PHASES[other] for other, *_ in shares[:at])}"
+            others = "" if at == 0 else f", after {' and '.join(PHASES[other] for other, *_ in fractions[:at])}"
             yield Finding(
                 f"bound-by-{name.replace('_', '-')}",
                 NOTE,
                 f"Most of the time is {phase}" if at == 0 else f"Much of the time is {phase}",
-                f"{share:.0%} of the run's time ({seconds:.0f} of {seconds / share:.0f} s){others}; a step takes "
+                f"{fraction:.0%} of the run's time ({seconds:.0f} of {seconds / fraction:.0f} s){others}; a step takes "
                 f"{step:.1f} s.",
                 BOUND[name],
                 v.whole,
@@ -136,7 +136,9 @@ def checkpoints(v: Visit) -> Iterator[Finding]:
         return
     minutes = statistics.median(steps) * (every or max(v.run.wanted_steps, len(steps))) / 60
     hours = statistics.median(steps) * v.run.wanted_steps / 3600
-    is_rare = minutes > v.t.checkpoint_minutes or (hours > 1 and every > v.t.checkpoint_run_share * v.run.wanted_steps)
+    is_rare = minutes > v.t.checkpoint_minutes or (
+        hours > 1 and every > v.t.checkpoint_run_fraction * v.run.wanted_steps
+    )
     if is_rare:
         kept = f"checkpoint.every_steps = {every}" + ("" if every else " (only at the end)")
         advised = max(1, int(1800 / statistics.median(steps)))
@@ -156,7 +158,7 @@ def disk(v: Visit) -> Iterator[Finding]:
     d = v.disk
     if d is None or not d.total:
         return
-    if d.free < v.t.disk_free_share * d.total or d.free < v.t.disk_checkpoints * d.checkpoint:
+    if d.free < v.t.disk_free_fraction * d.total or d.free < v.t.disk_checkpoints * d.checkpoint:
         yield Finding(
             "disk-full",
             SEVERE,

@@ -12,7 +12,7 @@ from dapo.models.policy import Policy
 from dapo.rollout.local.pages import pages_for
 
 # The cache takes at most this share of the memory that is free when the engine is made; the rest is the trainer's.
-MEMORY_SHARE = 0.4
+MEMORY_FRACTION = 0.4
 
 
 class PagedCache:
@@ -129,5 +129,5 @@ def affordable_pages(
     if policy.device.type != "cuda":
         return enough
     free, _ = torch.cuda.mem_get_info(policy.device)
-    affordable = int(MEMORY_SHARE * free / (per_token * page_tokens))
+    affordable = int(MEMORY_FRACTION * free / (per_token * page_tokens))
     return max(min(enough, affordable), per_response)

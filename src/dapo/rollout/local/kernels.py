@@ -66,7 +66,7 @@ def attend_kernel(
     WINDOW: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr,
 ):  # fmt: skip
-    """Rotate, store and attend, for one row's newest token and HEADS key heads, over this split's share of its keys.
+    """Rotate, store and attend, for one row's newest token and HEADS key heads, over this split's part of its keys.
 
     The G queries of a key head are the rows of one small matrix (padded to GROUP, for `tl.dot` takes no fewer than 16).
     Softmax is computed online, with base-2 exponentials. The newest key and value are stored in their page and enter
@@ -80,9 +80,9 @@ def attend_kernel(
     if WINDOW > 0:
         oldest = tl.maximum(newest + 1 - WINDOW, 0)
     first = oldest // BLOCK * BLOCK
-    share = tl.cdiv(tl.cdiv(newest - first, BLOCK), SPLITS) * BLOCK
-    begin = first + split * share
-    end = tl.minimum(begin + share, newest)
+    keys_per_split = tl.cdiv(tl.cdiv(newest - first, BLOCK), SPLITS) * BLOCK
+    begin = first + split * keys_per_split
+    end = tl.minimum(begin + keys_per_split, newest)
 
     g, d, t = tl.arange(0, GROUP), tl.arange(0, DIM)[None, :], tl.arange(0, BLOCK)
     is_query = (g < G)[:, None] & (d < D)

@@ -73,7 +73,7 @@ class VllmCore:
         *,
         max_concurrent: int,
         max_tokens: int,
-        memory_share: float,
+        memory_fraction: float,
         tensor_parallel: int = 1,
     ) -> None:
         vllm = import_vllm()
@@ -86,7 +86,9 @@ class VllmCore:
             # vLLM reads a model's shape from a folder; the weights come from the policy itself.
             save_shape(policy, folder)
             try:
-                config = self._configuration(folder, policy, max_concurrent, max_tokens, memory_share, tensor_parallel)
+                config = self._configuration(
+                    folder, policy, max_concurrent, max_tokens, memory_fraction, tensor_parallel
+                )
                 with _memory_of_its_own() if self.device == "cpu" and tensor_parallel > 1 else nullcontext():
                     self._engine: Any = vllm.LLMEngine.from_vllm_config(config, disable_log_stats=True)
             except (ValueError, RuntimeError, NotImplementedError) as error:
@@ -103,7 +105,7 @@ class VllmCore:
         policy: Policy,
         max_concurrent: int,
         max_tokens: int,
-        memory_share: float,
+        memory_fraction: float,
         tensor_parallel: int,
     ) -> Any:
         if policy.dtype not in DTYPES:
@@ -129,7 +131,7 @@ class VllmCore:
             "max_model_len": max_tokens,
             "max_num_seqs": max_concurrent,
             "max_num_batched_tokens": max(TOKENS_PER_STEP[self.device], max_concurrent),
-            "gpu_memory_utilization": memory_share,
+            "gpu_memory_utilization": memory_fraction,
             "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs",  # after temperature: the distribution the token was drawn from
             "async_scheduling": False,  # a step returns its own tokens, so that each has the version it was drawn by
@@ -151,17 +153,19 @@ class VllmCore:
                 remedy="Use engine local if it knows the architecture, or another version of vLLM.",
             )
         if is_cpu:
-            config.cache_config.kv_cache_memory_bytes = self._kv_bytes(config, max_concurrent, max_tokens, memory_share)
+            config.cache_config.kv_cache_memory_bytes = self._kv_bytes(
+                config, max_concurrent, max_tokens, memory_fraction
+            )
         return config
 
-    def _kv_bytes(self, config: Any, max_concurrent: int, max_tokens: int, memory_share: float) -> int:
+    def _kv_bytes(self, config: Any, max_concurrent: int, max_tokens: int, memory_fraction: float) -> int:
         """For every response at its limit, and a block more; at most the share of main memory."""
         model, parallel = config.model_config, config.parallel_config
         width = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * model.dtype.itemsize
         per_block = CPU_BLOCK_TOKENS * width * model.get_num_layers(parallel)
         blocks = max_concurrent * -(-max_tokens // CPU_BLOCK_TOKENS) + 1
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return int(min(blocks * per_block, memory_share * memory))
+        return int(min(blocks * per_block, memory_fraction * memory))
 
     @property
     def release(self) -> str:

@@ -36,7 +36,7 @@ class VllmEngine(QueuedEngine):
         max_concurrent: int,
         max_tokens: int,
         version: int = 0,
-        memory_share: float = 0.4,
+        memory_fraction: float = 0.4,
         tensor_parallel: int = 1,
         core: VllmCore | None = None,
     ) -> None:
@@ -45,7 +45,7 @@ class VllmEngine(QueuedEngine):
                 policy,
                 max_concurrent=max_concurrent,
                 max_tokens=max_tokens,
-                memory_share=memory_share,
+                memory_fraction=memory_fraction,
                 tensor_parallel=tensor_parallel,
             )
             try:

@@ -1,12 +1,13 @@
-"""Which rank trains on which rows of an update, in which micro-batches; every rank computes the same deal."""
+"""Which rank trains on which rows of an update, in which micro-batches; every rank computes the same split."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dapo.distributed.balance import balanced
 from dapo.distributed.world import World
-from dapo.learner.batch import Batch, deal_microbatches
+from dapo.learner.batch import Batch, split_into_microbatches
 from dapo.learner.ragged import Ragged
 
 
@@ -18,17 +19,11 @@ class Micro:
     is_dummy: bool = False
 
 
-def deal_ranks(batch: Batch, rows: Sequence[int], n_ranks: int) -> list[list[int]]:
-    """Every row to one rank, so that tokens balance: the longest first, each to the rank with the fewest so far."""
+def split_over_ranks(batch: Batch, rows: Sequence[int], n_ranks: int) -> list[list[int]]:
+    """Every row to one rank, so that tokens balance."""
     if n_ranks == 1:
         return [list(rows)]
-    shares: list[list[int]] = [[] for _ in range(n_ranks)]
-    tokens = [0] * n_ranks
-    for row in sorted(rows, key=lambda row: (-batch.tokens(row), row)):
-        rank = min(range(n_ranks), key=lambda rank: (tokens[rank], rank))
-        shares[rank].append(row)
-        tokens[rank] += batch.tokens(row)
-    return [sorted(share) for share in shares]
+    return [sorted(part) for part in balanced({row: batch.tokens(row) for row in rows}, n_ranks)]
 
 
 def own_microbatches(batch: Batch, rows: Sequence[int], budget: int, world: World, *, lockstep: bool) -> list[Micro]:
@@ -36,19 +31,19 @@ def own_microbatches(batch: Batch, rows: Sequence[int], budget: int, world: Worl
 
     A rank that has fewer runs the shortest row once more as a dummy, whose gradient is 0.
     """
-    dealt = [deal_microbatches(batch, share, budget) for share in deal_ranks(batch, rows, world.size)]
-    own = [Micro(part) for part in dealt[world.rank]]
+    ranks = [split_into_microbatches(batch, part, budget) for part in split_over_ranks(batch, rows, world.size)]
+    own = [Micro(part) for part in ranks[world.rank]]
     if lockstep and rows:
         shortest = min(rows, key=lambda row: (batch.tokens(row), row))
-        own += [Micro([shortest], is_dummy=True)] * (max(map(len, dealt)) - len(own))
+        own += [Micro([shortest], is_dummy=True)] * (max(map(len, ranks)) - len(own))
     return own
 
 
 def own_rows(batch: Batch, rows: Sequence[int], world: World) -> list[int]:
-    return deal_ranks(batch, rows, world.size)[world.rank]
+    return split_over_ranks(batch, rows, world.size)[world.rank]
 
 
-def share_rows(world: World, values: Iterable[Ragged], rows: Sequence[int], own: Sequence[int]) -> None:
+def all_reduce_rows(world: World, values: Iterable[Ragged], rows: Sequence[int], own: Sequence[int]) -> None:
     """All-reduce the values of `rows`, each of which one rank has computed: the one that has it among its `own`."""
     if world.size == 1 or not rows:
         return

@@ -1,4 +1,4 @@
-"""Fill a step: by the prefix rule, or with carry-over and partial rollouts where the config asks for them."""
+"""Sample a step's groups: by the prefix rule, or with carry-over and partial rollouts if the config asks for them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dapo.errors import DataError
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.carry import CarryOver
 from dapo.sampling.collect import Collector
-from dapo.sampling.dynamic import Fill, FillProgress, FillState, ProblemSource, StepFill
+from dapo.sampling.dynamic import GroupProgress, GroupSampler, ProblemSource, SampledGroups, SamplingState
 from dapo.sampling.prefix import PrefixRule
 from dapo.types import Group
 
 
-def fill(
+def sample_step(
     collector: Collector,
     source: ProblemSource,
     config: Config,
-    state: FillState,
+    state: SamplingState,
     *,
     version: int,
-    progress: FillProgress,
-) -> Fill:
+    progress: GroupProgress,
+) -> SampledGroups:
     """A training step's groups, with the budget and the overlong filter of its config."""
-    return fill_step(
+    return sample_groups(
         collector,
         source,
         config.sampling,
@@ -36,32 +36,32 @@ def fill(
     )
 
 
-def fill_step(
+def sample_groups(
     collector: Collector,
     source: ProblemSource,
     config: SamplingConfig,
-    state: FillState,
+    state: SamplingState,
     *,
     version: int,
     filter_truncated: bool,
     max_prompts_tried: int,
-    progress: FillProgress = lambda _known, _wanted: None,
-) -> Fill:
+    progress: GroupProgress = lambda _known, _wanted: None,
+) -> SampledGroups:
     """One step's groups at weight version `version`. Tries at most `max_prompts_tried` prompts."""
     start = time.perf_counter()
     source.start_step()
-    step = StepFill(collector, source, config, state, max_prompts_tried=max_prompts_tried, progress=progress)
+    step = GroupSampler(collector, source, config, state, max_prompts_tried=max_prompts_tried, progress=progress)
     carries = config.carry_over or config.partial_rollouts
     groups = step.run(CarryOver(step, version) if carries else PrefixRule(step))
     events: list[str] = []
     if len(groups) < config.prompts_per_step:
         groups = apply_fill_policy(config, state, groups, step.accounting, events)
     step.accounting.trained(groups, filter_truncated=filter_truncated)
-    return Fill(groups, step.accounting, events, step.resolved, time.perf_counter() - start)
+    return SampledGroups(groups, step.accounting, events, step.resolved, time.perf_counter() - start)
 
 
 def apply_fill_policy(
-    config: SamplingConfig, state: FillState, groups: list[Group], accounting: Accounting, events: list[str]
+    config: SamplingConfig, state: SamplingState, groups: list[Group], accounting: Accounting, events: list[str]
 ) -> list[Group]:
     """The budget is spent and the step is not full. Accepted groups are trained on or held, never lost."""
     if not config.dynamic:
@@ -73,7 +73,7 @@ def apply_fill_policy(
     easy, hard, equal = accounting.groups_all_correct, accounting.groups_all_wrong, accounting.groups_all_equal
     graded = f", {equal} all equal" if equal else ""
     what = (
-        f"only {len(groups)} of {config.prompts_per_step} informative groups in {accounting.prompts_tried} prompts "
+        f"only {len(groups)} of {config.prompts_per_step} mixed groups in {accounting.prompts_tried} prompts "
         f"({easy} all right, {hard} all wrong{graded})"
     )
     if equal > easy + hard:
