@@ -17,10 +17,8 @@ TWIN = 0.7  # of the runs of both templates; below, pairs of GSM8K and MATH most
 
 def looked_for(*, share: float = SHARE, twins: bool = True) -> str:
     """What `find_contamination` looks for, in words."""
-    alike = f"the same text (case, blanks and signs apart) or {share:.0%} of its runs of {NGRAM} words"
-    return (
-        f"{alike}, or the same text up to numbers and names ({TWIN:.0%} of the runs of {RUN} words)" if twins else alike
-    )
+    alike = f"same letters and digits, or {share:.0%} of the {NGRAM}-word sequences"
+    return f"{alike}, or {TWIN:.0%} of the {RUN}-word sequences without numbers and names" if twins else alike
 
 
 @dataclass(frozen=True, slots=True)
