@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from dapo.algorithms.mixed_groups import is_mixed
+
+CORRECT = "correct"  # the part of the reward that is the verifier's own
+PART_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")  # of a part of the reward: metrics and columns carry it
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,11 +60,13 @@ class Score:
     """What a user's reward function returns: a raw value, and whether it counts as correct.
 
     `correct` is what accuracy and dynamic sampling use. None means "graded": a group is then mixed when its raw
-    values differ.
+    values differ. `parts` are further named rewards: those that rewards.parts gives a weight are added to `value` by
+    it, the others are only recorded.
     """
 
     value: float
     correct: bool | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Judgement:
     seconds: float = 0.0  # CPU time of a worker and its children; by the clock where it slept too long or died
     message: str = ""  # why, for everything but CORRECT and WRONG
     graded: bool = False  # True when `value` alone decides (Score.correct was None)
+    parts: Mapping[str, float] = field(default_factory=dict)  # further parts of the reward, as they were, by name
 
     @property
     def accuracy(self) -> int:

@@ -1,5 +1,6 @@
 """Recipes, presets and overrides resolve to one config; bad input is refused with key, value, reason and remedy."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -172,6 +173,13 @@ def test_a_config_cannot_be_changed_after_loading():
 # ---------------------------------------------------------------- bad input
 
 
+def part(name: str = "format", **keys: object) -> str:
+    """A --set with one part of the reward."""
+    plain = ("nan", "inf")
+    pairs = [f"{key} = {json.dumps(value) if value not in plain else value}" for key, value in keys.items()]
+    return f"rewards.parts={{{json.dumps(name)} = {{{', '.join(pairs)}}}}}"
+
+
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
@@ -226,6 +234,22 @@ def test_a_config_cannot_be_changed_after_loading():
         ("data.eval=[1, 2]", ["data.eval"]),
         ("algorithm.advantage=none", ["algorithm.advantage", "nothing is learned", "positive_nll = 1.0"]),
         ("algorithm.critic.pretrain_steps=50", ["has another name now", "pretrain_responses"]),
+        (part(function="a:b", weight=0), ["rewards.parts.format.weight = 0", "change nothing", "remove it"]),
+        (part(function="a:b", weight=0.0), ["rewards.parts.format.weight = 0.0"]),
+        (part(function="a:b", weight="nan"), ["rewards.parts.format.weight = nan: must be a finite number", "penalty"]),
+        (part(function="a:b", weight="inf"), ["rewards.parts.format.weight = inf: must be a finite number"]),
+        (part(function="a:b"), ["rewards.parts.format.weight: missing", "Weight in the sum"]),
+        (part(funktion="a:b", weight=1), ["rewards.parts.format.funktion: no such key", "weight, function, verifier"]),
+        (part(function=3, weight=1), ["rewards.parts.format.function = 3: must be a string"]),
+        (part(function="a:b", verifier="exact", weight=1), ["rewards.parts.format.verifier = exact", "one of the two"]),
+        (part(weight=1), ["rewards.parts.format: names neither a function nor a verifier", "Add function ="]),
+        (part("a/b", function="a:b", weight=1), ["rewards.parts.a/b: 'a/b' is no name for a part", "letters, digits"]),
+        (part("a.b", function="a:b", weight=1), ["rewards.parts.a.b: 'a.b' is no name for a part"]),
+        (part("correct", function="a:b", weight=1), ["rewards.parts.correct.function = a:b", "rewards.verifier"]),
+        ("rewards.parts={format = 0.2}", ["rewards.parts.format = 0.2: must be a table", "format = { function ="]),
+        ("rewards.parts=format", ['rewards.parts = "format": must be a table']),
+        ("rewards.parts.format.weight=0.2", ["rewards.parts is set as a whole", "--set 'rewards.parts="]),
+        ("rewards.aggregation=sum", ['rewards.aggregation = "sum": must be one of', "normalize_then_sum"]),
     ],
 )
 def test_bad_overrides_name_key_value_reason_and_remedy(override: str, parts: list[str]):

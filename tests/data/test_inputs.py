@@ -21,11 +21,13 @@ REWARD = """
 def by_bonus(response, answer, meta):
     return meta["bonus"] * (answer in response)
 def by_source(data_source, solution_str, ground_truth):
-    return {"set": 1.0}[data_source]
+    return {"score": {"set": 1.0}[data_source], "tidy": 0.5}
 def with_prompts(prompts, completions):
     return [{"6 x 7?": 1.0}[prompts[0]]]
 def fails(response, answer, meta):
     raise ValueError(f"no opinion on {answer}")
+def not_a_number(response, answer, meta):
+    return float("nan")
 """
 
 
@@ -38,6 +40,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(check, "_PASSED", set())
     return tmp_path
+
+
+def part(name: str, kind: str = "function") -> str:
+    return f"rewards.parts={{format = {{{kind} = '{name}', weight = 0.5}}}}"
 
 
 def look(*changes: str) -> None:
@@ -54,6 +60,21 @@ def look(*changes: str) -> None:
         (["rewards.verifier=no_such_module:f"], ConfigError, "No module named 'no_such_module'"),
         (["rewards.verifier=own_reward:fails", "data.train=set.jsonl"], ConfigError, "ValueError: no opinion on 42"),
         (["rewards.verifier=own_reward:by_bonus"], ConfigError, "KeyError: 'bonus'"),
+        (
+            [part("own_reward:not_a_number")],
+            ConfigError,
+            "rewards.parts.format.function = 'own_reward:not_a_number': tried on .* CRASH: the reward is nan",
+        ),
+        ([part("own_reward:fails")], ConfigError, "rewards.parts.format.function = 'own_reward:fails'.*no opinion on"),
+        ([part("own_reward:gone")], ConfigError, "rewards.parts.format.function = 'own_reward:gone'.*AttributeError"),
+        ([part("no_such_module:f")], ConfigError, "rewards.parts.format.function = 'no_such_module:f': .*No module"),
+        ([part("exact")], ConfigError, "rewards.parts.format.function = 'exact': is no name of a function"),
+        ([part("exactly", "verifier")], ConfigError, "rewards.parts.format.verifier = 'exactly': no such verifier"),
+        (
+            ["rewards.verifier=own_reward:by_source", "data.train=set.jsonl", "rewards.parts={short = {weight = 1}}"],
+            ConfigError,
+            "rewards.parts.short: names neither .* the Score of 'own_reward:by_source' has no such part .*: tidy",
+        ),
     ],
 )
 def test_what_is_missing_or_fails_is_said(changes: list[str], error: type[Exception], says: str):

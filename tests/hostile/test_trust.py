@@ -46,6 +46,10 @@ def planted(kind: str, canary: Path) -> list[str]:
             f"data.train={json.dumps(problems_with_command(canary))}",
         ],
         "module": ["rewards.verifier=planted_module:reward"],
+        "part": ["rewards.parts={format = {function = 'planted_module:reward', weight = 1.0}}"],
+        "part that is a command": [
+            f"rewards.parts={{format = {{verifier = {json.dumps(program(canary))}, weight = 1.0}}}}"
+        ],
         "train": ["data.train=planted_module:rows"],
         "eval": ['data.eval=["planted_module:rows"]', "eval.every_steps=1"],
     }[kind]
@@ -90,7 +94,10 @@ def test_every_verb_is_tried_or_takes_no_run():
     assert {words[0] for words in COMMANDS} | TAKE_NO_RUN == set(ALL_COMMANDS)
 
 
-@pytest.mark.parametrize("kind", ["command", "problems that name a command", "module", "train", "eval"])
+@pytest.mark.parametrize(
+    "kind",
+    ["command", "problems that name a command", "module", "part", "part that is a command", "train", "eval"],
+)
 def test_no_command_runs_what_a_strangers_folder_names(kind, canary, tmp_path):
     run = strangers_run(tmp_path / "strangers", planted(kind, canary))
     for words in COMMANDS:

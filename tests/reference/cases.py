@@ -105,6 +105,14 @@ PPO = {"preset": "ppo", "algorithm.critic.lr": 1e-2}
 VAPO = {"preset": "vapo", "algorithm.critic.lr": 1e-2}
 KL_IN_REWARD = PPO | {"algorithm.kl.coefficient": 0.2, "algorithm.kl.place": "reward"}
 KL_IN_LOSS = PPO | {"algorithm.kl.coefficient": 0.2}
+FORMAT = {"format": {"function": "unused:format", "verifier": None, "weight": 0.5}}
+WEIGHTED = {"correct": {"function": None, "verifier": None, "weight": 2.0}}
+PENALTY = {
+    "tidy": {"function": None, "verifier": "exact", "weight": 1.5},
+    "format": {"function": "unused:format", "verifier": None, "weight": -0.7},  # unknown for some responses
+}
+TWO_PARTS = DAPO | {"rewards.parts": FORMAT}
+GDPO = DAPO | {"rewards.aggregation": "normalize_then_sum"}
 ALL_TERMS = VAPO | {"algorithm.kl.coefficient": 0.2, "algorithm.correction.cap": 1.5, "algorithm.gae.whiten": True}
 
 
@@ -125,6 +133,14 @@ class Case:
 CASES = (
     Case("limits.max_response_tokens", (12, 14, 20), DAPO),
     Case("limits.max_response_tokens", (12, 20), {"preset": "dr-grpo"}),
+    Case("rewards.parts", ({}, FORMAT, FORMAT | WEIGHTED, PENALTY), DAPO),
+    Case("rewards.parts", ({}, FORMAT), PPO),
+    Case("rewards.aggregation", ("sum_then_normalize", "normalize_then_sum"), DAPO),
+    Case("rewards.aggregation", ("sum_then_normalize", "normalize_then_sum"), TWO_PARTS),
+    Case("rewards.parts", ({}, FORMAT, FORMAT | WEIGHTED, PENALTY), GDPO),
+    Case("rewards.control", ("none", "shuffled", "negated"), TWO_PARTS),
+    Case("algorithm.group.std", ("sample", "population"), GDPO | {"rewards.parts": FORMAT}),
+    Case("algorithm.group.eps", (1e-6, 0.1), GDPO | {"rewards.parts": FORMAT}),
     Case("rewards.control", ("none", "shuffled", "negated"), DAPO),
     Case("rewards.control", ("none", "shuffled", "negated"), VAPO),  # who is right decides what is imitated
     Case("shaping.overlong_filter", (True, False), DAPO),

@@ -33,6 +33,7 @@ class Row:
     stop: StopReason
     value: float  # what the verifier gave
     is_correct: bool
+    parts: dict[str, float] = field(default_factory=dict)  # beside the verifier's own; what is added, by name
     reward: float = 0.0
     is_in_loss: bool = True
     logp_old: Tensor = field(default_factory=lambda: torch.empty(0))  # [T], as all below
@@ -199,7 +200,8 @@ def rows_of(groups: Sequence[Group], keys: Keys) -> list[Row]:
     """Eq. 7 and 13, the controls, and who enters the loss (section 3.4)."""
     rows = []
     for g, group in enumerate(groups):
-        for completion, (value, is_correct) in zip(group.completions, verdicts(group, keys), strict=True):
+        judged = verdicts(group, keys)
+        for completion, (value, is_correct, parts) in zip(group.completions, judged, strict=True):
             row = Row(
                 g,
                 group.problem.id,
@@ -210,17 +212,31 @@ def rows_of(groups: Sequence[Group], keys: Keys) -> list[Row]:
                 value,
                 is_correct,
             )
-            row.reward = row.value + overlong_penalty(len(row.tokens), keys)
+            row.parts["correct"] = row.value + overlong_penalty(len(row.tokens), keys)
+            for name in keys["rewards.parts"]:
+                if name != "correct":
+                    row.parts[name] = parts[name] if name in parts else worst(name, [p for _, _, p in judged], keys)
+            row.reward = math.fsum(weight(name, keys) * part for name, part in row.parts.items())
             is_filtered = keys["shaping.overlong_filter"] and row.stop is StopReason.LENGTH
             row.is_in_loss = not is_filtered and row.stop is not StopReason.ABORTED and len(row.tokens) > 0
             rows.append(row)
     return rows
 
 
-def verdicts(group: Group, keys: Keys) -> list[tuple[float, bool]]:
-    pairs = [(judgement.value, judgement.verdict is Verdict.CORRECT) for judgement in group.judgements]
+def weight(name: str, keys: Keys) -> float:
+    return float(keys["rewards.parts"].get(name, {"weight": 1.0})["weight"])
+
+
+def worst(name: str, group: list[dict[str, float]], keys: Keys) -> float:
+    """What stands for a part that could not be measured: the least that it adds to any response of the group."""
+    known = sorted((parts[name] for parts in group if name in parts), key=lambda part: weight(name, keys) * part)
+    return known[0] if known else 0.0
+
+
+def verdicts(group: Group, keys: Keys) -> list[tuple[float, bool, dict[str, float]]]:
+    pairs = [(one.value, one.verdict is Verdict.CORRECT, dict(one.parts)) for one in group.judgements]
     if keys["rewards.control"] == "negated":
-        return [(-value, not is_correct) for value, is_correct in pairs]
+        return [(-value, not right, {name: -part for name, part in parts.items()}) for value, right, parts in pairs]
     if keys["rewards.control"] == "shuffled":
         name = f"control/{keys['train.seed']}/{group.problem.id}/{group.visit}"
         return [pairs[i] for i in shuffled(len(pairs), name)]
@@ -247,20 +263,32 @@ def shuffled(n: int, name: str) -> list[int]:
 
 
 def group_advantages(rows: list[Row], keys: Keys) -> None:
-    """Eq. 9 over all responses of a group, those that leave the loss included."""
-    for g in {row.group for row in rows}:
-        group = [row for row in rows if row.group == g]
-        rewards = [row.reward for row in group]
-        G, average = len(rewards), math.fsum(rewards) / len(rewards)
-        squares = math.fsum((reward - average) ** 2 for reward in rewards)
-        divisor = {
-            "sample": math.sqrt(squares / (G - 1)) + keys["algorithm.group.eps"],
-            "population": math.sqrt(squares / G) + keys["algorithm.group.eps"],
-            "none": 1.0,
-        }[keys["algorithm.group.std"]]
-        for row in group:
-            A = 0.0 if max(rewards) == min(rewards) else (row.reward - average) / divisor
-            row.advantage = torch.tensor([A] * len(row.tokens), dtype=torch.float64)
+    """Over all responses of a group, those that leave the loss included: eq. 9 of their rewards, or GDPO's.
+
+    GDPO (arXiv:2601.05242): each part by itself as eq. 9 has it, weighted, summed; then the same over the whole step.
+    """
+    groups = [[row for row in rows if row.group == g] for g in sorted({row.group for row in rows})]
+    if keys["rewards.aggregation"] == "normalize_then_sum":
+        total = [0.0] * len(rows)
+        for name in rows[0].parts:
+            alone = [A for group in groups for A in normalized([row.parts[name] for row in group], keys)]
+            total = [sum_ + weight(name, keys) * A for sum_, A in zip(total, alone, strict=True)]
+        advantages = normalized(total, keys)
+    else:
+        advantages = [A for group in groups for A in normalized([row.reward for row in group], keys)]
+    for row, A in zip((row for group in groups for row in group), advantages, strict=True):
+        row.advantage = torch.tensor([A] * len(row.tokens), dtype=torch.float64)
+
+
+def normalized(rewards: list[float], keys: Keys) -> list[float]:
+    G, average = len(rewards), math.fsum(rewards) / len(rewards)
+    squares = math.fsum((reward - average) ** 2 for reward in rewards)
+    divisor = {
+        "sample": math.sqrt(squares / (G - 1)) + keys["algorithm.group.eps"],
+        "population": math.sqrt(squares / G) + keys["algorithm.group.eps"],
+        "none": 1.0,
+    }[keys["algorithm.group.std"]]
+    return [0.0 if max(rewards) == min(rewards) else (reward - average) / divisor for reward in rewards]
 
 
 def gae_advantages(rows: list[Row], keys: Keys) -> None:

@@ -76,7 +76,7 @@ def make_models(folder: Path) -> Path:
 
 def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value and prefix + name != "rewards.parts":
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
@@ -101,7 +101,9 @@ def keys_of(config: Config) -> dict[str, Any]:
 def toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return str(list(value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name} = {toml(inner)}' for name, inner in value.items() if inner is not None)}}}"
+    return str(list(value)) if isinstance(value, tuple) else f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def groups_of(step: int, P: int, G: int) -> list[Group]:
@@ -127,7 +129,11 @@ def groups_of(step: int, P: int, G: int) -> list[Group]:
             is_right = stop is StopReason.EOS and p != 1 and bool((i + p // 2) % 2 == 0)
             verdict = Verdict.CORRECT if is_right else (Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.CRASH)[i % 3]
             value = 1.0 if is_right else -1.0
-            judgements.append(Judgement(verdict, value / (i + 1) if p == 2 else value, graded=p == 2))
+            parts = {"tidy": float(i == p), "format": round(float(random.normal()), 2)}
+            if (p + 2 * i) % 5 == 1 or p == 3:  # could not be measured; of the last group nowhere
+                del parts["format"]
+            raw = value / (i + 1) if p == 2 else value
+            judgements.append(Judgement(verdict, raw, graded=p == 2, parts=parts))
         prompt = tuple(int(token) for token in np.random.default_rng(p % 2).integers(3, VOCABULARY, 2 + p % 2))
         made.append(Group(Problem(f"{step}-{p}", "", ""), p, prompt, tuple(completions), tuple(judgements)))
     return made

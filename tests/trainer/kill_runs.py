@@ -23,6 +23,10 @@ from dapo.trainer.resume import resume_run
 from dapo.trainer.start import start_run
 
 STEPS = 4
+PARTS = (
+    "rewards.parts={short = {function = 'toy:short', weight = 0.5}, moody = {function = 'toy:moody', weight = -0.2}}"
+)
+MORE = {"dapo": (), "dapo-fast": (PARTS, "rewards.aggregation=normalize_then_sum")}  # carried groups have parts too
 
 
 class Killer(Observer):
@@ -61,7 +65,7 @@ def in_child(work: object) -> int:
 
 
 def finish(folder: Path, root: Path, preset: str, killer: Observer | None) -> None:
-    changes = (f"train.steps={STEPS}", f"preset={preset}")
+    changes = (f"train.steps={STEPS}", f"preset={preset}", *MORE[preset])
     observers = [killer] if killer else []
     if (folder / "config.toml").exists():
         run = resume_run(folder, observers=observers)
@@ -85,7 +89,7 @@ def main() -> None:
     torch.set_num_threads(1)
     root, n = Path(sys.argv[1]), int(sys.argv[2])
     choose = random.Random(0)
-    presets = ("dapo", "dapo-fast")
+    presets = tuple(MORE)
     wanted = {}
     for preset in presets:
         recipe(root)  # writes the model once, before any fork

@@ -43,8 +43,10 @@ FORMULAS = {
     "log_softmax",
 }
 # Beside the presets as shipped: what none of them switches on.
+PARTS = "rewards.parts={short = {function = 'toy:short', weight = 0.5}}"
 MORE = {
-    "dapo": ("algorithm.loss_aggregation=prompt", "algorithm.clip.dual=10.0", "algorithm.correction.cap=2.0"),
+    "dapo": ("algorithm.loss_aggregation=prompt", "algorithm.clip.dual=10.0", "algorithm.correction.cap=2.0", PARTS),
+    "grpo": (PARTS, "rewards.aggregation=normalize_then_sum"),
     "ppo": ("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward"),
 }
 

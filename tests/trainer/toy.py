@@ -37,6 +37,24 @@ def counts(response: str, answer: str, meta: Mapping[str, object]) -> Score:  # 
     return Score(min(4, sum(int(n) % 3 == int(answer) for n in re.findall(r"w(\d+)", response))) / 4)
 
 
+def short(response: str, answer: str, meta: Mapping[str, object]) -> float:  # noqa: ARG001
+    """A part of the reward: the fewer words the better, from 0 to 1."""
+    return 1 - min(12, response.count("w")) / 12
+
+
+def moody(response: str, answer: str, meta: Mapping[str, object]) -> float:  # noqa: ARG001
+    """A part that fails on some responses."""
+    if len(response) % 7 == 3:
+        raise ValueError("not in the mood")
+    return float(len(response) % 2)
+
+
+def with_parts(response: str, answer: str, meta: Mapping[str, object]) -> Score:
+    """`contains`, and how long the response is in two named parts."""
+    score = contains(response, answer, meta)
+    return Score(score.value, score.correct, {"short": short(response, answer, meta), "words": response.count("w")})
+
+
 def slow_while_marked(response: str, answer: str, meta: Mapping[str, object]) -> Score:
     """`contains`, but stuck on some responses while the file that the problem names exists."""
     while len(response) % 4 == 0 and Path(str(meta["slow_while"])).exists():

@@ -14,6 +14,7 @@ from dapo.algorithms.advantages import decoupled_gae, gae, group_advantage, leng
 from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean, token_mean
 from dapo.algorithms.diagnostics import clipped_tokens
 from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, positive_nll, value_loss
+from dapo.algorithms.parts import normalize_then_sum, sum_contributions, weighted_sum
 from dapo.algorithms.shaping import overlong_filter, soft_overlong_penalty, token_rewards
 
 
@@ -88,6 +89,25 @@ def group_values(make: _Maker) -> Result:
 
 def group_equal(make: _Maker) -> Result:
     return [0.0] * 16, group_advantage(torch.full((1, 16), -1.3, device=make.device))
+
+
+def parts_values(make: _Maker) -> Result:
+    # Two parts; groups (0, 1), (0, 1) of the first and (0, 0), (0, 1) of the second. Each is ∓1/√2 or 0 in its group,
+    # the sums ∓1/√2 and ∓2/√2, of sample variance 5/3 over the step
+    reward = make([[[0.0, 1.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 1.0]]])
+    r = math.sqrt(0.3)
+    return [-r, r, -2 * r, 2 * r], normalize_then_sum(reward, make([1.0, 1.0]), eps=0.0)
+
+
+def parts_scale(make: _Maker) -> Result:
+    reward, weight = make.normal(2, 3, 4), make([1.0, 0.5])
+    return normalize_then_sum(reward, weight, eps=0.0), normalize_then_sum(7 * reward + 2, 3 * weight, eps=0.0)
+
+
+def parts_sum(make: _Maker) -> Result:
+    reward, weight = make.normal(2, 3, 4), make([1.0, -0.5])
+    added = sum_contributions(reward, weight, std="sample", eps=1e-6)
+    return group_advantage(weighted_sum(reward, weight)), added.sum(dim=0)
 
 
 def surrogate_values(make: _Maker) -> Result:
@@ -238,6 +258,9 @@ def gradient_split(make: _Maker) -> Result:
 CHECKS: list[tuple[str, str, Callable[[_Maker], Result]]] = [
     ("DAPO 9", "group advantage, 1 of 16 right: +3.749993 / −0.250000", group_values),
     ("DAPO 9", "an all-equal group gets exactly 0, in float32 too", group_equal),
+    ("GDPO 4–7", "two parts normalized each: ±0.547723 / ±1.095445", parts_values),
+    ("GDPO 4–7", "scale and offset of a part change nothing", parts_scale),
+    ("GDPO 1", "what each part adds to the advantage sums to it", parts_sum),
     ("DAPO 10", "clip-higher and dual clip, six corners", surrogate_values),
     ("DAPO 10", "on policy the gradient is −Â", surrogate_gradient),
     ("DAPO 1, 5", "equal clips are PPO's", surrogate_is_ppo),

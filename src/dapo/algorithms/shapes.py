@@ -1,7 +1,7 @@
 """What the letters mean, and one check that tensors agree on them.
 
 P problems in a step · G completions per problem · B rows (P·G, or a slice of them) · T tokens, prompt excluded ·
-N the tokens of some rows end to end · V vocabulary.
+N the tokens of some rows end to end · V vocabulary · K parts of the reward.
 """
 
 from torch import Tensor

@@ -8,6 +8,7 @@ from typing import Any
 
 from dapo.config.schema import Config
 from dapo.errors import ConfigError
+from dapo.types import CORRECT, PART_NAME
 
 
 def check_combinations(config: Config) -> None:
@@ -172,8 +173,70 @@ def check_loss(config: Config) -> None:
         )
 
 
+def check_parts(config: Config) -> None:
+    """Each part of the reward has a name, a weight and one source; a verifier without parts returns none."""
+    rewards = config.rewards
+    for name, part in rewards.parts.items():
+        key = f"rewards.parts.{name}"
+        if not PART_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{key}: {name!r} is no name for a part of the reward; metrics and columns carry it.",
+                remedy="Use up to 40 letters, digits, - and _, a letter first.",
+            )
+        if part.weight == 0:
+            raise _error(f"{key}.weight", part.weight, "the part would change nothing.", "Use another, or remove it.")
+        if name == CORRECT:
+            if part.function is not None or part.verifier is not None:
+                raise _error(
+                    f"{key}.{'verifier' if part.function is None else 'function'}",
+                    part.function or part.verifier,
+                    "this part is the verifier's own reward, what counts as correct.",
+                    "Set rewards.verifier, or give the part another name.",
+                )
+        elif part.function is not None and part.verifier is not None:
+            raise _error(
+                f"{key}.verifier", part.verifier, f"it has function = {part.function} as well.", "Name one of the two."
+            )
+        elif part.function is None and part.verifier is None and not may_return_parts(rewards.verifier):
+            raise ConfigError(
+                f"{key}: names neither a function nor a verifier, and rewards.verifier = {rewards.verifier} returns "
+                "no parts.",
+                remedy=f'Add function = "pkg.mod:function", or let a function of yours return '
+                f"dapo.Score(value, correct, parts={{{name!r}: ...}}).",
+            )
+
+
+def may_return_parts(verifier: str) -> bool:
+    """A program or a function may; the rules that ship answer with a verdict alone."""
+    return ":" in verifier or verifier == "command"
+
+
+def check_aggregation(config: Config) -> None:
+    """Normalizing each part needs groups, and a standard deviation to divide by."""
+    if config.rewards.aggregation == "sum_then_normalize":
+        return
+    key, value = "rewards.aggregation", config.rewards.aggregation
+    if config.algorithm.advantage != "group":
+        raise _error(
+            key,
+            value,
+            f"each part is normalized within its group, and algorithm.advantage = {config.algorithm.advantage} has no "
+            "group advantage.",
+            'Set algorithm.advantage = "group", or rewards.aggregation = "sum_then_normalize".',
+        )
+    if config.algorithm.group.std == "none":
+        raise _error(
+            key,
+            value,
+            "algorithm.group.std = none divides by no standard deviation, so that no part is normalized.",
+            'Set algorithm.group.std = "sample", or rewards.aggregation = "sum_then_normalize".',
+        )
+
+
 CHECKS = (
     check_loss,
+    check_parts,
+    check_aggregation,
     check_group_size,
     check_clip,
     check_overlong,

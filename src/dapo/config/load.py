@@ -20,7 +20,7 @@ from dapo.commands import dapo_command
 from dapo.config import renamed
 from dapo.config.checks import check_combinations, unused_keys
 from dapo.config.machine import gpu_memory_gib
-from dapo.config.schema import PRESET_KEYS, Config
+from dapo.config.schema import PRESET_KEYS, Config, RewardPart
 from dapo.config.toml_text import parse_toml, refuse_newer_run
 from dapo.errors import ConfigError
 
@@ -206,12 +206,15 @@ def _none_as_word(value: Any) -> Any:
 # ------------------------------------------------------------------ keys
 
 
+NAMED_TABLES = ("data.fields", "rewards.parts")
+
+
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}. `data.fields` is a value, not a section."""
+    """{"a": {"b": 1}} -> {"a.b": 1}. A table of names of the user's own is a value, not a section."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and key != "data.fields":
+        if isinstance(value, dict) and key not in NAMED_TABLES:
             flat |= flatten(value, f"{key}.")
         else:
             flat[key] = value
@@ -263,6 +266,8 @@ def refuse_unknown(keys: Iterable[str], where: str) -> None:
             continue
         if key in sections:
             raise ConfigError(f"{key}: is a section, not a value.", remedy=f"Set one of its keys: {_keys_of(key)}.")
+        if table := next((name for name in NAMED_TABLES if key.startswith(f"{name}.")), None):
+            raise ConfigError(f"{key}: {table} is set as a whole.", remedy=f"Write --set '{table}={{NAME = ...}}'.")
         place = "" if where == "--set" else f" (in {where})"
         if instead := renamed.KEYS.get(key) or renamed.REPLACED.get(key):
             raise ConfigError(f"{key}: has another name now{place}.", remedy=f"Use {instead}.")
@@ -307,6 +312,8 @@ def explain_validation(error: ValidationError) -> ConfigError:
     first = error.errors(include_url=False)[0]
     parts = [str(part) for part in first["loc"]]
     key = ".".join(parts)
+    if key.startswith("rewards.parts."):
+        return explain_part(key, first)
     while key not in known_keys() and "." in key:  # positions inside a tuple, branches of an optional
         key = key.rpartition(".")[0]
     field = known_keys().get(key)
@@ -316,6 +323,24 @@ def explain_validation(error: ValidationError) -> ConfigError:
     value = first["input"]
     shown = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else value
     return ConfigError(f"{key} = {shown}: {_why(first, field)}", remedy=remedy)
+
+
+def explain_part(key: str, first: Mapping[str, Any]) -> ConfigError:
+    """An error within one part of the reward; a name may hold dots."""
+    known = ", ".join(RewardPart.model_fields)
+    part, _, own = key.rpartition(".")
+    field = RewardPart.model_fields.get(own)
+    if first["type"] == "extra_forbidden":
+        return ConfigError(f"{key}: no such key.", remedy=f"Keys of {part}: {known}.")
+    if field is None:
+        return ConfigError(
+            f"{key} = {first['input']!r}: must be a table with {known}.",
+            remedy=f'Write {key.partition(".parts.")[2]} = {{ function = "pkg.mod:function", weight = 0.2 }} in '
+            "[rewards.parts].",
+        )
+    if first["type"] == "missing":
+        return ConfigError(f"{key}: missing.", remedy=field.description or "")
+    return ConfigError(f"{key} = {first['input']}: {_why(first, field)}", remedy=field.description or "")
 
 
 def _why(first: Mapping[str, Any], field: FieldInfo | None) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from dapo.types import CORRECT
+
 
 def _none(value: Any) -> Any:
     """TOML has no null: the word "none" unsets an optional key."""
@@ -66,11 +68,31 @@ class LimitsConfig(Section):
     )
 
 
+class RewardPart(Section):
+    """One named part of the reward, beside the verifier's own."""
+
+    weight: float = Field(description="Weight in the sum; below 0 it is a penalty. A weight of 0 is refused.")
+    function: OptionalStr = Field(
+        None, description="pkg.mod:function, called as a verifier's; its value is the part's reward."
+    )
+    verifier: OptionalStr = Field(None, description="A verifier by name, ±1; neither: the verifier returns it (Score).")
+
+
 class RewardsConfig(Section):
     """How a response gets its verdict and reward."""
 
     verifier: str = Field(
         "math", description="math, dapo-published, exact, choice, code, command:…, or pkg.mod:function."
+    )
+    parts: dict[str, RewardPart] = Field(
+        {},
+        description='Further parts of the reward: {format = {function = "pkg.mod:function", weight = 0.2}}; "correct" '
+        "is the verifier's own, weight 1 unless given.",
+    )
+    aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
+        "sum_then_normalize",
+        description="Weighted parts are summed, and the sum is normalized within the group; or (GDPO) each part is "
+        "normalized within the group, and their weighted sum over the step's responses.",
     )
     cpu_seconds: OptionalFloat = Field(
         None,
@@ -89,6 +111,12 @@ class RewardsConfig(Section):
     truncated_may_be_correct: bool = Field(
         False, description="Verify truncated responses too, as the released script does; else they are never correct."
     )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of the parts in the order they are added, the verifier's own first."""
+        given = {name: part.weight for name, part in self.parts.items()}
+        return {CORRECT: 1.0} | given
 
 
 class ShapingConfig(Section):

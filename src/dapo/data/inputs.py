@@ -9,7 +9,7 @@ from itertools import islice
 
 from dapo.config.hub import is_hub_name
 from dapo.config.model_shapes import BUNDLED
-from dapo.config.schema import Config
+from dapo.config.schema import Config, RewardPart
 from dapo.data.inventory import HEAD_ROWS, Counting, judge, merge
 from dapo.data.names import Use
 from dapo.data.problems import keep
@@ -17,25 +17,42 @@ from dapo.data.sources import DataSource, find_source
 from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool
 from dapo.rewards.check import check_call, check_verifier
-from dapo.rewards.verifiers import is_own
-from dapo.types import Problem
+from dapo.rewards.parts import make_part_pool, own_parts
+from dapo.rewards.verifiers import is_function, is_own
+from dapo.types import CORRECT, Problem
 
 
 def check_inputs(config: Config) -> None:
     """DataError for a problem set that is not there, ConfigError for a verifier that is not or fails on a problem."""
     rewards = config.rewards
     check_verifier(rewards.verifier)
+    parts = own_parts(rewards)
+    for name, part in parts.items():
+        if part.function is not None and not is_function(part.function):
+            raise ConfigError(
+                f"{key_of(name, part)} = {part.function!r}: is no name of a function.",
+                remedy='Write "package.module:function", or verifier = "…" for a verifier.',
+            )
+        check_verifier(part.function or part.verifier or "", key_of(name, part))
     train = find_source(config.data.train, use="train")
     for name in config.data.eval if config.eval.every_steps else ():
         find_source(name, use="eval")
-    if not is_own(rewards.verifier):
+    own = {name: part for name, part in parts.items() if is_own(part.function or part.verifier or "")}
+    if not is_own(rewards.verifier) and not own:
         return
     problem = first_problem(train, config.data.fields or None, rewards.verifier)
-    if problem is not None:
-        with VerifierPool(
-            rewards.verifier, workers=1, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb
-        ) as pool:
-            check_call(pool, problem.answer, problem.for_verifier())
+    if problem is None:
+        return
+    returned = [name for name in rewards.parts if name not in parts and name != CORRECT]
+    with VerifierPool(rewards.verifier, workers=1, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb) as pool:
+        check_call(pool, problem.answer, problem.for_verifier(), parts=returned)
+    for name, part in own.items():
+        with make_part_pool(part, rewards, workers=1) as pool:
+            check_call(pool, problem.answer, problem.for_verifier(), key=key_of(name, part))
+
+
+def key_of(name: str, part: RewardPart) -> str:
+    return f"rewards.parts.{name}.{'verifier' if part.function is None else 'function'}"
 
 
 def check_model(config: Config) -> None:

@@ -53,7 +53,8 @@ def read_part(rank: int, part: Any, asked: Sequence[int]) -> dict[int, Judgement
         judged = {ticket: Judgement(**{**state, "verdict": Verdict(state["verdict"])}) for ticket, state in part}
         if list(judged) != list(asked) or len(part) != len(asked):
             raise ValueError(f"verdicts on {list(judged)} were given, and asked for on {list(asked)}")
-        if not all(isinstance(judgement.value, float | int) for judgement in judged.values()):
+        numbers = [value for judgement in judged.values() for value in (judgement.value, *judgement.parts.values())]
+        if not all(isinstance(value, float | int) for value in numbers):
             raise ValueError("a reward is not a number")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise EngineError(

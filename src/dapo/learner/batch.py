@@ -12,11 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.algorithms.advantages import group_advantage
+from dapo.algorithms.parts import (
+    advantage_shares,
+    fill_missing,
+    normalize_then_sum,
+    normalized_contributions,
+    sum_contributions,
+    weighted_sum,
+)
 from dapo.algorithms.shaping import overlong_filter, soft_overlong_penalty
 from dapo.config.schema import Config
 from dapo.learner.ragged import Ragged
 from dapo.models.packing import SHARING_SAVES, Packed, pack
-from dapo.types import Group, Judgement, StopReason, Verdict
+from dapo.types import CORRECT, Group, Judgement, StopReason, Verdict
 
 
 @dataclass(slots=True)
@@ -30,6 +38,8 @@ class Batch:
     group: Tensor  # [B] which group a row belongs to
     raw_reward: Tensor  # [B] the verifier's value
     overlong_penalty: Tensor  # [B] eq. 13 times its weight
+    parts: dict[str, Tensor]  # [B] each further part of the reward, NaN where it is unknown; also those without weight
+    weights: dict[str, float]  # of what is added, the verifier's own part first
     is_correct: Tensor  # [B]
     is_truncated: Tensor  # [B]
     is_in_loss: Tensor  # [B] False for rows that overlong filtering takes out
@@ -38,12 +48,26 @@ class Batch:
     logp_old: Ragged
     entropy: Ragged
     logp_trainer: Ragged  # the trainer's own log-probs, also where `logp_old` are the engine's
+    part_shares: dict[str, float] = field(default_factory=dict)  # of the advantages' variance, by part of the reward
     packs: dict[tuple[int, ...], Packed] = field(default_factory=dict)  # micro-batches on the device, made once a step
 
     @property
     def reward(self) -> Tensor:
-        """[B] ±1 plus shaping (eq. 7 and 13)."""
-        return self.raw_reward + self.overlong_penalty
+        """[B] ±1 plus shaping (eq. 7 and 13), and the other parts by their weights."""
+        return weighted_sum(self.part_rewards, self.part_weights).flatten()
+
+    @property
+    def part_rewards(self) -> Tensor:
+        """[K, P, G] what is added, by part: the verifier's reward with the overlong penalty, and the others."""
+        own = self.raw_reward + self.overlong_penalty  # eq. 13 is added to the rule-based reward
+        others = [self.parts[name] for name in self.weights if name != CORRECT]
+        P = max(1, len(self.groups))
+        stacked = torch.stack([own, *others]).view(len(self.weights), P, len(own) // P)
+        return fill_missing(stacked, self.part_weights) if others else stacked
+
+    @property
+    def part_weights(self) -> Tensor:
+        return torch.tensor(list(self.weights.values()), dtype=torch.float64)
 
     def loss_rows(self, groups: Collection[int] | None = None) -> list[int]:
         """The rows of these groups, or of all, that enter the loss."""
@@ -95,6 +119,8 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
         group=torch.tensor([g for g, _, _ in rows], dtype=torch.long),
         raw_reward=torch.tensor([judgement.value for judgement in judgements], dtype=torch.float64),
         overlong_penalty=penalty,
+        parts=parts_of(judgements, config),
+        weights=config.rewards.weights,
         is_correct=torch.tensor([judgement.accuracy for judgement in judgements], dtype=torch.bool),
         is_truncated=truncated,
         is_in_loss=overlong_filter(is_usable, truncated) if config.shaping.overlong_filter else is_usable,
@@ -106,6 +132,7 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
     )
     if config.algorithm.advantage == "group" and rows:
         per_row = group_advantages(batch, config)
+        batch.part_shares = part_shares(batch, config)
         batch.advantage.flat = torch.repeat_interleave(per_row, torch.tensor(lengths)).to(real)
     return batch
 
@@ -125,16 +152,44 @@ def judgements_of(group: Group, config: Config) -> list[Judgement]:
         case "negated":
             opposite = {Verdict.CORRECT: Verdict.WRONG}
             return [
-                replace(j, value=-j.value, verdict=opposite.get(j.verdict, Verdict.CORRECT)) for j in group.judgements
+                replace(
+                    j,
+                    value=-j.value,
+                    verdict=opposite.get(j.verdict, Verdict.CORRECT),
+                    parts={name: -value for name, value in j.parts.items()},
+                )
+                for j in group.judgements
             ]
 
 
+def parts_of(judgements: Sequence[Judgement], config: Config) -> dict[str, Tensor]:
+    """[B] of every further part: those that the config gives a weight, and others that a verifier returned."""
+    weighted = [name for name in config.rewards.weights if name != CORRECT]
+    returned = sorted({name for judgement in judgements for name in judgement.parts} - {*weighted})
+    return {
+        name: torch.tensor([j.parts.get(name, float("nan")) for j in judgements], dtype=torch.float64)
+        for name in (*weighted, *returned)
+    }
+
+
 def group_advantages(batch: Batch, config: Config) -> Tensor:
-    """Eq. 9 over each group's shaped rewards, filtered rows included; [B] in float64."""
-    P = len(batch.groups)
-    reward = batch.reward.view(P, -1)
+    """Over each group's shaped rewards, filtered rows included: eq. 9 of their sum, or GDPO's; [B] in float64."""
     group = config.algorithm.group
+    if config.rewards.aggregation == "normalize_then_sum":
+        return normalize_then_sum(batch.part_rewards, batch.part_weights, std=group.std, eps=group.eps).flatten()
+    reward = batch.reward.view(len(batch.groups), -1)
     return group_advantage(reward, std=group.std, eps=group.eps).flatten()
+
+
+def part_shares(batch: Batch, config: Config) -> dict[str, float]:
+    """Of the variance of group advantages, what is due to each part; empty where there is one part only."""
+    if len(batch.weights) < 2:
+        return {}
+    group = config.algorithm.group
+    is_normalized = config.rewards.aggregation == "normalize_then_sum"
+    contributions = normalized_contributions if is_normalized else sum_contributions
+    added = contributions(batch.part_rewards, batch.part_weights, std=group.std, eps=group.eps)
+    return dict(zip(batch.weights, advantage_shares(added).tolist(), strict=True))
 
 
 def split_into_minibatches(n_groups: int, n_updates: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:

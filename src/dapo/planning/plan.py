@@ -58,6 +58,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
             if shaping.overlong_penalty
             else "off",
         ),
+        ("reward parts", _parts(config)),
         ("KL to a reference", f"{algorithm.kl.coefficient:g} x {algorithm.kl.kind}" if config.has_reference else "off"),
         ("critic", _critic(config) if config.has_critic else "off"),
         ("positive-example NLL", f"{algorithm.positive_nll:g}" if algorithm.positive_nll else "off"),
@@ -88,6 +89,18 @@ def _advantage(config: Config) -> str:
     lam = f"λ {gae.lam:g}" if adaptive is None else f"λ = 1 − 1/{floor.format(f'{adaptive:g}·length')}"
     critic = f", critic λ {gae.lam_critic:g}" if gae.lam_critic is not None else ""
     return f"GAE, γ {gae.gamma:g}, {lam} ({_reach(config)}){critic}" + (", whitened" if gae.whiten else "")
+
+
+def _parts(config: Config) -> str:
+    """Which parts the reward has, how they are put together, and that the verifier alone decides what is kept."""
+    rewards = config.rewards
+    is_normalized = rewards.aggregation == "normalize_then_sum"
+    if not rewards.parts:
+        return "correct alone, normalized over the step as well" if is_normalized else "off"
+    listed = ", ".join(f"{name} x {weight:g}" for name, weight in rewards.weights.items())
+    how = "each normalized in its group, their sum over the step (GDPO)" if is_normalized else "summed, then normalized"
+    kept = "; groups are kept by correct alone, whatever the others say" if config.sampling.dynamic else ""
+    return f"{listed}; {how}{kept}"
 
 
 def _reach(config: Config) -> str:

@@ -34,6 +34,7 @@ PREFIX, SUFFIX = "dapo.put(", ");\n"
 MAX_SCRIPT_BYTES = 64 << 20  # a piece holds about a megabyte, or one group that is larger
 
 DROPPED = "dropped"  # column: why a group was not trained on (all_correct, all_wrong, all_equal); empty where it was
+PART_COLUMN = "reward_part_"  # columns: a further part of the reward, before its weight
 PER_TOKEN = ("tokens", "logp", "logp_old", "entropy", "advantage", "ratio", "clip")
 
 Row = Mapping[str, Any]

@@ -7,6 +7,7 @@ import json
 import shlex
 import shutil
 import subprocess
+from collections.abc import Collection
 from importlib.machinery import PathFinder
 
 from dapo.errors import ConfigError
@@ -14,7 +15,7 @@ from dapo.processes import python_command, python_environment, search_working_fo
 from dapo.rewards.functions import CALLS
 from dapo.rewards.pool import VerifierPool
 from dapo.rewards.task import Task
-from dapo.rewards.verifiers import COMMAND_PREFIX, is_own, named
+from dapo.rewards.verifiers import COMMAND_PREFIX, KEY, is_own, named
 from dapo.types import Verdict
 
 SECONDS = 120.0  # a module may import torch
@@ -22,21 +23,21 @@ OUR_CALL = CALLS["ours"]
 _PASSED: set[str] = set()  # verifiers and tasks that have been tried by this process
 
 
-def check_verifier(name: str) -> None:
+def check_verifier(name: str, key: str = KEY) -> None:
     """ConfigError for a name that is none, a missing program or a missing module. Nothing of the user's is imported."""
-    named(name)
+    named(name, key)
     if name.startswith(COMMAND_PREFIX):
         program = next(iter(shlex.split(name[len(COMMAND_PREFIX) :])), "")
         if shutil.which(program) is None:
             raise ConfigError(
-                f"rewards.verifier (--verifier) = {name!r}: there is no program {program!r}.",
+                f"{key} = {name!r}: there is no program {program!r}.",
                 remedy="Give its path, or put it where the shell finds it.",
             )
     elif ":" in name:
         module = name.partition(":")[0]
         if not is_found(module) and (why := import_error(module)):  # it may be found in a way of its own
             raise ConfigError(
-                f"rewards.verifier (--verifier) = {name!r}: {why}",
+                f"{key} = {name!r}: {why}",
                 remedy=f"Start where its module can be imported; it is called as {OUR_CALL}.",
             )
 
@@ -88,20 +89,33 @@ def python(program: str, argument: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def check_call(pool: VerifierPool, answer: str, meta: dict[str, object]) -> None:
-    """Let the pool judge a plain response to a real problem; ConfigError where its own verifier fails on that."""
+def check_call(
+    pool: VerifierPool, answer: str, meta: dict[str, object], *, key: str = KEY, parts: Collection[str] = ()
+) -> None:
+    """Let the pool judge a plain response to a real problem; ConfigError where its own verifier fails on that.
+
+    `parts` are named rewards that its Score must carry.
+    """
     name = pool.verifier.name
     task = Task(f"Answer: {answer}", answer, None, meta)
-    key = json.dumps([name, pool.limits.seconds, pool.limits.memory_mb, answer, meta], sort_keys=True, default=str)
-    if not is_own(name) or key in _PASSED:
+    limits = [pool.limits.seconds, pool.limits.memory_mb]
+    tried = json.dumps([name, *limits, answer, meta, *parts], sort_keys=True, default=str)
+    if not is_own(name) or tried in _PASSED:
         return
     judgement = pool.judge_all([task])[0]
     if judgement.verdict in (Verdict.CRASH, Verdict.TIMEOUT):
         raise ConfigError(
-            f"rewards.verifier (--verifier) = {name!r}: tried on the response {task.response[:60]!r} to the first "
-            f"problem: {judgement.verdict.value}: {judgement.message[:600]}",
+            f"{key} = {name!r}: tried on the response {task.response[:60]!r} to the first problem: "
+            f"{judgement.verdict.value}: {judgement.message[:600]}",
             remedy='It gets one JSON line per response and answers with one: {"verdict": "CORRECT"} or {"value": 0.5}.'
             if name.startswith("command")
             else f"It is called as {called_as(name)} and returns a number, True or False, or dapo.Score.",
         )
-    _PASSED.add(key)
+    if missing := [part for part in parts if part not in judgement.parts]:
+        raise ConfigError(
+            f"rewards.parts.{missing[0]}: names neither a function nor a verifier, and the Score of {name!r} has no "
+            f"such part (its parts: {', '.join(judgement.parts) or 'none'}).",
+            remedy=f'Add function = "pkg.mod:function", or return dapo.Score(value, correct, '
+            f"parts={{{missing[0]!r}: ...}}).",
+        )
+    _PASSED.add(tried)

@@ -76,7 +76,7 @@ def outcome_of(answer: dict[str, Any], program: str) -> Outcome:
             str(answer.get("message", "")),
         )
     if isinstance(answer.get("value"), int | float) and answer.get("correct") in (True, False, None):
-        return Score(float(answer["value"]), answer.get("correct"))
+        return Score(float(answer["value"]), answer.get("correct"), answer.get("parts") or {})
     raise CommandError(f"{program} answered {json.dumps(answer)[:200]}, which is neither a verdict nor a value")
 
 

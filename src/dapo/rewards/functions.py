@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dapo.rewards.task import Task
-from dapo.types import Score
+from dapo.types import CORRECT, PART_NAME, Score
 
 REFERENCE_NAMES = ("answer", "ground_truth", "solution", "target", "final_answer", "expected_answer")
 QUESTION_NAMES = ("question", "problem", "prompt")
@@ -132,23 +133,32 @@ def shown(parameters: Parameters) -> str:
 def score_of(returned: object, name: str) -> Score:
     """A Score; or True or False, a number, a list of one of these (TRL's), a dict with "score" (verl's).
 
-    A number alone says nothing about right and wrong: the reward is graded. A dict may add that as "acc".
+    A number alone says nothing about right and wrong: the reward is graded. A dict may add that as "acc"; its other
+    numbers are parts, as verl's GDPO takes them.
     """
     value, correct = returned, None
+    parts: dict[str, float] = {}
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if isinstance(value, dict) and "score" in value:
+        parts = {name: float(number) for name, number in value.items() if is_part(name, number)}
         value, correct = value["score"], value.get("acc")
     if isinstance(value, Score):
         return value
     value, correct = plain(value), plain(correct)
     if isinstance(value, bool):
-        return Score(1.0 if value else -1.0, value)
+        return Score(1.0 if value else -1.0, value, parts)
     if isinstance(value, int | float):
-        return Score(float(value), None if correct is None else bool(correct))
+        return Score(float(value), None if correct is None else bool(correct), parts)
     raise TypeError(
         f"{name} returned {brief(returned)}; it must return a number, True or False, or dapo.Score(value, correct)"
     )
+
+
+def is_part(name: object, value: object) -> bool:
+    """Whether an entry of verl's dict is a named reward: a number that is neither the score nor right and wrong."""
+    is_name = isinstance(name, str) and PART_NAME.fullmatch(name) is not None and name not in ("score", "acc", CORRECT)
+    return is_name and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def plain(value: object) -> object:

@@ -181,6 +181,7 @@ class VerifierPool:
                 reply["seconds"],
                 reply["message"],
                 reply["graded"],
+                reply.get("parts", {}),
             )
             del self._pending[ticket]  # only now: a reply that cannot be read leaves its task pending, not lost
             self._changed.notify_all()

@@ -33,11 +33,12 @@ class Verifier:
 
 BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command", "math-verify")
 COMMAND_PREFIX = "command:"
+KEY = "rewards.verifier (--verifier)"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def named(name: str) -> Verifier:
-    """The verifier of that name, or ConfigError. A user's function is imported in workers only."""
+def named(name: str, key: str = KEY) -> Verifier:
+    """The verifier of that name, or ConfigError about `key`. A user's function is imported in workers only."""
     match name:
         case "math":
             return Verifier(name, lambda task: rule.decide(task.response, task.answer), _math)
@@ -58,7 +59,7 @@ def named(name: str) -> Verifier:
     if is_function(name):
         return Verifier(name, _undecided, _function(name), seconds=10.0, memory_mb=4096)
     raise ConfigError(
-        f"rewards.verifier (--verifier) = {name!r}: no such verifier.",
+        f"{key} = {name!r}: no such verifier.",
         remedy=f"Use one of {', '.join(BUILT_IN)}, command:PROGRAM, or your own function as package.module:function.",
     )
 

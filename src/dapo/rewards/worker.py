@@ -10,19 +10,22 @@ import contextlib
 import importlib
 import json
 import logging
+import math
 import os
 import resource
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from dapo.rewards.command import program_pids
 from dapo.rewards.process_tree import adopt_orphans, die_with_parent, own_seconds, reap_orphans
 from dapo.rewards.task import Outcome, Task
 from dapo.rewards.verifiers import COMMAND_PREFIX, named
-from dapo.types import Score, StopReason, Verdict
+from dapo.types import CORRECT, PART_NAME, Score, StopReason, Verdict
 
+MAX_PARTS = 32  # that one Score may carry
 _GRACE_S = 2.0  # after which the worker ends itself; its parent should have done so before
 
 
@@ -118,9 +121,14 @@ def encoded(outcome: Outcome) -> dict[str, Any]:
         value = float(outcome.value)
         if value != value or value in (float("inf"), float("-inf")):
             return crash(f"the reward is {value}")
+        try:
+            parts = parts_of(outcome.parts)
+        except (TypeError, ValueError, AttributeError) as error:
+            return crash(f"Score.parts: {error}")
         correct = outcome.correct
         verdict = Verdict.CORRECT if correct else Verdict.WRONG
-        return {"verdict": verdict.value, "value": value, "extracted": None, "message": "", "graded": correct is None}
+        said = {"verdict": verdict.value, "value": value, "extracted": None, "message": "", "graded": correct is None}
+        return said | {"parts": parts}
     value = 1.0 if outcome.verdict is Verdict.CORRECT else -1.0
     return {
         "verdict": outcome.verdict.value,
@@ -129,6 +137,20 @@ def encoded(outcome: Outcome) -> dict[str, Any]:
         "message": outcome.message,
         "graded": False,
     }
+
+
+def parts_of(parts: Mapping[str, Any]) -> dict[str, float]:
+    """Names and finite numbers, or ValueError."""
+    if len(parts) > MAX_PARTS:
+        raise ValueError(f"{len(parts)} parts, and {MAX_PARTS} are the most")
+    values = {}
+    for name, value in parts.items():
+        if not isinstance(name, str) or not PART_NAME.fullmatch(name) or name == CORRECT:
+            raise ValueError(f"{name!r} is no name for a part: up to 40 letters, digits, - and _, not {CORRECT!r}")
+        values[name] = float(value)
+        if not math.isfinite(values[name]):
+            raise ValueError(f"{name} is {values[name]}")
+    return values
 
 
 def crash(message: str) -> dict[str, Any]:

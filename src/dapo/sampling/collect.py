@@ -207,8 +207,10 @@ class Collector:
         """A verifier that fails on every response does not measure them: stop instead of training on its verdicts."""
         self.n_failures = self.n_failures + 1 if judgement.verdict in (Verdict.TIMEOUT, Verdict.CRASH) else 0
         if self.n_failures >= MOST_FAILURES:
+            is_part = judgement.message.startswith("rewards.parts.")  # which names itself
+            key, message = judgement.message.split(": ", 1) if is_part else ("rewards.verifier", judgement.message)
             raise VerifierError(
-                f"rewards.verifier: {MOST_FAILURES} judgements in a row ended in {judgement.verdict.value}, "
-                f"the last: {judgement.message or 'no message'}",
+                f"{key}: {MOST_FAILURES} judgements in a row ended in {judgement.verdict.value}, "
+                f"the last: {message or 'no message'}",
                 remedy="Try it with `dapo verify`. Once fixed, resume from the newest checkpoint: dapo resume RUN",
             )

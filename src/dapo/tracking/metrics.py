@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 METRICS: dict[str, tuple[str, str]] = {
     "step": ("", "training step, counted from 1"),
@@ -14,6 +14,13 @@ METRICS: dict[str, tuple[str, str]] = {
     "reward/mean": ("", "mean reward of the trained responses, shaping included"),
     "reward/raw": ("", "mean raw reward of the trained responses, ±1 for rule-based verifiers"),
     "reward/overlong": ("", "mean soft overlong penalty of the trained responses"),
+    "reward/part/NAME/mean": (
+        "",
+        "mean of a part of the reward before its weight, where it is known; NAME is the part",
+    ),
+    "reward/part/NAME/std": ("", "standard deviation of a part of the reward over the trained responses"),
+    "reward/part/NAME/share": ("", "share of the advantages' variance that is due to the part; all parts sum to 1"),
+    "reward/part/NAME/unknown": ("", "share of trained responses for which the part could not be measured"),
     "verdict/wrong": ("", "fraction of trained responses that are WRONG"),
     "verdict/unparseable": ("", "fraction of trained responses without a readable answer"),
     "verdict/timeout": ("", "fraction of trained responses whose verification timed out"),
@@ -77,6 +84,22 @@ def finite(line: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in line.items() if math.isfinite(value)}
 
 
+PART_PREFIX = "reward/part/"
+
+
+def declared(name: str) -> str:
+    """The name under which a metric is declared: that of a part of the reward has NAME for the part's own name."""
+    if not name.startswith(PART_PREFIX):
+        return name
+    return f"{PART_PREFIX}NAME/{name.rpartition('/')[2]}"
+
+
+def part_names(names: Iterable[str]) -> list[str]:
+    """The parts of the reward that have metrics, in their order."""
+    own = (name.removeprefix(PART_PREFIX).partition("/")[0] for name in names if name.startswith(PART_PREFIX))
+    return list(dict.fromkeys(own))
+
+
 def check_declared(metrics: Mapping[str, object]) -> None:
-    undeclared = metrics.keys() - METRICS.keys()
+    undeclared = {declared(name) for name in metrics} - METRICS.keys()
     assert not undeclared, f"metrics without a declaration in tracking/metrics.py: {sorted(undeclared)}"

@@ -21,6 +21,7 @@ from dapo.models.device import choose_device, choose_dtype
 from dapo.models.load import load_policy
 from dapo.models.policy import Policy, add_lora
 from dapo.rewards import VerifierPool
+from dapo.rewards.parts import PartsJudge
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.make import make_engine, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
@@ -61,9 +62,11 @@ def assemble(
     engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
     pool = make_pool(config.rewards)
     judge: Judge = pool if world.size == 1 else SharedJudge(pool, world)
+    parts = PartsJudge(pool, config.rewards) if config.rewards.parts else None
+    graded: Judge = pool if parts is None else parts
     collector = Collector(
         engine,
-        judge,
+        graded if world.size == 1 else SharedJudge(graded, world),
         responses_per_prompt=config.sampling.responses_per_prompt,
         max_new_tokens=config.limits.max_response_tokens,
         seed=config.train.seed,
@@ -79,6 +82,7 @@ def assemble(
         engine=engine,
         judge=judge,
         pool=pool,
+        parts=parts,
         collector=collector,
         problems=problems,
         eval_sets=eval_sets,

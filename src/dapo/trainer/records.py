@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 
 from dapo.errors import cannot_write
 from dapo.files import written_aside
@@ -16,7 +17,7 @@ from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
 from dapo.learner.step import StepRecord
 from dapo.parquet_size import FORMAT, FORMAT_KEY
-from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
+from dapo.report.chunks import DROPPED, PART_COLUMN, chunk_folder, dropped_path, joined, write_chunks
 from dapo.report.pieces import TokenPieces
 from dapo.sampling.accounting import outcome_of
 from dapo.sampling.dynamic import SampledGroups
@@ -111,8 +112,14 @@ def facts(step: int, batch: Batch) -> dict[str, list[Any]]:
         "reward": batch.reward.tolist(),
         "reward_raw": batch.raw_reward.tolist(),
         "reward_overlong": batch.overlong_penalty.tolist(),
+        **{f"{PART_COLUMN}{name}": known(values) for name, values in batch.parts.items()},
         "stop_reason": [group.completions[i].stop_reason.value for group, i in at],
     }
+
+
+def known(values: Tensor) -> list[float | None]:
+    """NaN, for a part of the reward that could not be measured, is no value."""
+    return [None if value != value else value for value in values.tolist()]
 
 
 def updated(batch: Batch, record: StepRecord) -> dict[str, list[Any]]:

@@ -22,6 +22,7 @@ from dapo.learner.learner import Learner
 from dapo.models.policy import Policy
 from dapo.report.pieces import TokenPieces
 from dapo.rewards import VerifierPool
+from dapo.rewards.parts import PartsJudge
 from dapo.rollout.engine import Engine
 from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import AcceptanceRate, ProblemSource, SampledGroups, SamplingState
@@ -45,6 +46,7 @@ class Run:
     engine: Engine
     judge: Judge
     pool: VerifierPool  # this rank's own judges
+    parts: PartsJudge | None  # with the further parts of the reward, where there are any; training alone asks it
     collector: Collector
     problems: EncodedSet
     eval_sets: list[EncodedSet]
@@ -228,6 +230,8 @@ class Run:
     def close(self) -> None:
         release(self.folder)
         self.pool.close()
+        if self.parts is not None:
+            self.parts.close()
         if self.background is not None:
             self.background.leave()
         self.engine.close()

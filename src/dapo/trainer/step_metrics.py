@@ -10,7 +10,7 @@ from dapo.learner.batch import Batch
 from dapo.sampling.accounting import CAUSES
 from dapo.sampling.carry import oldest_version
 from dapo.sampling.dynamic import SampledGroups
-from dapo.types import Verdict
+from dapo.types import CORRECT, Verdict
 
 
 def step_metrics(step: int, sampled: SampledGroups, batch: Batch, version: int) -> dict[str, float]:
@@ -60,4 +60,16 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         metrics["length/wrong"] = float(length[~right].mean())
     for verdict in (Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.TIMEOUT, Verdict.CRASH):
         metrics[f"verdict/{verdict.value.lower()}"] = verdicts[verdict] / len(batch.lengths)
-    return metrics
+    return metrics | part_metrics(batch)
+
+
+def part_metrics(batch: Batch) -> dict[str, float]:
+    """Of each part of the reward, before its weight: mean, std, share of the advantages' variance; {} without parts."""
+    metrics: dict[str, float] = {}
+    for name, value in {CORRECT: batch.raw_reward, **batch.parts}.items() if batch.parts else ():
+        known = value[~value.isnan()]
+        metrics[f"reward/part/{name}/unknown"] = 1 - len(known) / len(value)
+        if len(known):
+            metrics[f"reward/part/{name}/mean"] = float(known.mean())
+            metrics[f"reward/part/{name}/std"] = float(known.std(correction=0))
+    return metrics | {f"reward/part/{name}/share": share for name, share in batch.part_shares.items()}

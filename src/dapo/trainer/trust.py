@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ID = ".id"
 OURS = "dapo.quickstart.task:"  # problem sets that come with the package
 MAX_ID_BYTES = 64
-CODE_KEYS = ("rewards.verifier", "data.train", "data.eval")
+CODE_KEYS = ("rewards.verifier", "rewards.parts", "data.train", "data.eval")
 # Names found next to the config of a run, or of the record in an exported bundle.
 BESIDE = ("metrics.jsonl", "checkpoints", "rollouts", "MANIFEST.json", ID)
 
@@ -41,11 +41,23 @@ def code_named(keys: Mapping[str, Any]) -> dict[str, str]:
     verifier = str(keys.get("rewards.verifier", ""))
     if is_own(verifier):
         named["rewards.verifier"] = verifier
+    if parts := own_parts_named(keys.get("rewards.parts")):
+        named["rewards.parts"] = ", ".join(f"{name}: {what}" for name, what in parts.items())
     for key in ("data.train", "data.eval"):
         value = keys.get(key, ())
         sets = value if isinstance(value, list | tuple) else [value]
         if modules := [str(name) for name in sets if is_module(str(name))]:
             named[key] = ", ".join(modules)
+    return named
+
+
+def own_parts_named(parts: Any) -> dict[str, str]:
+    """The functions and programs of a config's reward parts, whatever the file holds there."""
+    named = {}
+    for name, part in parts.items() if isinstance(parts, Mapping) else ():
+        for what in (part.get("function"), part.get("verifier")) if isinstance(part, Mapping) else ():
+            if is_own(str(what)):
+                named[str(name)] = str(what)
     return named
 
 
@@ -152,7 +164,8 @@ def record_of(folder: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Which run it is, and what it may run. Problem files that name programs are known by their content."""
     named = code_named(keys)
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-    files = problem_files(keys) if named.get("rewards.verifier") == "command" else {}
+    runs_named = {named.get("rewards.verifier"), *own_parts_named(keys.get("rewards.parts")).values()}
+    files = problem_files(keys) if "command" in runs_named else {}
     return {"folder": os.path.realpath(folder), "id": id_of(folder), "code": digest, "files": files}
 
 
