@@ -17,7 +17,7 @@ from dapo.commands import visible as shown
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
-from dapo.report.chunks import DROPPED, groups_of, read_step, readable_or_not, why_unread
+from dapo.report.chunks import DROPPED, groups_of, read_step, readable_or_not, values_of, why_unread
 from dapo.report.differences import compare
 from dapo.report.doctor.diagnose import verdict
 from dapo.report.examined import DiagnosedRun, examine_run, phrases_of
@@ -75,7 +75,7 @@ def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:
             raise DataError(f"--step {step}: not recorded.", remedy=f"Recorded steps: {shown}.")
         return by_step[step]
     for path in reversed(run.rollouts):
-        if problem is None or any(str(name).startswith(problem) for name in problem_ids(path)):
+        if problem is None or any(name.startswith(problem) for name in problem_ids(path)):
             return path
     raise DataError(
         f"--problem {problem}: no recorded step has it.",
@@ -83,9 +83,13 @@ def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:
     )
 
 
-def problem_ids(path: Path) -> list[str]:
+def problem_ids(path: Path) -> set[str]:
     table = read_step(path)
-    return [] if table is None or "problem_id" not in table.column_names else table["problem_id"].unique().to_pylist()
+    return (
+        set()
+        if table is None or "problem_id" not in table.column_names
+        else {*map(str, values_of(table["problem_id"]))}
+    )
 
 
 def matching(groups: list[list[dict[str, Any]]], problem: str, path: Path) -> list[list[dict[str, Any]]]:
