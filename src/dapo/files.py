@@ -1,4 +1,4 @@
-"""Atomic writes, hashes, and files that grow by lines: appended and flushed, truncated on resume."""
+"""Atomic writes of files and folders, hashes, and files that grow by lines: flushed, and truncated on resume."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dapo.errors import ConfigError, cannot_write
+
+UNFINISHED = ".tmp"  # how the names of files and folders end that are still being written
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
@@ -87,7 +90,7 @@ def written_aside(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     A reader sees the old file or the new one, never half of one, and a failure leaves nothing behind. Without
     `overwrite` a file that exists, or that somebody makes meanwhile, is kept: FileExistsError.
     """
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    aside = name_aside(path)
     try:
         aside.unlink(missing_ok=True)  # a link in its place may lead anywhere
         yield aside
@@ -99,6 +102,43 @@ def written_aside(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
         sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_written_aside(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+    """The same for a folder: yield a new empty one beside `path`; then flush all of it and rename it to `path`.
+
+    Without `overwrite` a folder that holds anything is kept: OSError.
+    """
+    aside = name_aside(path)
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        put_folder(aside, path, overwrite=overwrite)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_folder(aside: Path, path: Path, *, overwrite: bool = True) -> None:
+    """Flush a finished folder to disk, then rename it to `path`."""
+    for file in (*sorted(aside.rglob("*")), aside):
+        sync(file)
+    if overwrite:
+        remove_folder(path)
+    aside.replace(path)
+    sync(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder, if it is there; of a link only the link, never what it leads to."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
+
+
+def name_aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def link(aside: Path, path: Path) -> None:

@@ -68,3 +68,9 @@ def test_border_a_files_digest_is_of_all_its_bytes(tmp_path: Path, n_bytes: int)
 def test_border_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int):
     save(tmp_path, 1, 2, 3, keep=keep)
     assert names(tmp_path) == [name_of(step) for step in (1, 2, 3)][-keep:]
+
+
+def test_what_a_crash_left_of_a_checkpoint_goes_with_the_next_one(tmp_path: Path):
+    (tmp_path / ".step-000001.0a1b2c3d.tmp" / "model").mkdir(parents=True)
+    save(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dapo.checkpoints.manifest import MANIFEST, manifest_of
 from dapo.errors import cannot_write, is_about_disk
-from dapo.files import sync
+from dapo.files import UNFINISHED, folder_written_aside, remove_folder
 
 STATE_TENSORS = "state.safetensors"
 STATE_JSON = "state.json"
@@ -47,37 +47,30 @@ def save_checkpoint(
     keep: int,
 ) -> Path:
     """`root`/`name`/{model/, state.safetensors, state.json, MANIFEST.json}; then delete older ones beyond `keep`."""
-    final, aside = root / name, root / f".{name}.tmp"
+    final = root / name
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        write_model(aside / "model")
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, aside / STATE_TENSORS)
-        (aside / STATE_JSON).write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-        (aside / MANIFEST).write_text(manifest_of(aside, step_of(final)), encoding="utf-8")
-        sync_tree(aside)
-        put_in_place(aside, final, keep=keep)
+        remove_unfinished(root)
+        with folder_written_aside(final) as aside:
+            write_model(aside / "model")
+            whole = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+            save_file(whole, aside / STATE_TENSORS)
+            (aside / STATE_JSON).write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+            (aside / MANIFEST).write_text(manifest_of(aside, step_of(final)), encoding="utf-8")
+        remove_older(final, keep=keep)
     except Exception as error:
-        shutil.rmtree(aside, ignore_errors=True)  # room for what is tried next
         if is_about_disk(error):
             raise cannot_write(final, error) from None
         raise
     return final
 
 
-def put_in_place(aside: Path, final: Path, *, keep: int) -> None:
-    """Rename the finished checkpoint into place, then delete older ones beyond `keep`."""
-    root = final.parent
-    if final.exists():
-        shutil.rmtree(final)
-    aside.replace(final)
-    sync(root)
-    for old in in_order(root)[:-keep]:
-        if old != final:
+def remove_unfinished(root: Path) -> None:
+    """Delete what a crash left of checkpoints: a run writes one at a time."""
+    for path in root.glob(f".*{UNFINISHED}"):
+        remove_folder(path)
+
+
+def remove_older(newest: Path, *, keep: int) -> None:
+    for old in in_order(newest.parent)[:-keep]:
+        if old != newest:
             shutil.rmtree(old)
-
-
-def sync_tree(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        sync(path)
-    sync(folder)

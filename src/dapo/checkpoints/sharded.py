@@ -26,11 +26,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from dapo.checkpoints.manifest import MANIFEST, described, manifest_of
-from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, put_in_place, step_of, sync_tree
+from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, remove_older, remove_unfinished, step_of
 from dapo.distributed.shards import host_mesh, local
 from dapo.distributed.world import World
 from dapo.errors import DiskError, cannot_write, is_about_disk
-from dapo.files import sync
+from dapo.files import UNFINISHED, put_folder, sync
 
 SLICES = "slices"  # folder of what is sharded
 INDEX = "model.safetensors.index.json"
@@ -90,12 +90,12 @@ class Background:
 
 def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int) -> None:
     """This rank's share of the work on one checkpoint; when it returns, the checkpoint is there."""
-    final, aside = root / name, root / f".{name}.tmp"
+    # One name for all ranks, not a drawn one.
+    final, aside = root / name, root / f".{name}{UNFINISHED}"
 
     def prepare() -> None:
         if world.is_first:
-            for unfinished in root.glob(".*.tmp"):
-                shutil.rmtree(unfinished)
+            remove_unfinished(root)
             (aside / "model").mkdir(parents=True)
             (aside / SLICES).mkdir()
 
@@ -119,8 +119,8 @@ def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int
             save_file(dict(part.tensors), aside / STATE_TENSORS)
             (aside / STATE_JSON).write_text(json.dumps(part.state, ensure_ascii=False), encoding="utf-8")
             (aside / MANIFEST).write_text(manifest_of(aside, step_of(final), known=files), encoding="utf-8")
-            sync_tree(aside)
-            put_in_place(aside, final, keep=keep)
+            put_folder(aside, final)
+            remove_older(final, keep=keep)
 
     try:
         together(world, final, prepare)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.checkpoints.load import newest_intact, read_state
-from dapo.checkpoints.save import step_of, sync_tree
+from dapo.checkpoints.save import step_of
 from dapo.commands import dapo_command
 from dapo.errors import CheckpointError, ConfigError
-from dapo.files import read_lines, sync
+from dapo.files import folder_written_aside, read_lines
 from dapo.release.bundle import RECORD, write_record
 from dapo.release.card import model_card
 from dapo.report.load import is_evaluation
@@ -51,23 +50,17 @@ def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
     card = model_card(out.name, config, step_of(checkpoint), state, evaluations)
     if is_bundle:
         card += RECORD_NOTE
-    aside = out.parent / f".{out.name}.{os.getpid()}.tmp"
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # The critic of PPO and VAPO is in a folder of the model; it is not exported.
-        shutil.copytree(checkpoint / "model", aside, ignore=shutil.ignore_patterns("critic"))
-        (aside / "README.md").write_text(card, encoding="utf-8")
-        if is_bundle:
-            write_record(run, aside, config, step=step_of(checkpoint), state=state, name=out.name)
-        sync_tree(aside)
-        aside.replace(out)
-        sync(out.parent)
+        with folder_written_aside(out, overwrite=False) as aside:
+            # The critic of PPO and VAPO is in a folder of the model; it is not exported.
+            shutil.copytree(checkpoint / "model", aside, ignore=shutil.ignore_patterns("critic"), dirs_exist_ok=True)
+            (aside / "README.md").write_text(card, encoding="utf-8")
+            if is_bundle:
+                write_record(run, aside, config, step=step_of(checkpoint), state=state, name=out.name)
     except OSError as error:
         raise CheckpointError(
             f"--out {out}: cannot be written: {reason(error)}.", remedy="Check the folder's permissions and the disk."
         ) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return Exported(out, step_of(checkpoint), tuple(skipped))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dapo.files import sync
+from dapo.files import folder_written_aside
 from dapo.parquet_size import is_text, too_large
 from dapo.report.behaviour import KINDS, Phrases, is_answer_only, load_phrases
 from dapo.report.pieces import TokenPieces
@@ -51,21 +50,9 @@ def dropped_path(parquet: Path) -> Path:
 
 def write_chunks(table: pa.Table, folder: Path, pieces: TokenPieces | None, phrases: Phrases | None = None) -> None:
     """The scripts of one step's table, in a folder written aside and renamed."""
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    for path in (aside, folder):
-        if path.is_symlink():  # it may lead anywhere
-            path.unlink()
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with folder_written_aside(folder) as aside:
         for name, text in make_chunks(table, folder.name, pieces, phrases or load_phrases()):
             (aside / f"{name}.js").write_text(text, encoding="ascii")
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.replace(folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    sync(folder.parent)
 
 
 def make_chunks(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dapo.files import refuse_links, replace_file
+from dapo.files import refuse_links, replace_file, written_aside
 from dapo.report.chunks import script
 from dapo.report.examined import examine_run
 from dapo.report.page_data import history_of, page_data, read_overlay
@@ -80,10 +80,8 @@ def plotly_path() -> Path:
 def copy_plotly(target: Path) -> None:
     source = plotly_path()
     if target.is_symlink() or not target.is_file() or target.stat().st_size != source.stat().st_size:
-        aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        aside.unlink(missing_ok=True)
-        shutil.copyfile(source, aside)
-        aside.replace(target)
+        with written_aside(target) as aside:
+            shutil.copyfile(source, aside)
 
 
 def dumps(data: Any) -> str:
