@@ -39,7 +39,7 @@ def check_inputs(config: Config) -> None:
 
 
 def check_model(config: Config) -> None:
-    """ConfigError for a model that is neither a folder nor can be a name of the hub. A run that goes on needs none."""
+    """ConfigError for a model that is neither a folder nor can be a name of the hub. A resumed run needs none."""
     path = config.model.path
     if path != BUNDLED and not is_hub_name(path) and not os.path.isdir(path):
         raise ConfigError(
