@@ -335,7 +335,7 @@ def test_losses_we_do_not_have_are_refused_with_their_line(tmp_path: Path):
         ("steps_per_generation: 1", "steps_per_generation", None),
         ("warmup_steps: 3", "warmup_steps", "lr / warmup_steps"),
         ("warmup_steps: 0", "warmup_steps", None),
-        ("beta: 0.1", "beta", "at most 10 a token"),
+        ("beta: 0.1", "beta", "at most 10 per token"),
     ],
 )
 def test_what_trl_defines_otherwise_is_said(tmp_path: Path, given: str, setting: str, why: str | None):

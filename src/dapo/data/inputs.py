@@ -56,7 +56,7 @@ def key_of(name: str, part: RewardPart) -> str:
 
 
 def check_model(config: Config) -> None:
-    """ConfigError for a model that is neither a folder nor can be a name of the hub. A run that goes on needs none."""
+    """ConfigError for a model that is neither a folder nor can be a name of the hub. A resumed run needs none."""
     path = config.model.path
     if path != BUNDLED and not is_hub_name(path) and not os.path.isdir(path):
         raise ConfigError(

@@ -116,7 +116,7 @@ class EncodedProblem:
 def encode_problems(
     problems: Iterable[Problem], prompt: PromptFormat, tokenizer: Tokenizer, *, max_prompt_tokens: int
 ) -> tuple[tuple[EncodedProblem, ...], tuple[Drop, ...]]:
-    """Every problem with its prompt, and those over the limit: dropped and named, never cut.
+    """Every problem with its prompt, and those over the limit: dropped and named, never truncated.
 
     Cutting from the left would remove the instruction, from the right the question.
     """

@@ -227,7 +227,7 @@ def own_id(row: Row) -> str | None:
 
 
 def rest(row: Row, *used: str) -> dict[str, object]:
-    """What a table or a verifier may want beside question and answer: a level, a subject, a code problem's tests."""
+    """What a table or a verifier may want in addition: a level, a subject, a code problem's tests."""
     skip = {*used, *ID_COLUMNS, *NOT_META, META_COLUMN, "source"}
     meta = {name: value for name, value in row.items() if name not in skip and value not in (None, "")}
     return {**meta, **unpacked(row.get(META_COLUMN))}

@@ -7,7 +7,7 @@ from dapo.peers.settings import Settings, Translation, Value, Weight
 
 ADVANTAGES = {"gae": ("gae", None), "group_norm": ("group", "sample"), "dr_grpo": ("group", "none")}
 MEANS = {"token-mean": "token", "seq-mean-token-mean": "sequence"}
-ENGINE = "our own engine writes the responses, in the trainer's process."
+ENGINE = "our own engine generates the responses, in the trainer's process."
 MEMORY = "cluster.shard = full is FSDP2; train.moments = host offloads the moments."
 REASONS = {
     "vllm*": ENGINE,
@@ -37,7 +37,7 @@ REASONS = {
     "flash_attn": "attention is packed here.",
     "attn_implementation": "attention is packed here.",
     "save_path": "the run's folder: --out; `dapo export RUN --out DIR` makes a Hugging Face folder.",
-    "ckpt*": "the run's folder: --out; `dapo resume RUN` goes on.",
+    "ckpt*": "the run's folder: --out; `dapo resume RUN` continues it.",
     "load_checkpoint": "`dapo resume RUN`.",
     "save_hf_ckpt": "`dapo export RUN --out DIR` makes a Hugging Face folder.",
     "logger.*": "tracking.to; keys and names are the tracker's own settings.",

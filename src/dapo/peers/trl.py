@@ -36,10 +36,10 @@ REASONS = {
     "shuffle_dataset": "each epoch is a new permutation, a function of (train.seed, epoch).",
     "dataloader_*": "has no meaning here.",
     "use_liger_kernel": "model.kernels; the logits matrix never exists here.",
-    "use_vllm": "our own engine writes the responses.",
-    "vllm_*": "our own engine writes the responses; rollout.engine = vllm for an architecture it does not know.",
-    "use_transformers_*": "our own engine writes the responses.",
-    "cache_implementation": "our own engine writes the responses.",
+    "use_vllm": "our own engine generates the responses.",
+    "vllm_*": "our own engine generates the responses; rollout.engine = vllm for an architecture it does not know.",
+    "use_transformers_*": "our own engine generates the responses.",
+    "cache_implementation": "our own engine generates the responses.",
     "generation_kwargs": "sampling.temperature only.",
     "chat_template_kwargs": "the tokenizer's chat template as it is (data.chat_template).",
     "min_p": "training samples from the whole distribution.",
@@ -57,7 +57,7 @@ REASONS = {
     "eval_on_start": "always so where there is an evaluation.",
     "eval_strategy": "eval.every_steps.",
     "evaluation_strategy": "eval.every_steps.",
-    "save_only_model": "a checkpoint holds everything that is needed to go on.",
+    "save_only_model": "a checkpoint holds everything that is needed to resume.",
     "reward_weights": "one reward; add them up in your own function.",
     "multi_objective_aggregation": "one reward; add them up in your own function.",
     "sync_ref_model": "the reference stays the first model.",
@@ -131,7 +131,7 @@ def data(s: Settings, out: Translation) -> str:
     split, config = s.text("dataset_train_split", "dataset.split"), s.find("dataset_config", "dataset.name")
     if name.value is None or not all(sign.isalnum() or sign in "/._-" for sign in name.value):
         out.put("data.train", "TRAIN", "not a literal in the file")
-        out.means_other("train_dataset", "not to be read from the file: set data.train.")
+        out.means_other("train_dataset", "cannot be read from the file: set data.train.")
         return ""
     known = take_data(out, "data.train", name, [name.value])[0]
     if config is not None and known == name.value:
@@ -142,7 +142,7 @@ def data(s: Settings, out: Translation) -> str:
 
 
 def batches(s: Settings, out: Translation, gpus: int) -> tuple[int, int]:
-    """Prompts a step and updates a step. TRL counts completions, per device."""
+    """Prompts and updates per step. TRL counts completions, per device."""
     each = s.count("per_device_train_batch_size", default=8)
     accumulated = s.count("gradient_accumulation_steps", default=1)
     n = s.count("num_generations", default=8)
@@ -215,7 +215,7 @@ def algorithm(s: Settings, out: Translation) -> None:
     if beta.value:
         out.put("algorithm.kl.kind", "k3", "TRL's estimator")
         out.put("algorithm.kl.place", "loss", "TRL's place")
-        why = "k3 in the loss, at most 10 a token, without the factor of use_bias_correction_kl (TRL's default)."
+        why = "k3 in the loss, at most 10 per token, without the factor of use_bias_correction_kl (TRL's default)."
         out.means_other(beta.origin, why)
     s.find("use_bias_correction_kl")
     out.put("sampling.dynamic", False, "TRL has none")
@@ -245,7 +245,7 @@ def lengths(s: Settings, out: Translation) -> None:
     prompt = s.integer("max_prompt_length")
     out.take_given("limits.max_prompt_tokens", prompt)
     if prompt.is_given:
-        out.means_other(prompt.origin, "a longer prompt is dropped and counted, not cut.")
+        out.means_other(prompt.origin, "a longer prompt is dropped and counted, not truncated.")
     length = s.integer("max_completion_length", default=512)
     out.take("limits.max_response_tokens", length)
     masked = s.flag("mask_truncated_completions", default=False)
@@ -329,14 +329,14 @@ def evaluation(s: Settings, out: Translation) -> None:
 
 
 def in_steps(s: Settings, out: Translation, found: Value, theirs: str, ours: str) -> int | None:
-    """Hugging Face counts updates, or a share of all of them below 1; 0 and less is never. None: not to be known."""
+    """Hugging Face counts updates, or, below 1, a fraction of all of them; 0 and less is never. None: not known."""
     if found.value <= 0:
         return 0
     if found.value >= 1:
         per_step = int(out.keys["train.updates_per_step"]) * int(out.keys["train.epochs_per_step"])
         return max(1, int(s.integer(theirs, default=int(found.value)).value) // per_step)
     if out.origin["train.steps"] == GUESS:
-        out.means_other(found.origin, f"a share of all steps, and how many there are is not known: set {ours}.")
+        out.means_other(found.origin, f"a fraction of all steps, and how many there are is not known: set {ours}.")
         return None
     n = max(1, round(float(found.value) * int(out.keys["train.steps"])))
     out.means_other(found.origin, f"a share of all {out.keys['train.steps']:,} steps: every {n:,}.")

@@ -105,7 +105,7 @@ def record(folder: Path) -> list[list[Group]]:
     save_file(dict(policy.base.state_dict()), folder / "policy.safetensors")
     steps = [groups_of(policy, step) for step in range(STEPS)]
     ends = [c.tokens[-1] for groups in steps for group in groups for c in group.completions if c.is_truncated]
-    assert PAD not in ends, "TRL takes a response that is cut after a padding token for a finished one"
+    assert PAD not in ends, "TRL takes a response truncated after a padding token for a finished one"
     told = [[told_of(group) for group in groups] for groups in steps]
     (folder / "rollouts.json").write_text(json.dumps(told), encoding="utf-8")
     return steps
@@ -132,7 +132,7 @@ def save_models(folder: Path) -> None:
 
 
 def groups_of(policy: Policy, step: int) -> list[Group]:
-    """Prompts of uneven length, responses that end or are cut; the second group's rewards are equal."""
+    """Prompts of uneven length, responses that end or are truncated; the second group's rewards are equal."""
     from dapo.rollout.engine import NoiseKey, Request, SamplingParams
     from dapo.rollout.plain.engine import PlainEngine
     from dapo.types import Group, Problem
@@ -315,7 +315,7 @@ def policy_weights(folder: Path) -> Named:
 
 
 def known_factors(case: Case, config: Config, step: int, groups: list[Group]) -> list[float]:
-    """Theirs / ours in each update of a step, where the definitions part by a factor; 1 where they do not."""
+    """Theirs / ours in each update of a step, where the definitions differ by a factor; 1 where they do not."""
     completions = [completion for group in groups for completion in group.completions]
     lengths = [len(completion.tokens) for completion in completions]
     ours = our_update_rows(config, step=step)

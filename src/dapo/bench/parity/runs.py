@@ -1,7 +1,7 @@
 """One config in TRL's form, trained by both sides on the same model, data, order and seeds, and evaluated alike.
 
 A folder holds it all: `trl.yaml`, one folder a run (`dapo-seed-0`, `trl-seed-0`), `parity.json`. A run that is there
-is not run again, one that was stopped goes on, so that sides, seeds and minutes may be spread over several calls.
+is not run again, one that was stopped resumes, so that sides, seeds and minutes may be spread over several calls.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def check_plan(plan: ParityPlan, config: Config) -> None:
 
 
 class Clock:
-    """The minutes of this call; a run that is under way then stops after its step, and can go on."""
+    """The minutes of this call; a run that is under way then stops after its step, and can be resumed."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.monotonic() + 60 * minutes if minutes else float("inf")
@@ -195,7 +195,7 @@ def run_theirs(plan: ParityPlan, seed: int, clock: Clock) -> None:
                 answer=lambda rows: rewards_of(rows, problems, pool),
             )  # fmt: skip
         if not reason.startswith("exit 0"):
-            raise ConfigError(f"TRL did not train: {reason}.", remedy=f"All it said is in {folder / 'peer.txt'}.")
+            raise ConfigError(f"TRL did not train: {reason}.", remedy=f"Its output is in {folder / 'peer.txt'}.")
     for step in plan.evaluated_steps[1:]:
         snapshot = folder / f"step-{step}"
         if snapshot.exists():
