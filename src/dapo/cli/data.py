@@ -201,7 +201,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
     for one in report.contamination:
         kinds = {"exact": "exact", "loose": "loose", "13-gram": "n-gram", "twin": "twin"}
         found = ", ".join(f"{shown} {one.count(how):,}" for shown, how in kinds.items())
-        hit = f"{one.n_hit:,} of its {one.n_evaluation:,} problems; largest 13-gram share {one.max_share:.2f}"
+        hit = f"{one.n_hit:,} of its {one.n_evaluation:,} problems; largest 13-gram overlap {one.max_share:.2f}"
         rows.append((f"shared with {Path(one.name).name}", f"{found}: {hit}"))
     return rows
 
