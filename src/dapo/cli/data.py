@@ -35,7 +35,7 @@ Against = Annotated[
 Verifier = Annotated[str, typer.Option(help="The verifier that must be able to parse every reference answer.")]
 Share = Annotated[
     float,
-    typer.Option(min=0.05, max=1.0, help="Share of an evaluation problem's 13-grams that counts as contamination."),
+    typer.Option(min=0.05, max=1.0, help="Fraction of an evaluation problem's 13-grams that counts as contamination."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
