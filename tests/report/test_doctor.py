@@ -162,7 +162,7 @@ def test_a_level_or_a_trend_is_not_told_of_a_few_steps(tmp_path: Path, name: str
     run = load_run(write_run(tmp_path, young, wanted=30))
     assert names(examine(run)) <= {"non-finite-gradients"}
     if name != "non-finite-gradients":
-        assert verdict(examine(run), run).startswith(f"Not enough steps: {T.min_steps - 1} of at least")
+        assert verdict(examine(run), run).startswith(f"Not enough steps: {T.min_steps - 1} steps")
     else:
         assert names(examine(run)) == {name}
 

@@ -43,8 +43,8 @@ class ModelConfig(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
     kernels: Literal["fused", "plain"] = Field(
         "fused",
-        description="fused: on CUDA, Triton kernels for norms, feed-forward, positions and logits; on a CPU, norms, "
-        "feed-forward, positions and attention in C where there is a compiler; plain: none.",
+        description="fused: own kernels for norms, feed-forward, rotary positions and logits (CUDA: Triton, CPU: C). "
+        "plain: none.",
     )
     lora: LoraConfig = LoraConfig()
 
@@ -164,7 +164,7 @@ class SamplingConfig(Section):
     )
     fill_policy: Literal["train_partial", "error", "relax", "skip"] = Field(
         "train_partial",
-        description="When that is used up: train on fewer groups, stop, admit older groups, or skip the step.",
+        description="Too few mixed groups: train_partial uses fewer, relax old ones, skip none, error stops.",
     )
     carry_over: bool = Field(
         False, description="Keep surplus mixed groups for the next step. Not the paper's algorithm."
@@ -198,7 +198,7 @@ class GroupConfig(Section):
     """The group advantage (eq. 9)."""
 
     std: Literal["sample", "population", "none"] = Field(
-        "sample", description="Divide by the sample std (÷(G−1), the recipe), the population std, or not (Dr. GRPO)."
+        "sample", description="Divide by the sample std (÷(G−1)), the population std, or none (Dr. GRPO)."
     )
     eps: float = Field(1e-6, ge=0, description="Added to the std, outside the root.")
 
@@ -236,8 +236,7 @@ class CriticConfig(Section):
     pretrain_responses: int = Field(
         0,
         ge=0,
-        description="Value pretraining before the first policy update: this many responses of the fixed policy, "
-        "rounded up to whole steps; fewer once the critic stops improving on new problems, or has seen all.",
+        description="Value pretraining: at most this many responses; ends once the critic stops improving.",
     )
     pretrain_epochs: int = Field(
         4, ge=1, description="Passes over each step's responses in value pretraining; fewer overfit less."
@@ -267,11 +266,10 @@ class AlgorithmConfig(Section):
     """Which advantage, clip, loss aggregation and extra losses. A preset is a choice of these."""
 
     advantage: Literal["group", "gae", "none"] = Field(
-        description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: no policy gradient, imitation of "
-        "correct responses alone (positive_nll)."
+        description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: only positive_nll."
     )
     loss_aggregation: Literal["token", "sequence", "prompt", "constant"] = Field(
-        description="token: eq. 12. sequence: GRPO. prompt: eq. 8 to the letter. constant: Dr. GRPO."
+        description="token: eq. 12. sequence: GRPO. prompt: eq. 8 literally. constant: Dr. GRPO."
     )
     loss_constant_tokens: OptionalInt = Field(
         None,
@@ -378,8 +376,7 @@ class CheckpointConfig(Section):
     every_steps: int = Field(
         10,
         ge=0,
-        description="Write a checkpoint every n steps. One before the first step, at the end and when a signal "
-        "stops the run is always written; 0 writes only those.",
+        description="Save a checkpoint every n steps, and always before the first, at the end and on a signal.",
     )
     keep: int = Field(2, ge=1, description="Number of checkpoints kept on disk, the newest ones.")
     resumable: bool = Field(
@@ -389,8 +386,7 @@ class CheckpointConfig(Section):
     )
     format: Literal["auto", "whole"] = Field(
         "auto",
-        description="auto: where the weights are sharded over ranks, each rank writes its slices in the background. "
-        "whole: the first rank gathers everything and writes it, as a run of one process does.",
+        description="auto: each rank of a sharded run writes its shards. whole: the first rank gathers and writes all.",
     )
 
 
@@ -422,8 +418,7 @@ class ClusterConfig(Section):
     )
     shard: Literal["auto", "full", "none"] = Field(
         "auto",
-        description="full: weights and optimizer are sharded over the ranks (FSDP2). none: every rank holds all of "
-        "them. auto: none where they fit one GPU with room to spare.",
+        description="full: FSDP2. none: every rank holds all weights. auto: none if they take less than half a GPU.",
     )
     timeout_s: int = Field(
         1800, ge=1, le=30 * 86_400, description="Seconds a rank waits for another before the run ends."

@@ -49,7 +49,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
     return [
         ("advantage", _advantage(config)),
         ("clip", f"[{1 - clip.low:g}, {1 + clip.high:g}], {kind}" + (f", dual {clip.dual:g}" if clip.dual else "")),
-        ("mean", _mean(config)),
+        ("loss aggregation", _mean(config)),
         ("dynamic sampling", _dynamic(config)),
         ("overlong filtering", "on" if shaping.overlong_filter else "off"),
         (
@@ -66,7 +66,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
             "importance correction",
             f"min(π_old/π_engine, {algorithm.correction.cap:g})" if algorithm.correction.cap else "off",
         ),
-        ("control", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
+        ("control experiment", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
         ("carry-over", _switch(sampling.carry_over)),
         ("partial rollouts", _switch(sampling.partial_rollouts)),
         ("predictive selection", _switch(sampling.predictive)),
@@ -80,9 +80,11 @@ def _switch(is_on: bool) -> str:
 def _advantage(config: Config) -> str:
     algorithm = config.algorithm
     if algorithm.advantage == "none":
-        return "none: imitation of correct responses alone"
+        return "none: supervised loss on correct responses"
     if not config.has_critic:
-        return f"group of {config.sampling.responses_per_prompt}, std {algorithm.group.std}"
+        std = algorithm.group.std
+        scale = "not divided by the std" if std == "none" else f"divided by the {std} std"
+        return f"group of {config.sampling.responses_per_prompt}, {scale}"
     gae = algorithm.gae
     adaptive = gae.length_adaptive_alpha
     floor = f"max({{}}, {gae.length_adaptive_floor:g})" if gae.length_adaptive_floor > 1 else "({})"
@@ -108,8 +110,8 @@ def _reach(config: Config) -> str:
     limit = config.limits.max_response_tokens
     reach = horizon(config.algorithm.gae, limit)
     if math.isinf(reach):
-        return "a reward reaches all tokens"
-    return f"a reward reaches the last {reach:,.0f} tokens or so" + (
+        return "effective horizon: the whole response"
+    return f"effective horizon: about {reach:,.0f} tokens" + (
         f" of a response of {limit:,}" if config.algorithm.gae.length_adaptive_alpha is not None else ""
     )
 
@@ -135,7 +137,8 @@ def _dynamic(config: Config) -> str:
     if not sampling.dynamic:
         return "off"
     how = f"rounds of {sampling.generation_multiple} x" if sampling.schedule == "rounds" else "streaming"
-    return f"on, {how}, at most {config.max_prompts_tried_per_step:,} prompts per step, then {sampling.fill_policy}"
+    few = f"if too few groups are mixed: {sampling.fill_policy}"
+    return f"on, {how}, at most {config.max_prompts_tried_per_step:,} prompts per step; {few}"
 
 
 # ------------------------------------------------------------------ memory

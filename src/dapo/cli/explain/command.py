@@ -176,7 +176,8 @@ def print_memory(console: Console, config: Config, memory: dict[str, Any] | None
     rows.append(("KV cache", f"{memory['kv_mib_per_1000_tokens']:,.2f} MiB per 1,000 tokens"))
     rows += at_once_in_words(config, memory)
     each = f" on each of {memory['gpus']}" if memory["gpus"] > 1 else ""
-    title = f"Memory, estimated{each} ({memory['device']}, {memory['parameters'] / 1e9:,.3g} B parameters)"
+    unit, size = ("B", 1e9) if memory["parameters"] >= 1e8 else ("M", 1e6)
+    title = f"Memory, estimated{each} ({memory['device']}, {memory['parameters'] / size:,.3g} {unit} parameters)"
     print_table(console, title, rows, escaped=False)
 
 
@@ -201,11 +202,11 @@ def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, 
     shared = f" / {replicas:,} replicas = {allowed:,} each" if replicas > 1 else ""
     setting = f"rollout.max_concurrent_sequences = {config.rollout.max_concurrent_sequences:,}{shared}"
     if fits >= allowed:
-        verdict = f"{allowed:,}: {setting}; memory would hold {fits:,} at full length ({limit:,} tokens)"
+        verdict = f"{allowed:,}: {setting}; memory is enough for {fits:,} of full length ({limit:,} tokens)"
     else:
         verdict = (
-            f"{fits:,} to {allowed:,}: memory holds {fits:,} at full length ({limit:,} tokens), more while they are "
-            f"shorter, up to {setting}"
+            f"{fits:,} to {allowed:,}: memory is enough for {fits:,} of full length ({limit:,} tokens), for more while "
+            f"they are shorter, up to {setting}"
         )
     per_step = config.responses_per_step
     rounds = -(-per_step // min(per_step, allowed * replicas))
