@@ -18,14 +18,15 @@ from dapo.report.doctor.diagnose import held_back, to_json, verdict
 from dapo.report.examined import DiagnosedRun
 from dapo.report.learning import change_of, is_graded
 from dapo.report.load import RunRecord, is_number
-from dapo.tracking.metrics import METRICS
+from dapo.report.parts import parts_of
+from dapo.tracking.metrics import METRICS, PART_METRICS, PART_PREFIX, declared
 
 SHOWN_EVENTS = 200
 SHOWN_FLIPS = 400
 
 
 def page_data(runs: Sequence[DiagnosedRun], places: Sequence[str], overlay: list[dict[str, Any]]) -> dict[str, Any]:
-    used = {name for examined in runs for line in examined.run.metrics for name in line}
+    used = {declared(name) for examined in runs for line in examined.run.metrics for name in line}
     return {
         "runs": [run_data(examined, place) for examined, place in zip(runs, places, strict=True)],
         "differences": [differences.to_json(differences.compare(one.run, runs[0].run)) for one in runs[1:]],
@@ -51,6 +52,7 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         "model": str(run.key("model", "path", default="?")),
         "data": str(run.key("data", "train", default="?")),
         "verifier": str(run.key("rewards", "verifier", default="?")),
+        "parts": [list(part) for part in parts_of(run)],
         "commands": [
             ["resume", dapo_command("resume", run.folder)],
             ["evaluate", dapo_command("eval", "--model", run.folder, "--data", "FILE", "--k", 32)],
@@ -66,7 +68,7 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
             asdict(answer) for answer in answer_all(run, examined.findings, examined.summaries, flips)
         ],
         "missing": [*run.missing, *examined.missing],
-        "metrics": columns(run.metrics),
+        "metrics": columns(run.metrics, [name for name, _ in parts_of(run)]),
         "evaluations": evaluations,
         "flips": flips[:SHOWN_FLIPS],
         "n_flips": {
@@ -132,9 +134,11 @@ def trimmed(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def columns(lines: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+def columns(lines: Sequence[dict[str, Any]], parts: Sequence[str] = ()) -> dict[str, list[float | None]]:
     """Metrics by name, one entry per step, None where a step has none. Only declared names: others are not ours."""
-    names = [name for name in METRICS if any(name in line for line in lines)]
+    seen = {name for line in lines for name in line}
+    names = [name for name in METRICS if name in seen]
+    names += [own for part in parts for of in PART_METRICS if (own := f"{PART_PREFIX}{part}/{of}") in seen]
     return {name: [finite(line.get(name)) for line in lines] for name in names}
 
 

@@ -17,11 +17,12 @@ from dapo.commands import visible as shown
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
-from dapo.report.chunks import DROPPED, groups_of, read_step, readable_or_not, values_of, why_unread
+from dapo.report.chunks import DROPPED, groups_of, number, read_step, readable_or_not, values_of, why_unread
 from dapo.report.differences import compare
 from dapo.report.doctor.diagnose import verdict
 from dapo.report.examined import DiagnosedRun, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
+from dapo.report.part_columns import PART_COLUMN, mean_of, part_names
 from dapo.report.pieces import TokenPieces, find_tokenizer
 
 HEATS = ("probability", "entropy", "ratio", "advantage", "clipped", "none")
@@ -124,8 +125,10 @@ def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Cons
     also = f", {n_dropped} of them dropped" if n_dropped else ""
     title = f"{path.stem.replace('-', ' ')}: {len(groups)} problems{also}"
     table = Table(title=title, title_justify="left", box=None)
-    for name in ("problem", "correct", "tokens", "question"):
-        table.add_column(name, justify="right" if name == "tokens" else "left", no_wrap=name != "question")
+    parts = part_names(groups[0][0]) if groups else []
+    for name in ("problem", "correct", "tokens", *parts, "question"):
+        is_number = name == "tokens" or name in parts
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=name != "question")
     for rows in groups[:SHOWN_PROBLEMS]:
         right = sum(row.get("verdict") == "CORRECT" for row in rows)
         tokens = float(np.mean([len(row.get("tokens", ())) for row in rows]))
@@ -134,11 +137,17 @@ def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Cons
             Text(shown(str(rows[0]["problem_id"]))),
             f"{right}/{len(rows)}",
             f"{tokens:.0f}",
+            *("–" if mean is None else f"{mean:.2f}" for mean in means_of(rows, parts)),
             Text(shown(f"{dropped_word(rows[0])}{question}")),
         )
     console.print(table)
     if len(groups) > SHOWN_PROBLEMS:
         console.print(Text(f"and {len(groups) - SHOWN_PROBLEMS} more"))
+
+
+def means_of(rows: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> list[float | None]:
+    """Of each part of the reward over a group."""
+    return [mean_of([number(row.get(f"{PART_COLUMN}{name}")) for row in rows]) for name in parts]
 
 
 def dropped_word(row: Mapping[str, Any]) -> str:
@@ -159,6 +168,9 @@ def print_group(
     for at, row in enumerate(rows):
         response = readable_or_not(row, pieces, phrases)
         parts = [f"{name} {response[key] or 0.0:+.2f}" for name, key in (("verdict", "raw"), ("overlong", "overlong"))]
+        parts += [
+            f"{name} {'unknown' if value is None else f'{value:+.2f}'}" for name, value in response.get("parts", ())
+        ]
         about = (
             f"{at + 1}  {response['verdict']}  reward {response['reward'] or 0.0:+.2f} ({', '.join(parts)})  "
             f"{response['n']} tokens, {response['stop']}"

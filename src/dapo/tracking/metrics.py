@@ -85,6 +85,7 @@ def finite(line: Mapping[str, float]) -> dict[str, float]:
 
 
 PART_PREFIX = "reward/part/"
+PART_METRICS = ("mean", "std", "share", "unknown")
 
 
 def declared(name: str) -> str:

@@ -18,7 +18,7 @@ const CHARTS = [
   { id: "accuracy", title: "Training accuracy", series: [["accuracy", "all verified"]], unit: "share",
     note: "Share of correct responses among all that were verified, dropped groups included." },
   { id: "reward", title: "Reward and its components", series: [["reward/mean", "reward"], ["reward/raw", "verdict"], ["reward/overlong", "overlong"]],
-    note: () => `Mean of the trained responses: ${dapo.data.runs.some((run) => run.verifier.includes(":") || run.verifier === "command") ? "what the reward function gives" : "the verifier’s ±1"}, plus the overlong penalty.`,
+    note: () => `Mean of the trained responses: ${dapo.data.runs.some((run) => run.verifier.includes(":") || run.verifier === "command") ? "what the reward function gives" : "the verifier’s ±1"}, plus the overlong penalty${partNames().length ? " and the other parts by their weights" : ""}.`,
     paper: "DAPO Fig. 7b: the training reward rises steadily and predicts held-out accuracy poorly." },
   { id: "length", title: "Response length", series: [["length/mean", "mean"], ["length/p10", "10 %"], ["length/p90", "90 %"]], unit: "tokens",
     note: "Tokens of the trained responses: mean, 10th and 90th percentile.", paper: "DAPO Fig. 7a: grows overall, with phases of stagnation or decline." },
@@ -47,6 +47,17 @@ const CHARTS = [
     note: "Over the whole step." },
 ];
 
+// A reward in parts: the mean of each, and how much of the advantages is due to each. Names come from the config.
+const partNames = () => [...new Set(dapo.data.runs.flatMap((run) => run.parts.map(([name]) => name)))];
+const weightOf = (name) => dapo.data.runs.flatMap((run) => run.parts).find(([own]) => own === name)[1];
+const partCharts = () => (partNames().length ? [
+  { id: "part-shares", title: "What decides the advantage", every: true, unit: "share", series: partNames().map((name) => [`reward/part/${name}/share`, name]),
+    note: "Share of the advantages’ variance that is due to each part of the reward; all parts sum to 100 %, one that pulls against the others is negative." },
+  ...partNames().map((name) => ({ id: `part-${name}`, title: `Reward part: ${name}`, every: true, series: [[`reward/part/${name}/mean`, "mean"], [`reward/part/${name}/std`, "std"]],
+    note: `Over the trained responses, before its weight${weightOf(name) === null ? ": it has none and is only recorded" : ` of ${weightOf(name)}`}.${name === "correct" ? " The verifier’s own: what counts as correct." : ""}` })),
+] : []);
+const allCharts = () => CHARTS.flatMap((chart) => (chart.id === "reward" ? [chart, ...partCharts()] : [chart]));
+
 const whenIdle = (work) => (window.requestIdleCallback || setTimeout)(work);
 
 const curves = {
@@ -60,7 +71,7 @@ const curves = {
   draw() {
     const section = $("curves");
     const grid = el("div", { class: "charts" });
-    for (const chart of CHARTS) if (curves.linesOf(chart).length) grid.append(curves.card(chart));
+    for (const chart of allCharts()) if (curves.linesOf(chart).length) grid.append(curves.card(chart));
     section.replaceChildren(
       el("div", { class: "title-row" }, el("h2", {}, "Curves"), curves.controls()),
       dapo.data.runs.length > 1 ? curves.legend() : "",
@@ -158,7 +169,7 @@ const curves = {
           const y = typeof metric === "string" ? run.metrics[metric] : metric(run);
           const hasAny = (y || []).some((v) => v !== null && (!chart.stacked || v > 0));
           // A line that is zero throughout only says that a part is off.
-          if (hasAny && (s === 0 || y.some((v) => v))) {
+          if (hasAny && (s === 0 || chart.every || y.some((v) => v))) {
             lines.push({ label, run: at, x: curves.xOf(run), y, colour: several ? `run-${at}` : curves.hue(chart, s), dash: several && s ? "dot" : "solid", isFirst: s === 0 });
           }
         });
@@ -173,7 +184,7 @@ const curves = {
     return lines;
   },
 
-  hue: (chart, s) => (chart.sided ? ["high", "low", "soft"] : ["accent", "second", "third", "fourth", "fifth", "soft"])[s],
+  hue: (chart, s) => (chart.sided ? ["high", "low", "soft"] : ["accent", "second", "third", "fourth", "fifth", "soft"])[chart.sided ? s : s % 6],
 
   sumLine(chart, run, at) {
     const parts = chart.series.map(([metric]) => metric(run));
@@ -277,7 +288,7 @@ const curves = {
   },
 
   update() {
-    const isNew = CHARTS.some((chart) => !curves.cards.has(chart.id) && curves.linesOf(chart).length);
+    const isNew = allCharts().some((chart) => !curves.cards.has(chart.id) && curves.linesOf(chart).length);
     if (isNew) {
       curves.cards.clear();
       curves.draw();

@@ -32,9 +32,10 @@ const rollouts = {
     rollouts.list = el("div", { class: "group-list", role: "listbox", "aria-label": "Problems" });
     rollouts.pane = el("div", { class: "group" });
     rollouts.status = el("p", { class: "sub status", "aria-live": "polite" });
+    rollouts.parts = el("div", { class: "histograms", id: "part-histograms" });
     section.replaceChildren(
       el("div", { class: "title-row" }, el("h2", {}, "Rollouts"), withRollouts.length > 1 ? rollouts.runChoice(withRollouts) : ""),
-      rollouts.filters(),
+      rollouts.filters(), rollouts.parts,
       el("div", { class: "browser" }, el("aside", {}, rollouts.status, rollouts.list), rollouts.pane));
     const start = () => rollouts.show({ step: rollouts.run.rollouts[rollouts.run.rollouts.length - 1].step });
     new IntersectionObserver((entries, observer) => {
@@ -161,7 +162,21 @@ const rollouts = {
     }
     if (rollouts.state.step !== step) return; // another step was asked for meanwhile
     rollouts.state.row = row;
+    rollouts.drawParts();
     rollouts.drawList();
+  },
+
+  // How each part of the reward is spread over the step's trained responses; nothing where there are no parts.
+  drawParts() {
+    rollouts.parts.replaceChildren(...(rollouts.index.summary.parts || []).map(([name, unknown, bins]) => {
+      const most = Math.max(1, ...bins.map((bin) => bin[2]));
+      const range = ([from, to]) => (from === to ? format.number(from) : `${format.number(from)} to ${format.number(to)}`);
+      return el("figure", { class: "histogram" },
+        el("figcaption", {}, el("b", {}, name), el("span", { class: "sub" }, unknown ? ` unknown in ${unknown}` : "")),
+        el("div", { class: "bins", role: "img", "aria-label": bins.map((bin) => `${range(bin)}: ${bin[2]}`).join(", ") },
+          ...bins.map((bin) => el("span", { style: { height: `${(100 * bin[2]) / most}%` }, title: `${range(bin)}: ${bin[2]} responses` }))),
+        el("div", { class: "ends sub" }, bins.length ? el("span", {}, format.number(bins[0][0])) : "no value", bins.length > 1 ? el("span", {}, format.number(bins[bins.length - 1][1])) : ""));
+    }));
   },
 
   drawList() {
@@ -171,14 +186,19 @@ const rollouts = {
     const hits = rollouts.state.search && rollouts.state.everywhere ? rollouts.hitSteps() : "";
     const nDropped = rows.filter(rollouts.dropped).length;
     rollouts.status.replaceChildren(`${rows.length} of ${g.id.length} problems${nDropped ? `, ${nDropped} dropped` : ""}`, hits);
-    rollouts.list.replaceChildren(...rows.map((row) => el("button", {
-      type: "button", role: "option", class: "group-row", "data-row": row, "aria-selected": String(row === rollouts.state.row), onclick: () => rollouts.pick(row),
+    const parts = (rollouts.index.summary.parts || []).map(([name]) => name).slice(1);
+    const columns = parts.length ? { gridTemplateColumns: `46px 40px repeat(${parts.length}, minmax(0, 1fr))` } : {};
+    const inParts = parts.length ? "group-row in-parts" : "group-row";
+    const head = parts.length ? [el("div", { class: `${inParts} head`, role: "presentation", style: columns }, el("span", {}, "correct"), el("span", {}), ...parts.map((name) => el("span", { class: "part", title: `part ${name}, mean of the group` }, name)))] : [];
+    rollouts.list.replaceChildren(...head, ...rows.map((row) => el("button", {
+      style: columns, type: "button", role: "option", class: inParts, "data-row": row, "aria-selected": String(row === rollouts.state.row), onclick: () => rollouts.pick(row),
     },
       el("span", { class: "text" }, visible(g.question[row]) || g.id[row],
         rollouts.dropped(row) ? el("span", { class: "dropped" }, `dropped: ${whyDropped(rollouts.dropped(row))}`) : null),
       el("span", { class: "tally", title: `${g.correct[row]} of ${g.size[row]} correct` },
         el("span", { class: "right", style: { flexGrow: g.correct[row] } }), el("span", { class: "wrong", style: { flexGrow: g.size[row] - g.correct[row] } })),
-      el("span", { class: "count" }, `${g.correct[row]}/${g.size[row]}`))));
+      el("span", { class: "count" }, `${g.correct[row]}/${g.size[row]}`),
+      ...parts.map((_, at) => el("span", { class: "part" }, g.parts[row][at] === null ? "–" : format.number(g.parts[row][at]))))));
     const row = rows.includes(rollouts.state.row) ? rollouts.state.row : rows[0];
     if (row === undefined) rollouts.pane.replaceChildren(el("p", { class: "sub" }, "No problem of this step matches the filters."));
     else rollouts.pick(row);
@@ -188,7 +208,7 @@ const rollouts = {
     const { step } = rollouts.state;
     const g = rollouts.index.groups;
     rollouts.state.row = row;
-    for (const node of rollouts.list.children) node.setAttribute("aria-selected", String(Number(node.dataset.row) === row));
+    for (const node of rollouts.list.querySelectorAll("button")) node.setAttribute("aria-selected", String(Number(node.dataset.row) === row));
     const piece = String(Number(g.piece[row])).padStart(3, "0");
     let groups;
     try {
@@ -223,6 +243,7 @@ const rollouts = {
     const isRight = response.verdict === "CORRECT";
     const parts = [`verdict ${format.signed(response.raw)}`];
     if (response.overlong) parts.push(`overlong ${format.signed(response.overlong)}`);
+    for (const [name, value] of response.parts || []) parts.push(`${name} ${value === null ? "unknown" : format.signed(value)}`);
     const head = el("header", {},
       el("span", { class: `mark ${isRight ? "right" : response.verdict === "WRONG" ? "wrong" : "odd"}` }, isRight ? "correct" : response.verdict.toLowerCase()),
       el("span", { class: "reward", title: parts.join(", ") }, format.signed(response.reward)),

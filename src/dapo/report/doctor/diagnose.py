@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dapo.report.doctor import critic as critic_findings
+from dapo.report.doctor import parts as part_findings
 from dapo.report.doctor import policy as policy_findings
 from dapo.report.doctor import responses as response_findings
 from dapo.report.doctor import run as run_findings
@@ -27,6 +28,7 @@ BY_STEPS: tuple[Check, ...] = (
     response_findings.length,
     response_findings.acceptance,
     response_findings.reward_hacking,
+    part_findings.parts,
     critic_findings.critic,
     policy_findings.engine_gap,
     policy_findings.dead_gradients,
