@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.config.schema import Config
+from dapo.config.sources import eval_sources, train_sources
 from dapo.errors import ConfigError
 
 
@@ -172,7 +173,31 @@ def check_loss(config: Config) -> None:
         )
 
 
+def check_sources(config: Config) -> None:
+    """Tables of problem sets: what a source cannot have, and one that is there twice."""
+    for source in (*train_sources(config), *eval_sources(config)):
+        if source.system_prompt and not source.chat_template:
+            raise _error(
+                f"{source.key}.system_prompt",
+                source.system_prompt,
+                "a system message needs a chat template, and data.chat_template is false.",
+                "Leave it out, or set data.chat_template = true.",
+            )
+    seen: dict[tuple[str, ...], str] = {}
+    for source in train_sources(config):
+        same = (source.path, source.template, source.system_prompt, source.verifier)
+        if same in seen:
+            raise _error(
+                f"{source.key}.path",
+                source.path,
+                f"{seen[same]} is the same set with the same template, system prompt and verifier.",
+                "Keep one of them, with the sum of their weights.",
+            )
+        seen[same] = source.key
+
+
 CHECKS = (
+    check_sources,
     check_loss,
     check_group_size,
     check_clip,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 
 def _none(value: Any) -> Any:
@@ -47,11 +47,43 @@ class ModelConfig(Section):
     lora: LoraConfig = LoraConfig()
 
 
+class EvalSetConfig(Section):
+    """One evaluation set of a table: `[data.eval]`, `NAME = {…}`."""
+
+    path: OptionalStr = Field(None, description="What one would write as data.train; none: the name itself.")
+    template: OptionalStr = Field(None, description="Its own prompt template; none: data.template.")
+    system_prompt: OptionalStr = Field(
+        None, description="System message before its questions, by the chat template; a row's own wins. none: none."
+    )
+    verifier: OptionalStr = Field(None, description="Judges its responses; none: rewards.verifier.")
+
+
+class SourceConfig(EvalSetConfig):
+    """One source of a mixture: `[data.train]`, `NAME = {…}`. NAME is letters, digits, - and _."""
+
+    weight: float = Field(
+        1.0, gt=0, description="Its share of the prompts submitted is weight / sum of the weights; above 0."
+    )
+
+
+def _shape(value: Any) -> str:
+    return TABLE if isinstance(value, dict) else PLAIN
+
+
+PLAIN, TABLE = "plain", "table"  # pydantic has them in the place of an error
+Sources = Annotated[dict[str, SourceConfig], Field(min_length=1), Tag(TABLE)]
+EvalSets = Annotated[dict[str, EvalSetConfig], Field(min_length=1), Tag(TABLE)]
+
+
 class DataConfig(Section):
     """Problems to train and evaluate on, and how they become prompts."""
 
-    train: str = Field(description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function.")
-    eval: tuple[str, ...] = Field((), description="Evaluation sets, named like data.train.")
+    train: Annotated[Annotated[str, Tag(PLAIN)] | Sources, Discriminator(_shape)] = Field(
+        description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function; or a table of sources."
+    )
+    eval: Annotated[Annotated[tuple[str, ...], Tag(PLAIN)] | EvalSets, Discriminator(_shape)] = Field(
+        (), description="Evaluation sets, named like data.train; or a table of them."
+    )
     fields: dict[str, str] = Field({}, description='Columns of an unknown schema: {question = "…", answer = "…"}.')
     template: str = Field("dapo", description="How a question becomes a prompt: dapo, boxed, gsm8k, few-shot or raw.")
     chat_template: bool = Field(True, description="Wrap the prompt with the tokenizer's chat template.")
