@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -162,6 +163,20 @@ def check_carrying(config: Config) -> None:
         )
 
 
+def check_resting(config: Config) -> None:
+    """A bound that a problem can reach: its posterior remembers at most two groups, older ones count half each time."""
+    above, G = config.sampling.retire_above, config.sampling.responses_per_prompt
+    if above is not None and above >= (1 + 2 * G) / (2 + 2 * G):
+        twice = math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
+        raise _error(
+            "sampling.retire_above",
+            above,
+            f"no problem would ever rest: with sampling.responses_per_prompt = {G} the posterior pass rate of one "
+            f"that is always solved stays below {(1 + 2 * G) / (2 + 2 * G):.4g}.",
+            f"Use {twice:g} or less (two visits, all right, reach it), or more responses per prompt.",
+        )
+
+
 def check_loss(config: Config) -> None:
     """Some loss must be on."""
     if config.algorithm.advantage == "none" and not config.algorithm.positive_nll:
@@ -198,6 +213,7 @@ def check_sources(config: Config) -> None:
 
 CHECKS = (
     check_sources,
+    check_resting,
     check_loss,
     check_group_size,
     check_clip,
@@ -287,8 +303,8 @@ NEEDS = (
     ),
     Needs(
         ("sampling.posteriors",),
-        lambda c: c.sampling.predictive or c.sampling.posteriors is None,
-        "sampling.predictive = true",
+        lambda c: c.keeps_posteriors or c.sampling.posteriors is None,
+        "sampling.predictive = true or a number for sampling.retire_above",
         "sampling.predictive",
     ),
     Needs(

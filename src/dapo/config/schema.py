@@ -181,7 +181,14 @@ class SamplingConfig(Section):
         description="Prefer problems likely to give a mixed group, by posterior pass rate. Not the paper's algorithm.",
     )
     posteriors: OptionalStr = Field(
-        None, description="With predictive: a file of `dapo data probe --out` with initial pass rates."
+        None, description="With predictive or retire_above: a file of `dapo data probe --out` with initial pass rates."
+    )
+    retire_above: OptionalFloat = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Rest problems whose posterior pass rate over their last visits is at least this (ScaleRL: 0.9); "
+        "none: off. Not the paper's algorithm.",
     )
     max_staleness_updates: OptionalInt = Field(
         None, ge=1, description="Maximum age of a trained token, in updates; for carry_over and partial_rollouts."
@@ -482,9 +489,14 @@ class Config(Section):
         return self.algorithm.kl.coefficient > 0
 
     @property
+    def keeps_posteriors(self) -> bool:
+        """Whether problems are selected by their past pass rates."""
+        return self.sampling.predictive or self.sampling.retire_above is not None
+
+    @property
     def is_paper_algorithm(self) -> bool:
         """False where a switch of `dapo-fast` or a control experiment is on; such a run is labelled everywhere."""
-        fast = self.sampling.carry_over or self.sampling.partial_rollouts or self.sampling.predictive
+        fast = self.sampling.carry_over or self.sampling.partial_rollouts or self.keeps_posteriors
         return not fast and self.rewards.control == "none"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dapo.config.schema import Config, EvalSetConfig, SourceConfig
 from dapo.errors import ConfigError

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 
 from dapo.config.hub import is_hub_name
 from dapo.config.model_shapes import BUNDLED
 from dapo.config.schema import Config
+from dapo.config.sources import Source, eval_sources, train_sources
+from dapo.data.encoded import naming
 from dapo.data.inventory import HEAD_ROWS, Counting, judge, merge
 from dapo.data.names import Use
 from dapo.data.problems import keep
+from dapo.data.prompts import PromptFormat
 from dapo.data.sources import DataSource, find_source
 from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool
@@ -23,19 +27,50 @@ from dapo.types import Problem
 
 def check_inputs(config: Config) -> None:
     """DataError for a problem set that is not there, ConfigError for a verifier that is not or fails on a problem."""
+    with keys_named("rewards.verifier (--verifier)"):
+        check_verifier(config.rewards.verifier)
+    tried: set[str] = set()
+    for source, use in sources_used(config):
+        with naming(source), keys_named(verifier_key(source, config), template_key(source, config)):
+            PromptFormat(source.template)
+            check_verifier(source.verifier)
+            found = find_source(source.path, use=use)
+            if is_own(source.verifier) and source.verifier not in tried:
+                tried.add(source.verifier)
+                try_verifier(found, source.verifier, config)
+
+
+def sources_used(config: Config) -> list[tuple[Source, Use]]:
+    """Every problem set that a run reads."""
+    evaluated = eval_sources(config) if config.eval.every_steps else []
+    return [*((source, "train") for source in train_sources(config)), *((source, "eval") for source in evaluated)]
+
+
+def try_verifier(found: DataSource, verifier: str, config: Config) -> None:
+    """ConfigError where a verifier of the user's fails on the first problem of a set."""
     rewards = config.rewards
-    check_verifier(rewards.verifier)
-    train = find_source(config.data.train, use="train")
-    for name in config.data.eval if config.eval.every_steps else ():
-        find_source(name, use="eval")
-    if not is_own(rewards.verifier):
-        return
-    problem = first_problem(train, config.data.fields or None, rewards.verifier)
+    problem = first_problem(found, config.data.fields or None, verifier)
     if problem is not None:
-        with VerifierPool(
-            rewards.verifier, workers=1, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb
-        ) as pool:
+        with VerifierPool(verifier, workers=1, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb) as pool:
             check_call(pool, problem.answer, problem.for_verifier())
+
+
+def verifier_key(source: Source, config: Config) -> str:
+    return "rewards.verifier (--verifier)" if source.verifier == config.rewards.verifier else f"{source.key}.verifier"
+
+
+def template_key(source: Source, config: Config) -> str:
+    return "data.template" if source.template == config.data.template else f"{source.key}.template"
+
+
+@contextmanager
+def keys_named(verifier: str, template: str = "data.template") -> Iterator[None]:
+    """Messages about a verifier or template name the key it is from."""
+    try:
+        yield
+    except ConfigError as error:
+        message = error.message.replace("rewards.verifier (--verifier)", verifier).replace("data.template", template)
+        raise ConfigError(message, remedy=error.remedy) from None
 
 
 def check_model(config: Config) -> None:

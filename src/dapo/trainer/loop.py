@@ -12,7 +12,7 @@ from dapo.trainer.interrupt import Interrupted, stop_on_signals
 from dapo.trainer.pretrain_value import pretrain_value
 from dapo.trainer.records import begin_record, write_record
 from dapo.trainer.run import Run
-from dapo.trainer.step_metrics import step_metrics
+from dapo.trainer.step_metrics import selection_metrics, step_metrics
 
 
 def train(run: Run) -> None:
@@ -52,6 +52,7 @@ def train_step(run: Run, step: int) -> None:
     if run.is_recorded(step, filled.accounting.generated_tokens):
         write_record(run, step, filled, batch, record)
     sampled = step_metrics(step, filled, batch, version)
+    sampled |= selection_metrics(run.config, run.posteriors, [one.name for one in run.problems.sources], filled)
     run.track(sampled | updated | {"engine/faults": faults} | run.timing(filled))
     if run.evaluation_is_due():
         evaluate_run(run)

@@ -23,7 +23,7 @@ def difference(first: str, second: str, overrides: list[str]) -> list[tuple[str,
     place = {key: at for at, key in enumerate(known_keys())}
     either = sorted(sides[0] | sides[1], key=lambda key: (place[in_schema(key)], key))
     return [
-        (key, *(in_words(side[key]) if key in side else "" for side in sides), meaning(key))
+        (key, said(sides[0], key), said(sides[1], key), meaning(key))
         for key in either
         if sides[0].get(key, MISSING) != sides[1].get(key, MISSING) and key != "preset" and is_compared(key, sides)
     ]
@@ -34,6 +34,10 @@ def is_compared(key: str, sides: list[dict[str, Any]]) -> bool:
     return all(key in side for side in sides) or all(
         any(other.startswith("data.") for other in side) and key.startswith(TABLES) for side in sides
     )
+
+
+def said(side: dict[str, Any], key: str) -> str:
+    return in_words(side[key]) if key in side else ""
 
 
 def meaning(key: str) -> str:
