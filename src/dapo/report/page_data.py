@@ -18,14 +18,16 @@ from dapo.report.doctor.diagnose import held_back, to_json, verdict
 from dapo.report.examined import DiagnosedRun
 from dapo.report.learning import change_of, is_graded
 from dapo.report.load import RunRecord, is_number
-from dapo.tracking.metrics import METRICS
+from dapo.report.sources import METRICS as SOURCE_METRICS
+from dapo.report.sources import SourceRecord, sources_of, train_of
+from dapo.tracking.metrics import METRICS, declared_name
 
 SHOWN_EVENTS = 200
 SHOWN_FLIPS = 400
 
 
 def page_data(runs: Sequence[DiagnosedRun], places: Sequence[str], overlay: list[dict[str, Any]]) -> dict[str, Any]:
-    used = {name for examined in runs for line in examined.run.metrics for name in line}
+    used = {declared_name(name) for examined in runs for line in examined.run.metrics for name in line}
     return {
         "runs": [run_data(examined, place) for examined, place in zip(runs, places, strict=True)],
         "differences": [differences.to_json(differences.compare(one.run, runs[0].run)) for one in runs[1:]],
@@ -49,7 +51,7 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         "preset": str(run.key("preset", default="?")),
         "is_paper_algorithm": run.is_paper_algorithm,
         "model": str(run.key("model", "path", default="?")),
-        "data": str(run.key("data", "train", default="?")),
+        "data": train_of(run),
         "verifier": str(run.key("rewards", "verifier", default="?")),
         "commands": [
             ["resume", dapo_command("resume", run.folder)],
@@ -67,6 +69,7 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         ],
         "missing": [*run.missing, *examined.missing],
         "metrics": columns(run.metrics),
+        "sources": [source_data(source) for source in sources_of(run)],
         "evaluations": evaluations,
         "flips": flips[:SHOWN_FLIPS],
         "n_flips": {
@@ -81,6 +84,19 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         "n_events": len(run.events),
         "rollouts": [{"step": step, **summary} for step, summary in examined.summaries],
     }  # fmt: skip
+
+
+def source_data(source: SourceRecord) -> dict[str, Any]:
+    """A source of a mixture with its curves; its name is a value, never a key."""
+    return {
+        "name": source.name,
+        "path": source.path,
+        "verifier": source.verifier,
+        "wanted": source.wanted,
+        "submitted": source.submitted,
+        "kept": source.kept,
+        "metrics": {name: [finite(value) for value in source.series(name)] for name in SOURCE_METRICS},
+    }
 
 
 def headline(run: RunRecord) -> dict[str, Any]:
