@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dapo.config.schema import PRESET_KEYS, Config
+from dapo.config.schema import PRESET_KEYS, Config, EvalSetConfig, SourceConfig
 
 HEAD = """# Keys of a recipe
 
@@ -30,6 +30,8 @@ def section_lines(section: type[BaseModel], prefix: str) -> list[str]:
             inner += section_lines(kind, f"{prefix}{name}.")
         else:
             own.append(row(f"{prefix}{name}", field))
+    if prefix == "data.":
+        inner += [*section_lines(SourceConfig, "data.train.NAME."), *section_lines(EvalSetConfig, "data.eval.NAME.")]
     title = f"## `{prefix.rstrip('.')}`" if prefix else "## The recipe itself"
     table = ["| key | default | meaning |", "|---|---|---|", *own, ""] if own else []
     return [title, "", (section.__doc__ or "").strip(), "", *table, *inner]

@@ -44,7 +44,7 @@ def test_a_verifier_that_raises_on_everything_else_stops_the_run(tmp_path: Path,
 
 def test_a_judgement_between_two_failures_starts_the_count_again():
     collector = Collector.__new__(Collector)
-    collector.n_failures = 0
+    collector.n_failures.clear()
     for verdict in [Verdict.CRASH] * (MOST_FAILURES - 1) + [Verdict.WRONG] + [Verdict.TIMEOUT] * (MOST_FAILURES - 1):
         collector._count_failure(Judgement(verdict, -1.0))
     with pytest.raises(VerifierError):

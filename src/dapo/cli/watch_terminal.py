@@ -44,6 +44,7 @@ def step_line(metrics: Mapping[str, float]) -> str:
         f"clip {metrics.get('clip/low', 0.0):.4f}/{metrics.get('clip/high', 0.0):.4f}",
         f"groups kept {100 * metrics['sampling/groups_kept']:.0f}%",
         *part_cells(metrics),
+        *source_cells(metrics),
         f"{metrics['timing.step_s']:.1f} s",
     ]
     return "  ".join(cells)
@@ -53,6 +54,16 @@ def part_cells(metrics: Mapping[str, float]) -> list[str]:
     """The mean of each part of the reward, before its weight; none where there is the verifier's alone."""
     means = {name: metrics.get(f"{PART_PREFIX}{name}/mean") for name in part_names(metrics)}
     return [f"{name} {mean:+.3f}" for name, mean in means.items() if mean is not None]
+
+
+def source_cells(metrics: Mapping[str, float]) -> list[str]:
+    """Of a mixture, each source's accuracy and the share of its groups kept; and how many problems rest."""
+    names = [name.split("/")[1] for name in metrics if name.startswith("source/") and name.endswith("/accuracy")]
+    cells = [
+        f"{name} {metrics[f'source/{name}/accuracy']:.3f} ({100 * metrics[f'source/{name}/groups_kept']:.0f}% kept)"
+        for name in names
+    ]
+    return [*cells, *([f"rested {metrics['sampling/rested']:.0f}"] if "sampling/rested" in metrics else [])]
 
 
 def evaluation_line(line: Mapping[str, Any]) -> str:
@@ -97,7 +108,7 @@ class PlainLines(Observer):
         """Nothing to restore."""
 
     def on_start(self, run: Run) -> None:
-        for problem_set in (run.problems, *run.eval_sets):
+        for problem_set in (*(run.problems.sources or [run.problems]), *run.eval_sets):
             print(f"{problem_set.name}: {len(problem_set.problems):,} problems", flush=True)
             for note in problem_set.notes:
                 print(f"  {note}", flush=True)

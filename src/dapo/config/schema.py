@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from dapo.types import CORRECT
 
@@ -49,11 +49,43 @@ class ModelConfig(Section):
     lora: LoraConfig = LoraConfig()
 
 
+class EvalSetConfig(Section):
+    """One evaluation set of a table: `[data.eval]`, `NAME = {…}`."""
+
+    path: OptionalStr = Field(None, description="What one would write as data.train; none: the name itself.")
+    template: OptionalStr = Field(None, description="Its own prompt template; none: data.template.")
+    system_prompt: OptionalStr = Field(
+        None, description="System message before its questions, by the chat template; a row's own wins. none: none."
+    )
+    verifier: OptionalStr = Field(None, description="Judges its responses; none: rewards.verifier.")
+
+
+class SourceConfig(EvalSetConfig):
+    """One source of a mixture: `[data.train]`, `NAME = {…}`. NAME is letters, digits, - and _."""
+
+    weight: float = Field(
+        1.0, gt=0, description="Its share of the prompts submitted is weight / sum of the weights; above 0."
+    )
+
+
+def _shape(value: Any) -> str:
+    return TABLE if isinstance(value, dict) else PLAIN
+
+
+PLAIN, TABLE = "plain", "table"  # pydantic has them in the place of an error
+Sources = Annotated[dict[str, SourceConfig], Field(min_length=1), Tag(TABLE)]
+EvalSets = Annotated[dict[str, EvalSetConfig], Field(min_length=1), Tag(TABLE)]
+
+
 class DataConfig(Section):
     """Problems to train and evaluate on, and how they become prompts."""
 
-    train: str = Field(description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function.")
-    eval: tuple[str, ...] = Field((), description="Evaluation sets, named like data.train.")
+    train: Annotated[Annotated[str, Tag(PLAIN)] | Sources, Discriminator(_shape)] = Field(
+        description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function; or a table of sources."
+    )
+    eval: Annotated[Annotated[tuple[str, ...], Tag(PLAIN)] | EvalSets, Discriminator(_shape)] = Field(
+        (), description="Evaluation sets, named like data.train; or a table of them."
+    )
     fields: dict[str, str] = Field({}, description='Columns of an unknown schema: {question = "…", answer = "…"}.')
     template: str = Field("dapo", description="How a question becomes a prompt: dapo, boxed, gsm8k, few-shot or raw.")
     chat_template: bool = Field(True, description="Wrap the prompt with the tokenizer's chat template.")
@@ -177,7 +209,14 @@ class SamplingConfig(Section):
         description="Prefer problems likely to give a mixed group, by posterior pass rate. Not the paper's algorithm.",
     )
     posteriors: OptionalStr = Field(
-        None, description="With predictive: a file of `dapo data probe --out` with initial pass rates."
+        None, description="With predictive or retire_above: a file of `dapo data probe --out` with initial pass rates."
+    )
+    retire_above: OptionalFloat = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Rest problems whose posterior pass rate over their last visits is at least this (ScaleRL: 0.9); "
+        "none: off. Not the paper's algorithm.",
     )
     max_staleness_updates: OptionalInt = Field(
         None, ge=1, description="Maximum age of a trained token, in updates; for carry_over and partial_rollouts."
@@ -473,9 +512,14 @@ class Config(Section):
         return self.algorithm.kl.coefficient > 0
 
     @property
+    def keeps_posteriors(self) -> bool:
+        """Whether problems are selected by their past pass rates."""
+        return self.sampling.predictive or self.sampling.retire_above is not None
+
+    @property
     def is_paper_algorithm(self) -> bool:
         """False where a switch of `dapo-fast` or a control experiment is on; such a run is labelled everywhere."""
-        fast = self.sampling.carry_over or self.sampling.partial_rollouts or self.sampling.predictive
+        fast = self.sampling.carry_over or self.sampling.partial_rollouts or self.keeps_posteriors
         return not fast and self.rewards.control == "none"
 
 

@@ -39,6 +39,7 @@ class Entry:
     question: str
     source: str
     meta: Mapping[str, object]
+    turns: tuple[tuple[str, str], ...] = ()
     references: list[Reference] = field(default_factory=list)
     rows_without: list[int] = field(default_factory=list)
 
@@ -230,7 +231,9 @@ def merge(counted: list[Counting]) -> list[Entry]:
             entry = entries.get(identity)
             if entry is None:
                 source = record.source or one.source.name
-                entry = entries[identity] = Entry(problem_id(record.question), record.question, source, record.meta)
+                entry = entries[identity] = Entry(
+                    problem_id(record.question), record.question, source, record.meta, record.turns
+                )
             rows = one.rows_of(key)
             if record.answer is None:
                 entry.rows_without += rows

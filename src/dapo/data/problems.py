@@ -147,7 +147,7 @@ def keep(entry: Entry, drops: list[Drop]) -> Problem | None:
         return None
     rows = usable[0].rows
     drops += [Drop(Why.DUPLICATE, row, entry.question, f"of row {rows[0]}") for row in rows[1:]]
-    return Problem(entry.id, entry.question, usable[0].text, entry.source, entry.meta)
+    return Problem(entry.id, entry.question, usable[0].text, entry.source, entry.meta, turns=entry.turns)
 
 
 def with_own_ids(problems: list[Problem], inventory: Inventory) -> list[Problem]:
@@ -155,7 +155,7 @@ def with_own_ids(problems: list[Problem], inventory: Inventory) -> list[Problem]
     own = [inventory.own_ids.get(problem.id) for problem in problems]
     if None in own or len(set(own)) != len(own):
         return problems
-    return [Problem(str(i), p.question, p.answer, p.source, p.meta) for i, p in zip(own, problems, strict=True)]
+    return [replace(problem, id=str(own_id)) for own_id, problem in zip(own, problems, strict=True)]
 
 
 def nothing_left(inventory: Inventory, drops: list[Drop]) -> DataError:

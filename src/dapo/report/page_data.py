@@ -19,6 +19,8 @@ from dapo.report.examined import DiagnosedRun
 from dapo.report.learning import change_of, is_graded
 from dapo.report.load import RunRecord, is_number
 from dapo.report.parts import parts_of
+from dapo.report.sources import METRICS as SOURCE_METRICS
+from dapo.report.sources import SourceRecord, sources_of, train_of
 from dapo.tracking.metrics import METRICS, PART_METRICS, PART_PREFIX, declared
 
 SHOWN_EVENTS = 200
@@ -50,7 +52,7 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         "preset": str(run.key("preset", default="?")),
         "is_paper_algorithm": run.is_paper_algorithm,
         "model": str(run.key("model", "path", default="?")),
-        "data": str(run.key("data", "train", default="?")),
+        "data": train_of(run),
         "verifier": str(run.key("rewards", "verifier", default="?")),
         "parts": [list(part) for part in parts_of(run)],
         "commands": [
@@ -69,6 +71,7 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         ],
         "missing": [*run.missing, *examined.missing],
         "metrics": columns(run.metrics, [name for name, _ in parts_of(run)]),
+        "sources": [source_data(source) for source in sources_of(run)],
         "evaluations": evaluations,
         "flips": flips[:SHOWN_FLIPS],
         "n_flips": {
@@ -83,6 +86,19 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         "n_events": len(run.events),
         "rollouts": [{"step": step, **summary} for step, summary in examined.summaries],
     }  # fmt: skip
+
+
+def source_data(source: SourceRecord) -> dict[str, Any]:
+    """A source of a mixture with its curves; its name is a value, never a key."""
+    return {
+        "name": source.name,
+        "path": source.path,
+        "verifier": source.verifier,
+        "wanted": source.wanted,
+        "submitted": source.submitted,
+        "kept": source.kept,
+        "metrics": {name: [finite(value) for value in source.series(name)] for name in SOURCE_METRICS},
+    }
 
 
 def headline(run: RunRecord) -> dict[str, Any]:

@@ -24,9 +24,11 @@ from dapo.report.examined import DiagnosedRun, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
 from dapo.report.part_columns import PART_COLUMN, mean_of, part_names
 from dapo.report.pieces import TokenPieces, find_tokenizer
+from dapo.report.sources import sources_of
 
 HEATS = ("probability", "entropy", "ratio", "advantage", "clipped", "none")
 SHOWN_PROBLEMS = 40
+LAST_PROMPTS = 100  # of a source
 
 
 def print_run(
@@ -118,6 +120,29 @@ def print_overview(examined: DiagnosedRun, console: Console) -> None:
             Text(answer.question, style="dim"), Text(shown(answer.answer), style="bold"), Text(shown(answer.detail))
         )
     console.print(grid)
+    print_sources(run, console)
+
+
+def print_sources(run: RunRecord, console: Console) -> None:
+    """Of a mixture: what was asked of each source and what came of it, a line each."""
+    sources = sources_of(run)
+    if not sources:
+        return
+    titles = ("source", "weight", "submitted", "trained on", "mixed", "accuracy", "length", "verifier")
+    table = Table(*titles, box=None, padding=(0, 2, 0, 0))
+    for source in sources:
+        ends = [source.over_last(name, LAST_PROMPTS)[0] for name in ("groups_kept", "accuracy", "length")]
+        cells = [*map(percent, (source.wanted, source.submitted, source.kept, ends[0], ends[1])), whole(ends[2])]
+        table.add_row(*(Text(shown(cell)) for cell in (source.name, *cells, source.verifier)))
+    console.print(table)
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def whole(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
 def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Console) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.bench.setting import device_name
 from dapo.bench.timing import free_memory
+from dapo.config.sources import eval_sources, is_mixture
 from dapo.errors import ConfigError
 from dapo.files import append_line, read_lines, replace_file
 from dapo.trainer.observer import Observer
@@ -78,6 +79,11 @@ def check_plan(plan: ParityPlan, config: Config) -> None:
             f"max_steps = {plan.steps}: TRL counts updates, and a step of ours has "
             f"{plan.steps // config.train.steps}, so that the same steps would not be compared.",
             remedy="Let steps_per_generation be gradient_accumulation_steps, and num_iterations 1.",
+        )
+    if is_mixture(config) or isinstance(config.data.eval, dict):
+        raise ConfigError(
+            "data.train, data.eval: a table of sources; the two sides are compared on one set.",
+            remedy="Name one training set (--train) and one evaluation set (--eval).",
         )
     if not config.data.eval:
         raise ConfigError("--eval: is missing.", remedy="Name the problems that both sides are evaluated on.")
@@ -189,7 +195,7 @@ def run_theirs(plan: ParityPlan, seed: int, clock: Clock) -> None:
             "use_cpu": use_cpu, "use_vllm": plan.use_vllm, "seconds": min(clock.seconds_left, 1e9),
         }  # fmt: skip
         replace_file(folder / "plan.json", json.dumps(told))
-        with make_pool(config.rewards) as pool:
+        with make_pool(config.rewards, config.rewards.verifier) as pool:
             reason, _ = run_peer(
                 plan.python, Path(trl_parity.__file__), folder, threads=threads(), minutes=1e4,
                 answer=lambda rows: rewards_of(rows, problems, pool),
@@ -223,13 +229,13 @@ def model_folder(config: Config) -> str:
 
 def write_rows(folder: Path, config: Config) -> EncodedSet:
     """The problems with their prompts, in the order in which our run visits them."""
-    from dapo.data.encoded import load_encoded
+    from dapo.data.encoded import load_train
     from dapo.data.order import ProblemOrder
     from dapo.data.prompts import PromptFormat
     from dapo.models.load import load_pretrained_tokenizer
 
     tokenizer = load_pretrained_tokenizer(model_folder(config), revision=None)
-    problems = load_encoded(config.data.train, config, tokenizer, use="train")
+    problems = load_train(config, tokenizer)
     prompt = PromptFormat(config.data.template, config.data.chat_template)
     order = ProblemOrder(len(problems.problems), seed=config.train.seed)
     lines = []
@@ -264,7 +270,7 @@ def evaluate_snapshot(folder: Path, config: Config, step: int, model: str) -> No
         return
     settings = config.eval
     offline = OfflineEval(
-        model=model, data=config.data.eval[0], use="eval", k=settings.k, temperature=settings.temperature,
+        model=model, data=eval_sources(config)[0].path, use="eval", k=settings.k, temperature=settings.temperature,
         top_p=settings.top_p, max_response_tokens=config.limits.max_response_tokens,
         max_prompt_tokens=config.limits.max_prompt_tokens, template=config.data.template,
         chat=config.data.chat_template, verifier=config.rewards.verifier, seed=config.train.seed,

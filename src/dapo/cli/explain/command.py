@@ -23,6 +23,7 @@ from dapo.config.load import flatten, load_recipe_or_run, suggest
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
 from dapo.config.model_shapes import shape_of
 from dapo.config.schema import TrainConfig
+from dapo.config.sources import eval_sources, is_mixture, shares, train_sources
 from dapo.errors import ConfigError
 from dapo.planning.cluster import SHEET
 from dapo.planning.plan import concurrency_of, memory_of, parts_of, work_of
@@ -150,6 +151,7 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
         ),
         ("learning rate", learning_rate_in_words(config.train)),
         ("evaluation", evaluation_in_words(config)),
+        *(mixture_in_words(config) if is_mixture(config) else ()),
     ]
     print_table(console, None, lines)
     print_table(console, "Algorithm", list(plan["parts"].items()))
@@ -219,8 +221,24 @@ def learning_rate_in_words(train: TrainConfig) -> str:
     return f"{train.lr:g} after {train.warmup_steps} steps of warm-up, then {after}"
 
 
+def mixture_in_words(config: Config) -> list[tuple[str, str]]:
+    """A line per source: its share of the prompts submitted, where it is from, who judges it."""
+    sources = train_sources(config)
+    of, per_step = shares(sources), config.sampling.prompts_per_step
+    return [
+        (
+            f"source {source.name}",
+            f"{of[source.name]:.1%} of prompts submitted, about {of[source.name] * per_step:.1f} in {per_step:,}: "
+            f"{source.path}, template {source.template}"
+            + (", with a system prompt" if source.system_prompt else "")
+            + f", judged by {source.verifier}",
+        )
+        for source in sources
+    ]
+
+
 def evaluation_in_words(config: Config) -> str:
     if not config.data.eval or not config.eval.every_steps:
         return "none"
-    sets = ", ".join(config.data.eval)
+    sets = ", ".join(source.name for source in eval_sources(config))
     return f"{sets}: avg@{config.eval.k} before step 1 and every {config.eval.every_steps} steps"

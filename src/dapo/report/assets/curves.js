@@ -42,6 +42,15 @@ const CHARTS = [
     paper: "DAPO Fig. 3b: the share of all-correct prompts keeps growing, so fewer give a gradient." },
   { id: "waste", title: "Wasted tokens, by cause", stacked: true, unit: "share", series: WASTE.map((cause) => [wasteShare(cause), { all_wrong: "all wrong", all_correct: "all correct", all_equal: "all equal", truncated: "truncated", surplus: "surplus", aborted: "aborted", stale: "stale" }[cause]]),
     note: "Share of all generated tokens that entered no update." },
+  { id: "sources-share", title: "Sources: prompts submitted, groups trained on", kind: "sources", unit: "share", series: [["share_submitted", "submitted"], ["share_kept", "trained on"]],
+    note: "Each source’s share of the prompts submitted (thick; its weight, in the long run) and of the groups trained on (dotted)." },
+  { id: "sources-accuracy", title: "Sources: accuracy", kind: "sources", unit: "share", series: [["accuracy", ""]], note: "Share of correct responses among all of a source that were verified." },
+  { id: "sources-kept", title: "Sources: mixed groups (kept)", kind: "sources", unit: "share", series: [["groups_kept", ""]], note: "Share of a source’s groups that are mixed. A source near 0 teaches nothing any more." },
+  { id: "sources-length", title: "Sources: response length", kind: "sources", unit: "tokens", series: [["length", ""]], note: "Mean length of a source’s responses." },
+  { id: "sources-waste", title: "Sources: wasted tokens", kind: "sources", unit: "share", series: [["waste", ""]], note: "Share of a source’s tokens in groups that are not mixed." },
+  { id: "sources-posterior", title: "Sources: posterior pass rate", kind: "sources", unit: "share", series: [["pass_rate", ""]], note: "Mean over the problems of a source seen so far." },
+  { id: "sources-rested", title: "Rested problems", kind: "sources", series: [["rested", ""]], note: "Problems of a source that rest: their posterior pass rate is at or above sampling.retire_above." },
+  { id: "rested", title: "Rested problems, all", series: [["sampling/rested", "rested"]], note: "Problems whose posterior pass rate is at or above sampling.retire_above." },
   { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[phase("rollout"), "rollout and reward"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step." },
   { id: "speed", title: "Tokens per second", unit: "tokens/s", series: [[(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/generated") / m("timing.step_s") : null)), "generated"], [(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/trained") / m("timing.step_s") : null)), "trained on"]],
     note: "Over the whole step." },
@@ -162,6 +171,7 @@ const curves = {
     const lines = [];
     dapo.data.runs.forEach((run, at) => {
       if (chart.kind === "evaluation") lines.push(...curves.evaluationLines(run, at, several));
+      else if (chart.kind === "sources") lines.push(...curves.sourceLines(chart, run, at, several));
       else if (chart.kind === "behaviour") lines.push(...behaviour.lines(run, at, several));
       else if (chart.stacked && several) lines.push(curves.sumLine(chart, run, at));
       else {
@@ -209,6 +219,15 @@ const curves = {
       }
     });
     return lines;
+  },
+
+  // One line per source, a second dotted one where the chart compares two shares; of several runs their colours tell.
+  sourceLines(chart, run, at, several) {
+    const colours = ["accent", "second", "third", "fourth", "fifth", "soft"];
+    return run.sources.flatMap((source, s) => chart.series.map(([metric, label], m) => ({
+      label: [source.name, label].filter(Boolean).join(" "), run: at, x: curves.xOf(run), y: source.metrics[metric],
+      colour: several ? `run-${at}` : colours[s % colours.length], dash: m ? "dot" : "solid", isFirst: m === 0,
+    }))).filter((line) => line.y.some((value) => value !== null));
   },
 
   // Exponential mean, corrected for its start.

@@ -6,7 +6,7 @@ const DROPPED = { all_wrong: "all wrong", all_correct: "all correct", all_equal:
 const whyDropped = (why) => DROPPED[why] || why;
 
 const rollouts = {
-  state: { run: 0, step: null, row: null, heat: "probability", use: "any", verdict: "any", behaviour: "any", search: "", onlyTruncated: false, onlySplit: false, onlyClipped: false, everywhere: false },
+  state: { run: 0, step: null, row: null, heat: "probability", use: "any", source: "any", verdict: "any", behaviour: "any", search: "", onlyTruncated: false, onlySplit: false, onlyClipped: false, everywhere: false },
   index: null,
   found: null, // Map "step/row" -> number of hits while a search is on
   SHOWN_TOKENS: 700, // of a response, until more are asked for
@@ -58,6 +58,7 @@ const rollouts = {
 
   runChoice: (runs) => choices("Run", runs.map(([run, at]) => [String(at), run.name]), String(rollouts.state.run), (at) => {
     rollouts.state.run = Number(at);
+    rollouts.state.source = "any";
     dapo.chunks.clear();
     rollouts.draw();
   }),
@@ -89,6 +90,7 @@ const rollouts = {
         el("button", { type: "button", id: "search-go", onclick: () => rollouts.search(rollouts.searchBox.value) }, "Find"), box("everywhere", "in all steps")),
       el("div", { class: "filter-row" },
         select("use", "Trained on or dropped", [["any", "trained or dropped"], ["trained", "trained on"], ["dropped", "dropped"], ...Object.entries(DROPPED).map(([why, text]) => [why, `dropped: ${text}`])]),
+        ...(rollouts.run.sources.length ? [select("source", "Source", [["any", "any source"], ...rollouts.run.sources.map(({ name }) => [name, name])])] : []),
         select("verdict", "Verdict", [["any", "any verdict"], ["CORRECT", "some correct"], ["WRONG", "some wrong"], ["UNPARSEABLE", "some unparseable"]]),
         select("behaviour", "Behaviour", [["any", "any behaviour"], ...dapo.data.behaviour.map(([kind, meaning]) => [kind, meaning])]),
         box("onlyTruncated", "truncated"), box("onlySplit", "answers disagree"), box("onlyClipped", "with clipped tokens")));
@@ -96,9 +98,10 @@ const rollouts = {
 
   passes(row) {
     const g = rollouts.index.groups;
-    const { use, verdict, behaviour: kind, onlyTruncated, onlySplit, onlyClipped, search } = rollouts.state;
+    const { use, source, verdict, behaviour: kind, onlyTruncated, onlySplit, onlyClipped, search } = rollouts.state;
     const why = rollouts.dropped(row);
     if (use !== "any" && use !== (why || "trained") && !(use === "dropped" && why)) return false;
+    if (source !== "any" && !g.id[row].startsWith(`${source}/`)) return false;
     if (verdict === "CORRECT" && !g.correct[row]) return false;
     if (verdict === "WRONG" && g.size[row] - g.correct[row] - g.unparseable[row] <= 0) return false;
     if (verdict === "UNPARSEABLE" && !g.unparseable[row]) return false;
@@ -323,9 +326,9 @@ const rollouts = {
   },
 
   jump(step, row) {
-    Object.assign(rollouts.state, { use: "any", verdict: "any", behaviour: "any", onlyTruncated: false, onlySplit: false, onlyClipped: false, search: "" });
+    Object.assign(rollouts.state, { use: "any", source: "any", verdict: "any", behaviour: "any", onlyTruncated: false, onlySplit: false, onlyClipped: false, search: "" });
     rollouts.searchBox.value = "";
-    for (const name of ["use", "verdict", "behaviour"]) $(`filter-${name}`).value = "any";
+    for (const name of ["use", "source", "verdict", "behaviour"]) if ($(`filter-${name}`)) $(`filter-${name}`).value = "any";
     for (const name of ["onlyTruncated", "onlySplit", "onlyClipped"]) $(`filter-${name}`).checked = false;
     rollouts.show({ step, row });
   },

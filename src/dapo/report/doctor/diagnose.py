@@ -14,6 +14,7 @@ from dapo.report.doctor import parts as part_findings
 from dapo.report.doctor import policy as policy_findings
 from dapo.report.doctor import responses as response_findings
 from dapo.report.doctor import run as run_findings
+from dapo.report.doctor import sources as source_findings
 from dapo.report.doctor.findings import NOTE, SEVERE, WARNING, Disk, Finding, Thresholds, Visit
 from dapo.report.evidence import too_few_steps
 from dapo.report.load import RunRecord
@@ -27,6 +28,7 @@ BY_STEPS: tuple[Check, ...] = (
     policy_findings.clipping,
     response_findings.length,
     response_findings.acceptance,
+    source_findings.idle_sources,
     response_findings.reward_hacking,
     part_findings.parts,
     critic_findings.critic,

@@ -40,6 +40,8 @@ class Thresholds:
     truncated: float = 0.15
     acceptance: float = 0.15
     one_cause: float = 0.75  # of the groups that are all correct or all wrong
+    idle_source_prompts: int = 100  # of one source: fewer do not tell 5 % of mixed groups from 15 %
+    idle_source_kept: float = 0.05
     hacking_accuracy_rise: float = 0.05
     answer_only_rise: float = 0.3
     answer_only_length_ratio: float = 0.4  # without rollouts: mean length against the start
