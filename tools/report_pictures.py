@@ -1,7 +1,7 @@
-"""The two pictures of docs/report.md, from a run folder.   python tools/report_pictures.py RUN   (after make test-browser)
+"""The two pictures of docs/report.md, from a run folder.   python tools/report_pictures.py RUN   (needs a Chromium)
 
-The run: `OMP_NUM_THREADS=1 dapo quickstart`. The second picture shows the first recorded step's first group with two
-correct responses of eight, with the mouse over one of its tokens.
+The run: `OMP_NUM_THREADS=1 dapo quickstart`. The second picture shows the first step, and of it the first group with
+two correct responses of eight, with the mouse over one of its tokens.
 """
 
 import sys
@@ -26,7 +26,8 @@ def rollouts(page: Page) -> None:
     page.locator(".group-row", has=page.get_by_text("2/8", exact=True)).first.click()
     page.wait_for_selector(".response")
     page.evaluate("window.scrollTo(0, document.getElementById('rollouts').offsetTop - 60)")
-    page.locator(".response pre.text span").nth(3).hover()
+    page.wait_for_timeout(1000)  # scrolling ends, which would hide the tip
+    page.locator(".response pre.text span").nth(4).hover()
     page.wait_for_timeout(500)
 
 
