@@ -144,6 +144,11 @@ class Visit:
     def last(self, name: str) -> float | None:
         return self.run.median(name, slice(-self.width, None))
 
+    def last_known(self, name: str) -> float | None:
+        """As `last`, of the steps that have the metric: one that trains on nothing has no rewards."""
+        values = [value for _, value in self.run.series(name)][-self.width :]
+        return statistics.median(values) if values else None
+
     def noise(self, name: str) -> float:
         """What the first and the last window may differ by through the scatter from step to step alone."""
         values = [value for _, value in self.run.series(name)]

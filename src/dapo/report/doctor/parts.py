@@ -20,11 +20,11 @@ def parts(v: Visit) -> Iterator[Finding]:
 
 
 def constant(v: Visit, name: str) -> Iterator[Finding]:
-    spread, metric = v.last(f"reward/part/{name}/std"), f"reward/part/{name}/std"
+    spread, metric = v.last_known(f"reward/part/{name}/std"), f"reward/part/{name}/std"
     if spread is None or spread > 0:
         return
     never = not any(value > 0 for _, value in v.run.series(metric))
-    value = v.last(f"reward/part/{name}/mean") or 0.0
+    value = v.last_known(f"reward/part/{name}/mean") or 0.0
     since = "in every step" if never else f"since step {v.last_steps[0]} or before"
     yield Finding(
         "constant-part",
@@ -38,7 +38,7 @@ def constant(v: Visit, name: str) -> Iterator[Finding]:
 
 
 def deciding(v: Visit, name: str) -> Iterator[Finding]:
-    share, own = v.last(f"reward/part/{name}/share"), v.last(f"reward/part/{CORRECT}/share") or 0.0
+    share, own = v.last_known(f"reward/part/{name}/share"), v.last_known(f"reward/part/{CORRECT}/share") or 0.0
     if share is not None and share > v.t.deciding_share:
         yield Finding(
             "deciding-part",
@@ -54,7 +54,7 @@ def deciding(v: Visit, name: str) -> Iterator[Finding]:
 def gamed(v: Visit, name: str, weight: float) -> Iterator[Finding]:
     """It pays more and more while fewer responses are correct; both by more than the steps scatter."""
     metric = f"reward/part/{name}/mean"
-    start, end, spread = v.first(metric), v.last(metric), v.first(f"reward/part/{name}/std")
+    start, end, spread = v.first(metric), v.last_known(metric), v.first(f"reward/part/{name}/std")
     before, now = v.first("accuracy"), v.last("accuracy")
     if start is None or end is None or before is None or now is None:
         return
