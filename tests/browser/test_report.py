@@ -228,6 +228,29 @@ def test_filters(watch: Watch, run: Path):
     watch.check()
 
 
+def test_a_mixture_has_a_curve_per_source_and_a_filter(watch: Watch, tmp_path: Path):
+    names, measured = ("one", "__proto__"), ("share_submitted", "share_kept", "accuracy")
+    lines = [line | {f"source/{name}/{metric}": 0.5 for name in names for metric in measured} for line in metrics(10)]
+    run = write_run(tmp_path / "run", lines, every=10, train="{one = {}, __proto__ = {weight = 2.0}}")
+    pieces = save_tokenizer(run, byte_level())
+    problems = ("one/a", "__proto__/a", "__proto__/b")
+    write_rollouts(run, 10, [row(pieces, "42", problem=p, index=i) for p in problems for i in range(2)])
+    page = watch.open(write_page(run))
+    chart = page.locator("#chart-sources-share")
+    chart.scroll_into_view_if_needed()
+    page.wait_for_selector("#chart-sources-share .readout b")
+    shown = chart.locator(".readout").inner_text()
+    assert all(f"{name} {what}" in shown for name in names for what in ("submitted", "trained on"))
+    assert page.locator("#chart-sources-length").count() == 0  # nothing to draw
+    page.locator("#rollouts").scroll_into_view_if_needed()
+    page.wait_for_selector(".group-row")
+    rows = page.locator(".group-row")
+    assert rows.count() == 3
+    page.select_option("#filter-source", "__proto__")
+    assert rows.count() == 2
+    watch.check()
+
+
 def test_a_problem_is_followed_over_the_steps(watch: Watch, run: Path):
     page = watch.open(run / "report.html")
     pick(page, "p1")

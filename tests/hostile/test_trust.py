@@ -170,7 +170,7 @@ def test_what_was_typed_is_the_users_own(canary, tmp_path):
     [
         ("a source's command", "data.train.a.verifier", "data.train.a.verifier=exact"),
         ("a source's module", "data.train.a.verifier", "data.train=gsm8k"),
-        ("a source's problems", "data.train.a.path", "data.train={a={path='gsm8k'}}"),
+        ("a source's problems", "data.train.a.path", "data.train={c={path='gsm8k'}}"),
         ("a source that names a command", "data.train.a.verifier", "data.train.a.verifier=exact"),
         ("an evaluation set's module", "data.eval.a.verifier", "data.eval=[]"),
     ],

@@ -110,6 +110,22 @@ def test_each_source_is_judged_by_its_own_verifier_and_a_stopped_run_resumes_exa
         )
 
 
+@pytest.mark.slow
+def test_carried_groups_and_selection_resume_exactly_and_evaluation_sets_have_their_own_verifier(tmp_path: Path):
+    """Partial rollouts in flight, predictive selection and resting, each within its source; two sets of one file."""
+    keys = toy_keys(tmp_path, "preset=dapo-fast", "sampling.max_staleness_updates=4", "sampling.retire_above=0.85")
+    sets = "data.eval={own={path='toy:problems'}, none={path='toy:problems', verifier='toy:never'}}"
+    keys = (*keys, sets, "eval.every_steps=3", "eval.k=2", "train.steps=4")
+    straight = finish(start_run(recipe(tmp_path, *keys), tmp_path / "straight"))
+    finish(start_run(recipe(tmp_path, *keys), tmp_path / "stopped", [StopAfter(3)]))
+    resumed = finish(resume_run(tmp_path / "stopped"))
+    assert metrics(resumed.folder) == metrics(straight.folder)
+    assert "source/many/pass_rate" in metrics(straight.folder)[-1]
+    scores = {(line["set"], line["step"]): line["avg@k"] for line in read_lines(straight.folder / "eval.jsonl")}
+    assert scores.keys() == {(name, step) for name in ("own", "none") for step in (0, 3, 4)}
+    assert all((score > 0) == (name == "own") for (name, _), score in scores.items())
+
+
 def three_sources(folder: Path) -> list[str]:
     """The bundled model on its own task in three parts, each with another verifier; 3 : 2 : 1."""
     problems = train_problems()

@@ -53,8 +53,6 @@ class MixtureSource:
     def next(self) -> Prompted | None:
         while len(self._ended) < len(self.selected):
             at = self.turns.next()
-            if at in self._ended:
-                continue
             if (came := self.selected[at].next()) is not None:
                 self._given.append(at)
                 self._counts.append(tuple(self.turns.counts))
