@@ -147,20 +147,32 @@ def train(folder: Path, plan: dict[str, Any]) -> None:
     if plan["use_vllm"]:
         settings = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3} | settings
     options = trl_config(settings, folder)
+    parts = {"generation": 0.0, "rewards": 0.0}  # seconds of the step under way
+
+    class Timed(GRPOTrainer):  # type: ignore[misc, unused-ignore]
+        def _generate(self, *given: Any, **more: Any) -> Any:
+            """With the new weights on their way into vLLM; it returns lists, so that no work of the card is pending."""
+            start = time.perf_counter()
+            generated = super()._generate(*given, **more)
+            parts["generation"] += time.perf_counter() - start
+            return generated
 
     def reward(completions: list[Any], completion_ids: list[list[int]], row: list[int], **_: Any) -> Any:
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
         cut = [len(ids) >= options.max_completion_length and ids[-1] not in ends for ids in completion_ids]
         asked = zip(row, texts, cut, strict=True)
-        return ask([{"row": r, "text": text, "is_truncated": is_cut} for r, text, is_cut in asked])
+        start = time.perf_counter()
+        told = ask([{"row": r, "text": text, "is_truncated": is_cut} for r, text, is_cut in asked])
+        parts["rewards"] += time.perf_counter() - start
+        return told
 
-    trainer = GRPOTrainer(
+    trainer = Timed(
         model=AutoModelForCausalLM.from_pretrained(plan["model"], dtype=torch.float32),
         processing_class=tokenizer,
         reward_funcs=[reward],
         args=options,
         train_dataset=Dataset.from_list([{"prompt": row["prompt"], "row": row["row"]} for row in rows]),
-        callbacks=[watch(folder, plan)],
+        callbacks=[watch(folder, plan, parts)],
     )
     ends = set(trainer.eos_token_ids)
     checkpoints = sorted((folder / "out").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -194,8 +206,8 @@ def check_prompts(tokenizer: Any, rows: list[dict[str, Any]]) -> None:
             raise SystemExit(f"problem {row['row']}: TRL makes other tokens of its prompt than we do")
 
 
-def watch(folder: Path, plan: dict[str, Any]) -> Any:
-    """Notes every step's seconds, keeps the model where it is evaluated, and stops in time with a checkpoint."""
+def watch(folder: Path, plan: dict[str, Any], spent: dict[str, float]) -> Any:
+    """Notes every step's seconds and parts, keeps the model where it is evaluated, stops in time with a checkpoint."""
     import torch
     from transformers import TrainerCallback
 
@@ -203,11 +215,12 @@ def watch(folder: Path, plan: dict[str, Any]) -> Any:
 
     class Watch(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
+            spent.update(dict.fromkeys(spent, 0.0))
             self.start = self.now()
 
         def on_step_end(self, *parts: Any, **more: Any) -> None:
             state, control = parts[1], parts[2]
-            line = {"step": state.global_step, "seconds": self.now() - self.start}
+            line = {"step": state.global_step, "seconds": self.now() - self.start, **spent}
             with (folder / "times.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             if state.global_step in plan["snapshots"]:
