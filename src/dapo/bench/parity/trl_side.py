@@ -142,7 +142,8 @@ def train(folder: Path, plan: dict[str, Any]) -> None:
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(plan["model"], padding_side="left")
     check_prompts(tokenizer, rows)
-    settings = read_config(folder) | {"use_cpu": plan["use_cpu"], "use_vllm": plan["use_vllm"]}
+    settings = read_config(folder) | {"use_cpu": plan["use_cpu"], "use_vllm": plan["use_vllm"], "logging_steps": 1}
+    settings["logging_strategy"] = "steps"  # each step's reward, length, entropy and gradient norm
     settings.pop("model_name_or_path")
     if plan["use_vllm"]:
         settings = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3} | settings
@@ -227,6 +228,10 @@ def watch(folder: Path, plan: dict[str, Any], spent: dict[str, float]) -> Any:
                 keep(more["model"], more["processing_class"], folder / f"step-{state.global_step}", plan["use_cpu"])
             if time.perf_counter() > end and state.global_step < state.max_steps:
                 control.should_save = control.should_training_stop = True
+
+        def on_log(self, *parts: Any, **more: Any) -> None:
+            with (folder / "log.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": parts[1].global_step} | more["logs"]) + "\n")
 
         def now(self) -> float:
             if not plan["use_cpu"]:
