@@ -229,8 +229,9 @@ def test_the_differences_of_the_half_billion_model_are_those_of_its_problems():
     assert [round(float(value), 2) for value in found] == ratio
 
 
-def test_the_differences_between_trl_and_us_are_those_of_the_problems():
-    found = read("parity-coder-0.5b/parity.json")
+@pytest.mark.parametrize("name", ["parity", "toy"])
+def test_the_differences_between_trl_and_us_are_those_of_the_problems(name: str):
+    found = read(f"parity-coder-0.5b/{name}.json")
 
     def scores(side: str, step: int) -> np.ndarray:
         """[seeds, problems]"""
