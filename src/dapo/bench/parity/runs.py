@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from dapo.data.encoded import EncodedSet
 
 SIDES = ("dapo", "trl")
+# What a step's seconds are made of, and under which key they are noted; the rest of TRL's is its update.
+PARTS = {
+    "dapo": {"rollout": "timing.rollout_s", "old log-probs": "timing.old_logp_s", "update": "timing.update_s"},
+    "trl": {"generation": "generation", "rewards": "rewards"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +317,7 @@ def compared(plan: ParityPlan, seeds: Sequence[int]) -> dict[str, Any]:
         "apart_at": apart, "correct": {side: {seed: counts(plan, side, seed) for seed in seeds} for side in SIDES},
         "seconds": {side: {seed: seconds(plan, side, seed) for seed in seeds} for side in SIDES},
         "s_a_step": {side: pace(plan, side, seeds) for side in SIDES},
+        "parts": {side: {part: pace(plan, side, seeds, key) for part, key in PARTS[side].items()} for side in SIDES},
     }  # fmt: skip
 
 
@@ -333,13 +339,14 @@ def counts(plan: ParityPlan, side: str, seed: int) -> dict[int, list[int]]:
     return {line["step"]: line["correct"] for line in evaluations(plan.run_folder(side, seed))}
 
 
-def seconds(plan: ParityPlan, side: str, seed: int) -> list[float]:
-    """Of every step: rollout, rewards and update, without evaluations."""
-    name, key = ("metrics.jsonl", "timing.step_s") if side == "dapo" else ("times.jsonl", "seconds")
-    by_step = {line["step"]: float(line[key]) for line in read_lines(plan.run_folder(side, seed) / name)}
+def seconds(plan: ParityPlan, side: str, seed: int, key: str = "") -> list[float]:
+    """Of every step: rollout, rewards and update, without evaluations; or of one part of them."""
+    name, whole = ("metrics.jsonl", "timing.step_s") if side == "dapo" else ("times.jsonl", "seconds")
+    lines = read_lines(plan.run_folder(side, seed) / name)
+    by_step = {line["step"]: float(line.get(key or whole, 0.0)) for line in lines}
     return [round(by_step[step], 3) for step in sorted(by_step)]
 
 
-def pace(plan: ParityPlan, side: str, seeds: Sequence[int]) -> float:
+def pace(plan: ParityPlan, side: str, seeds: Sequence[int], key: str = "") -> float:
     """The median step; the first of a run warms up."""
-    return statistics.median(s for seed in seeds for s in seconds(plan, side, seed)[1:])
+    return statistics.median(s for seed in seeds for s in seconds(plan, side, seed, key)[1:])
