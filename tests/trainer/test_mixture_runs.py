@@ -69,7 +69,7 @@ class StopAfter(Observer):
     def on_start(self, run: Any) -> None:
         self.run = run
 
-    def on_fill(self, known: int, wanted: int) -> None:  # noqa: ARG002
+    def on_groups(self, known: int, wanted: int) -> None:  # noqa: ARG002
         self.calls -= self.run.step == 1
         if self.calls == 0:
             self.run.is_stopping = True
