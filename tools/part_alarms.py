@@ -1,9 +1,9 @@
-"""How often the doctor calls a part of the reward gamed where there is none: false alarms on recorded and simulated runs.
+"""How often the doctor calls a part of the reward gamed where there is none, on recorded and on simulated runs.
 
     python tools/part_alarms.py         # one JSON object
 
-Recorded runs have no parts, so metrics of theirs are taken for one, rewarded and punished: length, readable answers, the
-overlong penalty, the mean probability. Simulated ones stand still but for the noise of a step's responses.
+Recorded runs have no parts, so metrics of theirs are taken for one, rewarded and punished: length, readable answers,
+the overlong penalty, the mean probability. Simulated ones stand still but for the noise of a step's responses.
 """
 
 from __future__ import annotations

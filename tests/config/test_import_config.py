@@ -259,6 +259,15 @@ def test_yaml_names_them_too(tmp_path: Path, key: str):
     assert out.lists()[0][1][0].setting.startswith(f"{key} = Be brief.")
 
 
+def test_the_aggregation_of_several_rewards_is_carried_over(tmp_path: Path):
+    text = "num_generations: 8\nmax_steps: 4\nmulti_objective_aggregation: {}\n"
+    out = translate(write(tmp_path, "a.yaml", text.format("normalize_then_sum")))
+    assert out.keys["rewards.aggregation"] == "normalize_then_sum"
+    with pytest.raises(ConfigError, match=r"multi_objective_aggregation.*no such aggregation here") as refused:
+        translate(write(tmp_path, "b.yaml", text.format("product")))
+    assert "normalize_then_sum" in refused.value.remedy
+
+
 def test_only_what_was_set_is_listed(tmp_path: Path):
     """TRL's defaults stay silent; what a recipe cannot do without is asked for."""
     out = translate(write(tmp_path, "a.py", 'GRPOTrainer("org/m", accuracy_reward, args=GRPOConfig(max_steps=4))'))

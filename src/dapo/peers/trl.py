@@ -16,6 +16,7 @@ from dapo.peers.settings import Settings, Translation, Value, Weight, as_list, s
 
 MEANS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}
 STDS = {"group": "sample", "true": "sample", "none": "none", "false": "none"}
+AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 ROWS = (
     "rows are used as they are in the set: write the changed ones to a file (to_json), or yield them from a function, "
     'data.train = "pkg.mod:function".'
@@ -58,8 +59,8 @@ REASONS = {
     "eval_strategy": "eval.every_steps.",
     "evaluation_strategy": "eval.every_steps.",
     "save_only_model": "a checkpoint holds everything that is needed to resume.",
-    "reward_weights": "one reward; add them up in your own function.",
-    "multi_objective_aggregation": "one reward; add them up in your own function.",
+    "reward_weights": "each function is a part with its weight: rewards.parts = "
+    '{NAME = {function = "MODULE:NAME", weight = 0.5}}.',
     "sync_ref_model": "the reference stays the first model.",
     "ref_model_*": "the reference stays the first model.",
     "disable_dropout": "there is no dropout.",
@@ -94,7 +95,7 @@ REASONS = {
 }
 TASK = (
     "dataset.map*", "dataset.filter*", "dataset.select*", "dataset.take*", "dataset.skip*", "system_prompt*",
-    "reward_weights", "multi_objective_aggregation", "trainer.reward_processing_classes", "chat_template_kwargs",
+    "reward_weights", "trainer.reward_processing_classes", "chat_template_kwargs",
     "trainer.tools", "trainer.rollout_func", "trainer.environment_factory", "max_tool_calling_iterations",
 )  # fmt: skip
 TRAINING = (
@@ -210,6 +211,12 @@ def algorithm(s: Settings, out: Translation) -> None:
         out.has_none(scale.origin, "no std over the batch; the group's is taken.")
     if std != "none":
         out.put("algorithm.group.eps", 1e-4, "TRL adds 1e-4 to the std")
+    aggregation = s.text("multi_objective_aggregation", default="sum_then_normalize")
+    if aggregation.value not in AGGREGATIONS:
+        setting = s.find("multi_objective_aggregation")
+        assert setting is not None, "the default is known"
+        raise s.refuse(setting, "no such aggregation here.", f"There are {', '.join(AGGREGATIONS)}.")
+    out.take_given("rewards.aggregation", aggregation)
     beta = s.real("beta", default=0.0)
     out.take("algorithm.kl.coefficient", beta)
     if beta.value:
@@ -357,7 +364,7 @@ def rewards(s: Settings, out: Translation) -> None:
     for name in lost:
         why = (
             f"{shown('', name)} is not carried over: answers are judged by the verifier math instead. A function of "
-            f'your own works as it is: rewards.verifier = "MODULE:{function_name(name)}".'
+            f'your own works as it is: rewards.verifier = "MODULE:{function_name(name)}", or as one of rewards.parts.'
         )
         out.has_none(functions, why, Weight.TASK)
     if not lost:

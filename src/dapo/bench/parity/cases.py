@@ -43,6 +43,8 @@ class Case:
 LINEAR = {"lr_scheduler_type": "linear"}
 ONCE = {"num_iterations": 1}
 BETA = {"beta": 0.1, "use_bias_correction_kl": False, "learning_rate": 3e-4}
+TWO_REWARDS = {"reward_weights": [1.0, -0.5]}
+GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
 MASKED = {"mask_truncated_completions": True}
 MICRO = {"per_device_train_batch_size": ROWS // 4, "gradient_accumulation_steps": 4}
 TWICE = ONCE | {"per_device_train_batch_size": ROWS // 2, "steps_per_generation": 2}
@@ -56,6 +58,9 @@ CASES = (
     Case("delta", {"delta": 1.3}),
     Case("scale_rewards none", {"scale_rewards": "none"}),
     Case("scale_rewards batch", {"scale_rewards": "batch"}, "other", "we take the group's std: there is no other"),
+    Case("two rewards", TWO_REWARDS),
+    Case("normalize_then_sum", GDPO),
+    Case("normalize_then_sum, two rewards", TWO_REWARDS | GDPO),
     Case("beta", BETA),
     Case("beta, grpo", BETA | {"loss_type": "grpo"}),
     Case("beta, far away", BETA | {"learning_rate": 3e-3}, "other", "we clamp k3 of a token to 10, TRL does not"),

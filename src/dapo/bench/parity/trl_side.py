@@ -55,6 +55,7 @@ def replay(folder: Path) -> None:
     recorded = iter(steps)
     found: dict[str, Any] = {}
     losses: list[float] = []
+    rewards: list[Any] = [recorded_reward, recorded_part]
 
     class Watched(GRPOTrainer):  # type: ignore[misc, unused-ignore]
         def compute_loss(self, *parts: Any, **more: Any) -> Any:
@@ -79,7 +80,7 @@ def replay(folder: Path) -> None:
     trainer = Watched(
         model=settings.pop("model_name_or_path"),
         processing_class=AutoTokenizer.from_pretrained(folder.parent / "reference", padding_side="left"),
-        reward_funcs=[recorded_reward],
+        reward_funcs=rewards[: len(settings.get("reward_weights", [1.0]))],
         args=trl_config(settings, folder),
         train_dataset=Dataset.from_list([{"prompt": group["prompt"]} for step in steps for group in step]),
         rollout_func=lambda prompts, _trainer: rollouts(next(recorded), prompts),
@@ -100,6 +101,7 @@ def rollouts(groups: list[dict[str, Any]], prompts: list[str]) -> dict[str, list
         "completion_ids": [response["tokens"] for _, response in rows],
         "logprobs": [response["logp"] for _, response in rows],
         "recorded": [response["reward"] for _, response in rows],
+        "length": [response["length"] for _, response in rows],
     }
 
 
@@ -126,6 +128,10 @@ def rows_in_order_of(file: Path) -> Iterator[None]:
 
 def recorded_reward(recorded: list[float], **_: Any) -> list[float]:
     return recorded
+
+
+def recorded_part(length: list[float], **_: Any) -> list[float]:
+    return length
 
 
 # ------------------------------------------------------------------ a whole run
