@@ -28,7 +28,9 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_the_presets_and_recipes_that_the_readme_promises_are_there():
-    assert preset_names() == ["dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "ppo", "rft", "vanilla-ppo", "vapo"]
+    assert preset_names() == [
+        "cispo", "dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "gspo", "ppo", "rft", "vanilla-ppo", "vapo",
+    ]  # fmt: skip
     assert recipe_names() == [
         "arithmetic-smollm2-135m",
         "dapo-math-7b-8x80gb",

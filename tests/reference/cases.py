@@ -6,7 +6,9 @@ reason.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
+
+from dapo.config.schema import PolicyLossName
 
 # Each preset as its paper has it; what is not named has the schema's default.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -56,6 +58,22 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sampling.max_staleness_updates": 16,
         "train.warmup_steps": 20,
     },
+    "cispo": {
+        "algorithm.advantage": "group",
+        "algorithm.loss": "cispo",
+        "algorithm.loss_aggregation": "token",
+        "algorithm.clip.low": None,
+        "algorithm.clip.high": 4.0,
+        "shaping.overlong_penalty": 1.0,
+        "sampling.dynamic": True,
+    },
+    "gspo": {
+        "algorithm.advantage": "group",
+        "algorithm.loss": "gspo",
+        "algorithm.loss_aggregation": "sequence",
+        "algorithm.clip.low": 3e-4,
+        "algorithm.clip.high": 4e-4,
+    },
     "rft": {
         "algorithm.advantage": "none",
         "algorithm.loss_aggregation": "token",
@@ -99,7 +117,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+# GSPO's two forms differ only where a response's tokens have advantages of their own, and the first refuses those.
+OF_GROUPS = tuple(name for name in get_args(PolicyLossName) if name != "gspo-token")
+OF_TOKENS = tuple(name for name in get_args(PolicyLossName) if name != "gspo")
 DAPO = {"preset": "dapo"}
+CISPO = {"preset": "dapo", "algorithm.loss": "cispo"}
+GSPO = {"preset": "dapo", "algorithm.loss": "gspo"}
 GRPO = {"preset": "grpo"}
 PPO = {"preset": "ppo", "algorithm.critic.lr": 1e-2}
 VAPO = {"preset": "vapo", "algorithm.critic.lr": 1e-2}
@@ -153,7 +176,10 @@ CASES = (
     Case("sampling.temperature", (1.0, 0.7, 1.6), GRPO),
     Case("sampling.temperature", (0.7, 1.6), KL_IN_REWARD),
     Case("algorithm.advantage", ("group", "gae", "none"), {"preset": "ppo", "algorithm.positive_nll": 0.3}),
+    Case("algorithm.loss", OF_GROUPS, DAPO),
+    Case("algorithm.loss", OF_TOKENS, PPO),
     Case("algorithm.loss_aggregation", ("token", "sequence", "prompt", "constant"), DAPO),
+    Case("algorithm.loss_aggregation", ("token", "sequence", "prompt", "constant"), GSPO),
     Case("algorithm.loss_aggregation", ("token", "sequence", "prompt", "constant"), ALL_TERMS),
     Case("algorithm.loss_constant_tokens", (None, 5, 40), {"preset": "dr-grpo"}),
     Case("algorithm.old_logp", ("recompute", "bypass"), DAPO),
@@ -161,8 +187,13 @@ CASES = (
     Case("algorithm.correction.cap", (None, 0.8, 1.5), DAPO),
     Case("algorithm.positive_nll", (0.0, 0.1, 1.0), VAPO),
     Case("algorithm.clip.low", (0.05, 0.2, 0.6), DAPO),
+    Case("algorithm.clip.low", (None, 0.05, 0.2), CISPO),
+    Case("algorithm.clip.low", (0.1, 0.5), GSPO),
     Case("algorithm.clip.high", (0.05, 0.28, 0.9), DAPO),
+    Case("algorithm.clip.high", (0.05, 0.28), CISPO),
+    Case("algorithm.clip.high", (0.05, 0.28), GSPO),
     Case("algorithm.clip.dual", (None, 1.1, 1.5), DAPO),
+    Case("algorithm.clip.dual", (None, 1.02), GSPO),
     Case("algorithm.group.std", ("sample", "population", "none"), DAPO),
     Case("algorithm.group.eps", (1e-6, 0.1, 0.5), DAPO),
     Case("algorithm.gae.gamma", (1.0, 0.9), PPO),

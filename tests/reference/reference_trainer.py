@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dapo.types import Group, StopReason, Verdict
+from policy_losses import FORMULAS, Response, ratio_of
 
 Keys = dict[str, Any]
 Gradients = dict[str, Tensor]
@@ -333,19 +334,12 @@ def explained_variance(rows: list[Row]) -> float:
 
 
 def policy_loss(row: Row, logp: Tensor, keys: Keys) -> Tensor:
-    """[T] Eq. 10, the dual clip (arXiv:1912.09729), and the truncated importance weight on top of both."""
-    low, high, dual = (keys[f"algorithm.clip.{name}"] for name in ("low", "high", "dual"))
-    ratio, A = ratio_of(logp, row.logp_old), row.advantage
-    gain = torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
-    if dual is not None:
-        gain = torch.where(A < 0, torch.maximum(gain, dual * A), gain)
+    """[T] The paper's loss, and the truncated importance weight on top."""
+    bounds = (keys[f"algorithm.clip.{name}"] for name in ("low", "high", "dual"))
+    loss = FORMULAS[keys["algorithm.loss"]](Response(logp, row.logp_old, row.advantage, *bounds))
     if keys["algorithm.correction.cap"] is not None:
-        gain = gain * ratio_of(row.logp_old, row.logp_engine).clamp(max=keys["algorithm.correction.cap"])
-    return -gain
-
-
-def ratio_of(logp: Tensor, other: Tensor) -> Tensor:
-    return torch.exp((logp - other).clamp(-20, 20))
+        loss = loss * ratio_of(row.logp_old, row.logp_engine).clamp(max=keys["algorithm.correction.cap"])
+    return loss
 
 
 def kl(logp: Tensor, logp_ref: Tensor, kind: str) -> Tensor:

@@ -80,6 +80,8 @@ OTHERS = (
     Arm("dapo-fast", "DAPO-fast (not the paper's)", ("preset=dapo-fast",), compared_with="dapo"),
     Arm("grpo", "GRPO with KL", ("preset=grpo",), compared_with="naive"),
     Arm("dr-grpo", "Dr. GRPO", ("preset=dr-grpo",), compared_with="naive"),
+    Arm("cispo", "CISPO (MiniMax-M1)", ("preset=cispo",), compared_with="dapo"),
+    Arm("gspo", "GSPO (Qwen)", ("preset=gspo",), compared_with="naive"),
     Arm("rft", "rejection-sampling fine-tuning", ("preset=rft",), compared_with="naive"),
     Arm("ppo", "PPO", ("preset=ppo",), compared_with="naive"),
     Arm("vanilla-ppo", "vanilla PPO (VAPO's baseline)", ("preset=vanilla-ppo",), compared_with="ppo"),

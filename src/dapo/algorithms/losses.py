@@ -1,5 +1,11 @@
-"""Losses per token [N]: the clipped surrogate and what PPO, GRPO and VAPO add to it. `aggregate` owns the means."""
+"""Losses per token [N]: policy losses by name, and what PPO, GRPO and VAPO add to them. `aggregate` owns the means.
 
+The N tokens are those of whole responses, end to end; where a loss looks at responses, `lengths` has the tokens of
+each. No response is ever split over micro-batches, so that none of this depends on them. Log-probs come in float32 at
+least (`models.logprobs`), whatever the weights are in.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -12,12 +18,41 @@ LOG_RATIO_BOUND = 20.0  # |log r| is clamped before exp: e^20 is far outside any
 K3_BOUND = 10.0
 
 
+def policy_loss(
+    name: str,
+    logp: Tensor,
+    logp_old: Tensor,
+    advantage: Tensor,
+    lengths: Sequence[int],
+    *,
+    clip_low: float | None,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """[N] the policy loss by its name in a config, `algorithm.loss`."""
+    match name:
+        case "clip":
+            return clipped_surrogate(
+                logp, logp_old, advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+            )
+        case "cispo":
+            return cispo(logp, logp_old, advantage, clip_low=clip_low, clip_high=clip_high)
+        case "gspo":
+            return gspo(logp, logp_old, advantage, lengths, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    raise ValueError(f"no policy loss {name}")
+
+
+def clipping_ratio(name: str, logp: Tensor, logp_old: Tensor, lengths: Sequence[int]) -> Tensor:
+    """[N] the ratio that the bounds of the loss `name` are about."""
+    return sequence_ratio(logp, logp_old, lengths) if name.startswith("gspo") else policy_ratio(logp, logp_old)
+
+
 def clipped_surrogate(
     logp: Tensor,
     logp_old: Tensor,
     advantage: Tensor,
     *,
-    clip_low: float,
+    clip_low: float | None,
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Tensor:
@@ -32,13 +67,61 @@ def clipped_surrogate(
     is clamped to ±20 before exp.
     """
     check_shapes("N", logp, logp_old, advantage)
-    advantage = advantage.detach()
     ratio = policy_ratio(logp, logp_old)  # [N]  r_{i,t}(θ), eq. 9
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(-ratio * advantage, -clipped * advantage)
-    if dual_clip is None:
-        return loss
-    return torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
+    return _clipped(ratio, advantage.detach(), clip_low, clip_high, dual_clip)
+
+
+def cispo(logp: Tensor, logp_old: Tensor, advantage: Tensor, *, clip_low: float | None, clip_high: float) -> Tensor:
+    """−sg(clip(r, 1−ε_low, 1+ε_high)) Â log π_θ: the weight is clipped, and no token loses its gradient.
+
+    CISPO (MiniMax-M1, arXiv:2506.13585), eq. 4–5. All tensors [N]; returns [N]. No gradient flows through the ratio.
+    `clip_low` None is no lower bound, as the paper runs it, and ScaleRL (arXiv:2510.13786) too. TRL and ms-swift write
+    min(r, ε_high), and ScaleRL min(r, ε_max): theirs is 1 + `clip_high`.
+    """
+    check_shapes("N", logp, logp_old, advantage)
+    weight = _clip(policy_ratio(logp, logp_old), clip_low, clip_high).detach()
+    return -weight * advantage.detach() * logp
+
+
+def gspo(
+    logp: Tensor,
+    logp_old: Tensor,
+    advantage: Tensor,
+    lengths: Sequence[int],
+    *,
+    clip_low: float | None,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """−min(s Â, clip(s, 1−ε_low, 1+ε_high) Â) on every token of a response,  s = (π_θ(o)/π_old(o))^{1/|o|}.
+
+    GSPO (arXiv:2507.18071) eq. 5 and 7. All tensors [N]; returns [N]. Every token carries the loss of its response, so
+    that `aggregate.sequence_mean` is the paper's mean over responses. Â is one number for a response; the advantages of
+    a critic, one for every token, take `gspo_token`.
+    """
+    check_shapes("N", logp, logp_old, advantage)
+    ratio = sequence_ratio(logp, logp_old, lengths)
+    return _clipped(ratio, advantage.detach(), clip_low, clip_high, dual_clip)
+
+
+def sequence_ratio(logp: Tensor, logp_old: Tensor, lengths: Sequence[int]) -> Tensor:
+    """s_i = exp((1/|o_i|) Σ_t log r_{i,t}) on every token of response i, GSPO eq. 7. [N] -> [N]; clamped as r is."""
+    mean = per_response(logp - logp_old.detach(), lengths, torch.mean)
+    return torch.exp(mean.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+
+def per_response(values: Tensor, lengths: Sequence[int], reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """One number for each response, `reduce` of its values, on all its tokens. [N] -> [N]."""
+    return torch.cat([reduce(part).expand(len(part)) for part in values.split(list(lengths))])
+
+
+def _clip(ratio: Tensor, low: float | None, high: float) -> Tensor:
+    return ratio.clamp(None if low is None else 1 - low, 1 + high)
+
+
+def _clipped(ratio: Tensor, advantage: Tensor, low: float | None, high: float, dual: float | None) -> Tensor:
+    loss = torch.maximum(-ratio * advantage, -_clip(ratio, low, high) * advantage)
+    return loss if dual is None else torch.where(advantage < 0, torch.minimum(loss, -dual * advantage), loss)
 
 
 def value_loss(value: Tensor, value_old: Tensor, target: Tensor, *, clip: float | None) -> Tensor:

@@ -30,9 +30,16 @@ def check_group_size(config: Config) -> None:
 
 
 def check_clip(config: Config) -> None:
-    """The ratio's bounds."""
+    """The ratio's bounds, as the policy loss has them."""
     algorithm = config.algorithm
-    if not 0 < algorithm.clip.low < 1:
+    if algorithm.clip.low is None and algorithm.loss != "cispo":
+        raise _error(
+            "algorithm.clip.low",
+            "none",
+            f"only the weight of algorithm.loss = cispo has no lower bound; this is {algorithm.loss}.",
+            "Use a number above 0 and below 1; the paper has 0.2.",
+        )
+    if algorithm.clip.low is not None and not 0 < algorithm.clip.low < 1:
         raise _error(
             "algorithm.clip.low",
             algorithm.clip.low,
@@ -263,6 +270,12 @@ class Needs:
 
 
 NEEDS = (
+    Needs(  # the others have no surrogate that could be bounded from below
+        ("algorithm.clip.dual",),
+        lambda c: c.algorithm.clip.dual is None or c.algorithm.loss in ("clip", "gspo", "gspo-token"),
+        'algorithm.loss = "clip", "gspo" or "gspo-token"',
+        "algorithm.loss",
+    ),
     Needs(
         ("algorithm.group.",),
         lambda c: c.algorithm.advantage == "group",

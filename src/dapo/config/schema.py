@@ -187,7 +187,9 @@ class SamplingConfig(Section):
 class ClipConfig(Section):
     """Bounds of the policy ratio (eq. 10)."""
 
-    low: float = Field(description="ε_low: the ratio is clipped at 1 − low.")
+    low: OptionalFloat = Field(
+        description="ε_low: the ratio is clipped at 1 − low; with loss = cispo, none: unbounded."
+    )
     high: float = Field(gt=0, description="ε_high: the ratio is clipped at 1 + high. Equal to low, it is PPO's clip.")
     dual: OptionalFloat = Field(
         None, gt=1, description="c: bounds the loss at c·|Â| where Â < 0; none is the paper, the recipe has 10."
@@ -263,12 +265,18 @@ class KlConfig(Section):
     place: Literal["loss", "reward"] = Field("loss", description="Add it to the loss, or subtract it from the reward.")
 
 
+PolicyLossName = Literal["clip", "cispo", "gspo"]
+
+
 class AlgorithmConfig(Section):
     """Which advantage, clip, loss aggregation and extra losses. A preset is a choice of these."""
 
     advantage: Literal["group", "gae", "none"] = Field(
         description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: no policy gradient, imitation of "
         "correct responses alone (positive_nll)."
+    )
+    loss: PolicyLossName = Field(
+        "clip", description="Policy loss by name; clip is eq. 10 (PPO, GRPO, DAPO). docs/equations.md has them all."
     )
     loss_aggregation: Literal["token", "sequence", "prompt", "constant"] = Field(
         description="token: eq. 12. sequence: GRPO. prompt: eq. 8 to the letter. constant: Dr. GRPO."

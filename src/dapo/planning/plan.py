@@ -44,11 +44,10 @@ def work_of(config: Config) -> Work:
 def parts_of(config: Config) -> list[tuple[str, str]]:
     """(part, setting) of the algorithm, in the order of the papers. Parts that are off are listed too."""
     algorithm, sampling, shaping = config.algorithm, config.sampling, config.shaping
-    clip = algorithm.clip
-    kind = "clip-higher" if clip.high > clip.low else "symmetric"
     return [
         ("advantage", _advantage(config)),
-        ("clip", f"[{1 - clip.low:g}, {1 + clip.high:g}], {kind}" + (f", dual {clip.dual:g}" if clip.dual else "")),
+        ("policy loss", algorithm.loss),
+        ("clip", _clip(config)),
         ("mean", _mean(config)),
         ("dynamic sampling", _dynamic(config)),
         ("overlong filtering", "on" if shaping.overlong_filter else "off"),
@@ -71,6 +70,14 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("partial rollouts", _switch(sampling.partial_rollouts)),
         ("predictive selection", _switch(sampling.predictive)),
     ]
+
+
+def _clip(config: Config) -> str:
+    clip = config.algorithm.clip
+    if clip.low is None:
+        return f"weights of at most {1 + clip.high:g}, no lower bound"
+    kind = "clip-higher" if clip.high > clip.low else "symmetric"
+    return f"[{1 - clip.low:g}, {1 + clip.high:g}], {kind}" + (f", dual {clip.dual:g}" if clip.dual else "")
 
 
 def _switch(is_on: bool) -> str:
