@@ -57,7 +57,18 @@ def gspo(o: Response) -> Tensor:
     return -o.pessimistic(s.repeat(len(o.logp)))
 
 
-FORMULAS: dict[str, Callable[[Response], Tensor]] = {"clip": clip, "cispo": cispo, "gspo": gspo}
+def gspo_token(o: Response) -> Tensor:
+    """GSPO eq. 13 and 14: the response's ratio as a number, the token's gradient."""
+    s = ratio_of(o.logp.mean(), o.logp_old.mean()).detach()
+    return -o.pessimistic(s * torch.exp(o.logp) / torch.exp(o.logp).detach())
+
+
+FORMULAS: dict[str, Callable[[Response], Tensor]] = {
+    "clip": clip,
+    "cispo": cispo,
+    "gspo": gspo,
+    "gspo-token": gspo_token,
+}
 
 
 @dataclass(frozen=True)
@@ -91,5 +102,9 @@ WORKED: dict[str, list[Worked]] = {
         Worked([0.4, 0.1], [0.2, 0.1], 1.0, [-1.28, -1.28], [0.0, 0.0]),  # s = √(2 · 1) above 1.28
         Worked([0.4, 0.1], [0.2, 0.1], -1.0, [ROOT, ROOT], [ROOT, ROOT]),  # two losses, s/2 of each for each token
         Worked([0.4, 0.1], [0.2, 0.2], 3.0, [-3.0, -3.0], [-3.0, -3.0]),  # ratios 2 and 1/2: s = 1, nothing is clipped
+    ],
+    "gspo-token": [
+        Worked([0.4, 0.1], [0.2, 0.1], 1.0, [-1.28, -1.28], [0.0, 0.0]),
+        Worked([0.4, 0.1], [0.2, 0.1], -1.0, [ROOT, ROOT], [ROOT, ROOT]),  # one Â: the same as GSPO
     ],
 }

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from dapo.algorithms.aggregate import sequence_mean, token_mean
 from dapo.algorithms.diagnostics import clipped_tokens
-from dapo.algorithms.losses import cispo, clipped_surrogate, clipping_ratio, gspo, policy_loss
+from dapo.algorithms.losses import cispo, clipped_surrogate, clipping_ratio, gspo, gspo_token, policy_loss
 from dapo.config.schema import PolicyLossName
 from policy_losses import FORMULAS, WORKED, Response, Worked
 
@@ -145,6 +145,16 @@ def test_gspo_averaged_over_responses_is_the_papers_mean():
     assert float(got) == pytest.approx(sum(of_response) / len(LENGTHS))
 
 
+def test_the_two_forms_of_gspo_agree_where_a_response_has_one_advantage():
+    logp, old, advantage = drawn(spread=0.2)
+    bounds = {"clip_low": 0.05, "clip_high": 0.05}
+    one = with_gradient(lambda x: gspo(x, old, advantage, LENGTHS, **bounds), logp)
+    assert_close(one, with_gradient(lambda x: gspo_token(x, old, advantage, LENGTHS, **bounds), logp))
+    each = advantage + old  # a critic's: each token's gradient is its own
+    _, gradient = with_gradient(lambda x: gspo_token(x, logp, each, LENGTHS, **bounds), logp)
+    assert_close(gradient, -each)
+
+
 def test_cispo_keeps_the_gradient_that_the_clip_takes_away():
     logp, old, advantage = drawn()
     bounds = {"clip_low": 0.2, "clip_high": 0.28}
@@ -154,7 +164,7 @@ def test_cispo_keeps_the_gradient_that_the_clip_takes_away():
     assert bool((kept.sign() == -advantage.sign()).all())
 
 
-@pytest.mark.parametrize("name", ["clip", "gspo"])
+@pytest.mark.parametrize("name", ["clip", "gspo", "gspo-token"])
 def test_a_token_counts_as_clipped_exactly_when_its_gradient_is_gone(name: str):
     logp, old, advantage = drawn()
     bounds = {"clip_low": 0.02, "clip_high": 0.03, "dual_clip": 1.2}

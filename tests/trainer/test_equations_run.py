@@ -47,7 +47,7 @@ PARTS = "rewards.parts={short = {function = 'toy:short', weight = 0.5}}"
 MORE = {
     "dapo": ("algorithm.loss_aggregation=prompt", "algorithm.clip.dual=10.0", "algorithm.correction.cap=2.0", PARTS),
     "grpo": (PARTS, "rewards.aggregation=normalize_then_sum"),
-    "ppo": ("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward"),
+    "ppo": ("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward", "algorithm.loss=gspo-token"),
 }
 
 

@@ -39,6 +39,10 @@ def policy_loss(
             return cispo(logp, logp_old, advantage, clip_low=clip_low, clip_high=clip_high)
         case "gspo":
             return gspo(logp, logp_old, advantage, lengths, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+        case "gspo-token":
+            return gspo_token(
+                logp, logp_old, advantage, lengths, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+            )
     raise ValueError(f"no policy loss {name}")
 
 
@@ -101,6 +105,26 @@ def gspo(
     """
     check_shapes("N", logp, logp_old, advantage)
     ratio = sequence_ratio(logp, logp_old, lengths)
+    return _clipped(ratio, advantage.detach(), clip_low, clip_high, dual_clip)
+
+
+def gspo_token(
+    logp: Tensor,
+    logp_old: Tensor,
+    advantage: Tensor,
+    lengths: Sequence[int],
+    *,
+    clip_low: float | None,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """−min(s_t Â_t, clip(s_t, 1−ε_low, 1+ε_high) Â_t),  s_t = sg(s) π_θ(o_t)/sg(π_θ(o_t)): s for every token.
+
+    GSPO (arXiv:2507.18071) eq. 13–14: a token may have an advantage of its own. Where all tokens of a response have the
+    same, it is `gspo` in value and gradient under every mean that weighs them alike. verl's "gspo" is this one.
+    """
+    check_shapes("N", logp, logp_old, advantage)
+    ratio = sequence_ratio(logp, logp_old, lengths).detach() * policy_ratio(logp, logp)
     return _clipped(ratio, advantage.detach(), clip_low, clip_high, dual_clip)
 
 

@@ -132,6 +132,18 @@ def check_importance(config: Config) -> None:
         )
 
 
+def check_sequence_loss(config: Config) -> None:
+    """One ratio for a response needs one advantage for it."""
+    if config.algorithm.loss == "gspo" and config.has_critic:
+        raise _error(
+            "algorithm.loss",
+            "gspo",
+            'it has one ratio for a response; with algorithm.advantage = "gae" a critic gives every token an advantage '
+            "of its own.",
+            'Set algorithm.loss = "gspo-token", or algorithm.advantage = "group".',
+        )
+
+
 def check_kl(config: Config) -> None:
     """Whether the KL penalty can be in the reward."""
     algorithm = config.algorithm
@@ -251,6 +263,7 @@ CHECKS = (
     check_updates,
     check_dynamic,
     check_importance,
+    check_sequence_loss,
     check_kl,
     check_carrying,
 )
