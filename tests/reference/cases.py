@@ -74,6 +74,25 @@ PRESETS: dict[str, dict[str, Any]] = {
         "algorithm.clip.low": 3e-4,
         "algorithm.clip.high": 4e-4,
     },
+    "scalerl": {
+        "algorithm.advantage": "group",
+        "algorithm.loss": "cispo",
+        "algorithm.loss_aggregation": "prompt",
+        "algorithm.clip.low": None,
+        "algorithm.clip.high": 4.0,
+        "algorithm.group.std_over": "batch",
+        "sampling.dynamic": True,
+        "sampling.refill": False,
+        "train.weight_decay": 0.01,
+    },
+    "reinforce++": {
+        "algorithm.advantage": "group",
+        "algorithm.loss_aggregation": "token",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "algorithm.group.baseline": "batch",
+        "algorithm.group.std_over": "tokens",
+    },
     "rft": {
         "algorithm.advantage": "none",
         "algorithm.loss_aggregation": "token",
@@ -121,6 +140,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 OF_GROUPS = tuple(name for name in get_args(PolicyLossName) if name != "gspo-token")
 OF_TOKENS = tuple(name for name in get_args(PolicyLossName) if name != "gspo")
 DAPO = {"preset": "dapo"}
+OVER_BATCH = {"preset": "dapo", "algorithm.group.std_over": "batch"}
 CISPO = {"preset": "dapo", "algorithm.loss": "cispo"}
 GSPO = {"preset": "dapo", "algorithm.loss": "gspo"}
 GRPO = {"preset": "grpo"}
@@ -196,6 +216,13 @@ CASES = (
     Case("algorithm.clip.dual", (None, 1.02), GSPO),
     Case("algorithm.group.std", ("sample", "population", "none"), DAPO),
     Case("algorithm.group.eps", (1e-6, 0.1, 0.5), DAPO),
+    Case("algorithm.group.baseline", ("group", "leave_one_out", "batch"), DAPO | {"algorithm.group.std": "none"}),
+    Case("algorithm.group.baseline", ("group", "batch"), OVER_BATCH),
+    Case("algorithm.group.std_over", ("group", "batch", "batch_rewards", "tokens"), DAPO),
+    Case("algorithm.group.std", ("sample", "population"), OVER_BATCH),
+    Case("algorithm.group.eps", (1e-6, 0.1), OVER_BATCH),
+    Case("algorithm.entropy_coefficient", (0.0, 0.1), DAPO | {"sampling.temperature": 0.7}),
+    Case("algorithm.entropy_coefficient", (0.0, 0.1), ALL_TERMS),
     Case("algorithm.gae.gamma", (1.0, 0.9), PPO),
     Case("algorithm.gae.lam", (0.95, 0.5, 1.0), PPO),
     Case("algorithm.gae.lam_critic", (None, 1.0, 0.3), PPO | {"algorithm.gae.lam": 0.95}),
@@ -261,6 +288,7 @@ ELSEWHERE = {
     "sampling.top_p": REFUSED,
     "sampling.top_k": REFUSED,
     "sampling.dynamic": SAMPLING + "test_dynamic",
+    "sampling.refill": SAMPLING + "test_without_refilling",
     "sampling.schedule": SCHEDULE,
     "sampling.generation_multiple": SCHEDULE,
     "sampling.max_prompts_tried_per_step": SAMPLING + "test_max_prompts_tried_per_step",

@@ -18,9 +18,9 @@ def check_combinations(config: Config) -> None:
 
 
 def check_group_size(config: Config) -> None:
-    """A group advantage needs a group."""
+    """A group advantage needs a group; a baseline over the step does not."""
     sampling, algorithm = config.sampling, config.algorithm
-    if algorithm.advantage == "group" and sampling.responses_per_prompt < 2:
+    if algorithm.advantage == "group" and algorithm.group.baseline != "batch" and sampling.responses_per_prompt < 2:
         raise _error(
             "sampling.responses_per_prompt",
             sampling.responses_per_prompt,
@@ -103,6 +103,14 @@ def check_updates(config: Config) -> None:
 def check_dynamic(config: Config) -> None:
     """Dynamic sampling: its budget, and what it cannot be combined with."""
     sampling, algorithm = config.sampling, config.algorithm
+    for switch in ("carry_over", "partial_rollouts"):
+        if getattr(sampling, switch) and not sampling.refill:
+            raise _error(
+                f"sampling.{switch}",
+                True,
+                "it keeps what a step had more than it needed; with sampling.refill = false no step has more.",
+                f"Set sampling.refill = true, or sampling.{switch} = false.",
+            )
     if sampling.dynamic and config.max_prompts_tried_per_step < sampling.prompts_per_step:
         raise _error(
             "sampling.max_prompts_tried_per_step",
@@ -252,11 +260,41 @@ def check_aggregation(config: Config) -> None:
         )
 
 
+def check_advantage(config: Config) -> None:
+    """Baseline and std of a response's advantage."""
+    group = config.algorithm.group
+    if config.algorithm.advantage != "group":
+        return
+    if group.std_over == "group" and group.baseline != "group" and group.std != "none":
+        raise _error(
+            "algorithm.group.std_over",
+            "group",
+            f"algorithm.group.baseline = {group.baseline} is not divided by the std of a group, in any paper.",
+            'Set algorithm.group.std_over = "batch", or algorithm.group.std = "none" to divide by nothing.',
+        )
+    if group.std_over == "tokens" and group.std != "sample":
+        raise _error(
+            "algorithm.group.std",
+            group.std,
+            'algorithm.group.std_over = "tokens" whitens with the sample variance, as verl does.',
+            'Set algorithm.group.std = "sample", or algorithm.group.std_over = "batch".',
+        )
+    is_default = (group.baseline, group.std_over) == ("group", "group")
+    if config.rewards.aggregation == "normalize_then_sum" and not is_default:
+        raise _error(
+            "rewards.aggregation",
+            config.rewards.aggregation,
+            "it has its own two normalizations, within the group and over the step (GDPO).",
+            'Leave algorithm.group.baseline and std_over out, or set rewards.aggregation = "sum_then_normalize".',
+        )
+
+
 CHECKS = (
     check_loss,
     check_parts,
     check_aggregation,
     check_group_size,
+    check_advantage,
     check_clip,
     check_overlong,
     check_whole_distribution,
@@ -283,6 +321,12 @@ class Needs:
 
 
 NEEDS = (
+    Needs(
+        ("algorithm.group.std_over",),
+        lambda c: c.algorithm.group.std != "none",
+        'algorithm.group.std = "sample" or "population"',
+        "algorithm.group.std",
+    ),
     Needs(  # the others have no surrogate that could be bounded from below
         ("algorithm.clip.dual",),
         lambda c: c.algorithm.clip.dual is None or c.algorithm.loss in ("clip", "gspo", "gspo-token"),
@@ -327,10 +371,16 @@ NEEDS = (
         "shaping.overlong_penalty",
     ),
     Needs(
-        ("sampling.fill_policy", "sampling.max_prompts_tried_per_step", "sampling.schedule"),
+        ("sampling.fill_policy", "sampling.max_prompts_tried_per_step", "sampling.schedule", "sampling.refill"),
         lambda c: c.sampling.dynamic,
         "sampling.dynamic = true",
         "sampling.dynamic",
+    ),
+    Needs(
+        ("sampling.fill_policy", "sampling.max_prompts_tried_per_step", "sampling.generation_multiple"),
+        lambda c: c.sampling.refill,
+        "sampling.refill = true",
+        "sampling.refill",
     ),
     Needs(
         ("sampling.generation_multiple",),

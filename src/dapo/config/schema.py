@@ -150,6 +150,11 @@ class SamplingConfig(Section):
     dynamic: bool = Field(
         False, description="Dynamic sampling (eq. 11): train on groups with 0 < correct < G only, refill until full."
     )
+    refill: bool = Field(
+        True,
+        description="With dynamic: try more prompts until the step is full. false: groups that are not mixed leave a "
+        "step of prompts_per_step prompts, and nothing takes their place (ScaleRL).",
+    )
     schedule: Literal["stream", "rounds"] = Field(
         "stream",
         description="stream verifies and refills as responses finish; rounds waits for whole generation batches.",
@@ -197,8 +202,19 @@ class ClipConfig(Section):
 
 
 class GroupConfig(Section):
-    """The group advantage (eq. 9)."""
+    """The advantage of a response, its reward less a baseline: eq. 9, RLOO, REINFORCE++, ScaleRL."""
 
+    baseline: Literal["group", "leave_one_out", "batch"] = Field(
+        "group",
+        description="What is subtracted: the group's mean (eq. 9), the mean of the group's other responses (RLOO), or "
+        "the mean of the step's responses (REINFORCE++).",
+    )
+    std_over: Literal["group", "batch", "batch_rewards", "tokens"] = Field(
+        "group",
+        description="Over what the std is taken: rewards of the group (eq. 9), advantages of the step's responses "
+        "(ScaleRL), their rewards (TRL's batch), or advantages of the step's loss tokens (REINFORCE++ in verl), which "
+        "are whitened: the mean is subtracted too.",
+    )
     std: Literal["sample", "population", "none"] = Field(
         "sample", description="Divide by the sample std (÷(G−1), the recipe), the population std, or not (Dr. GRPO)."
     )
@@ -288,6 +304,9 @@ class AlgorithmConfig(Section):
     )
     old_logp: Literal["recompute", "bypass"] = Field(
         "recompute", description="π_old: recomputed by the trainer, or the engine's own log-probs (bypass)."
+    )
+    entropy_coefficient: float = Field(
+        0.0, ge=0, description="Weight of an entropy bonus: the loss less this times the policy's entropy; 0: none."
     )
     positive_nll: float = Field(0.0, ge=0, description="μ, weight of VAPO's imitation of correct responses (0.1).")
     clip: ClipConfig
@@ -468,7 +487,7 @@ class Config(Section):
 
     @property
     def max_prompts_tried_per_step(self) -> int:
-        if not self.sampling.dynamic:
+        if not (self.sampling.dynamic and self.sampling.refill):
             return self.sampling.prompts_per_step
         return self.sampling.max_prompts_tried_per_step or 10 * self.sampling.prompts_per_step
 
@@ -498,6 +517,7 @@ PRESET_KEYS = (
     "shaping.overlong_filter",
     "shaping.overlong_penalty",
     "sampling.dynamic",
+    "sampling.refill",
     "sampling.schedule",
     "sampling.carry_over",
     "sampling.partial_rollouts",

@@ -170,7 +170,10 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
     learner, batch, algorithm, rows = step.learner, step.batch, step.config.algorithm, micro.rows
     device, clip = learner.policy.device, algorithm.clip
     lengths = [batch.lengths[row] for row in rows]
-    logp, entropy = score(learner.policy, step, rows, with_entropy=computes_old_logp)
+    has_bonus = algorithm.entropy_coefficient > 0
+    logp, entropy = score(
+        learner.policy, step, rows, with_entropy=computes_old_logp or has_bonus, entropy_gradient=has_bonus
+    )
     if computes_old_logp:
         keep_old(step, rows, logp, entropy)
     logp_old = batch.logp_old.joined(rows, device)
@@ -204,6 +207,8 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
         nll = positive_nll(logp, is_positive, total_tokens=totals.positive_tokens)
         loss = loss + algorithm.positive_nll * nll
         sums.add(positive_nll=nll)
+    if has_bonus:
+        loss = loss - algorithm.entropy_coefficient * aggregate_loss(step, entropy, rows, totals)
     ratio = clipping_ratio(algorithm.loss, logp.detach(), logp_old, lengths)
     clipped = clipped_tokens(ratio, advantage, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual)
     observe_tokens(sums, logp.detach(), logp_old, clipped)

@@ -60,6 +60,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("reward parts", _parts(config)),
         ("KL to a reference", f"{algorithm.kl.coefficient:g} x {algorithm.kl.kind}" if config.has_reference else "off"),
         ("critic", _critic(config) if config.has_critic else "off"),
+        ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "off"),
         ("positive-example NLL", f"{algorithm.positive_nll:g}" if algorithm.positive_nll else "off"),
         (
             "importance correction",
@@ -89,13 +90,29 @@ def _advantage(config: Config) -> str:
     if algorithm.advantage == "none":
         return "none: imitation of correct responses alone"
     if not config.has_critic:
-        return f"group of {config.sampling.responses_per_prompt}, std {algorithm.group.std}"
+        return _group_advantage(config)
     gae = algorithm.gae
     adaptive = gae.length_adaptive_alpha
     floor = f"max({{}}, {gae.length_adaptive_floor:g})" if gae.length_adaptive_floor > 1 else "({})"
     lam = f"λ {gae.lam:g}" if adaptive is None else f"λ = 1 − 1/{floor.format(f'{adaptive:g}·length')}"
     critic = f", critic λ {gae.lam_critic:g}" if gae.lam_critic is not None else ""
     return f"GAE, γ {gae.gamma:g}, {lam} ({_reach(config)}){critic}" + (", whitened" if gae.whiten else "")
+
+
+def _group_advantage(config: Config) -> str:
+    group = config.algorithm.group
+    baseline = {
+        "group": f"group of {config.sampling.responses_per_prompt}",
+        "leave_one_out": f"leave-one-out in a group of {config.sampling.responses_per_prompt}",
+        "batch": "less the mean of the step's responses",
+    }[group.baseline]
+    over = {
+        "group": "",
+        "batch": " over the step's responses",
+        "batch_rewards": " of the rewards over the step's responses",
+        "tokens": " over the step's tokens (whitened)",
+    }[group.std_over]
+    return f"{baseline}, std {group.std}" + (over if group.std != "none" else "")
 
 
 def _parts(config: Config) -> str:
