@@ -4,6 +4,7 @@ import pytest
 
 from dapo.config import load_recipe
 from dapo.errors import ConfigError
+from dapo.planning.plan import parts_of
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,16 @@ from dapo.errors import ConfigError
             ["preset=dapo-fast", "sampling.refill=false"],
             ["sampling.carry_over = true: it keeps what a step had more than it needed", "sampling.refill = true"],
         ),
+        (
+            ["algorithm.correction.cap=5.0", "algorithm.correction.floor=5.0"],
+            ["algorithm.correction.floor = 5.0: it must be below algorithm.correction.cap = 5", "0.5 and 5"],
+        ),
+        (["algorithm.correction.kind=mask"], ["algorithm.correction.kind: has no effect here", "correction.cap"]),
+        (["algorithm.correction.level=row"], ['algorithm.correction.level = "row": must be one of', "'geometric'"]),
+        (
+            ["algorithm.old_logp=bypass", "algorithm.correction.cap=2.0", "rollout.engine=vllm"],
+            ["algorithm.correction.cap = 2.0:", "nothing to correct", 'algorithm.correction.cap = "none"'],
+        ),
     ],
 )
 def test_bad_combinations_name_key_value_reason_and_remedy(overrides: list[str], said: list[str]):
@@ -62,3 +73,30 @@ def test_a_baseline_over_the_step_takes_groups_of_one():
 def test_without_refilling_a_step_tries_its_own_prompts_and_no_more():
     config = load_recipe("quickstart", ["preset=scalerl"]).config
     assert config.max_prompts_tried_per_step == config.sampling.prompts_per_step
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cap"),
+    [
+        ([], None),
+        (["rollout.engine=vllm"], 2.0),
+        (["rollout.engine=vllm", "algorithm.correction.cap=none"], None),
+        (["rollout.engine=vllm", "algorithm.correction.cap=3.0"], 3.0),
+        (["rollout.engine=vllm", "algorithm.old_logp=bypass"], None),
+        (["rollout.engine=vllm", "preset=dapo-fast"], 2.0),
+    ],
+)
+def test_with_vllm_a_correction_is_on_unless_the_key_is_set(overrides: list[str], cap: float | None):
+    resolved = load_recipe("quickstart", overrides)
+    assert resolved.config.algorithm.correction.cap == cap
+    said = dict(parts_of(resolved.config))["importance correction"]
+    assert ("vLLM" in said) == (cap is not None)
+    if overrides == ["rollout.engine=vllm"]:
+        assert resolved.origin["algorithm.correction.cap"] == "rollout.engine"
+        assert "min(ρ, 2)" in said
+
+
+def test_a_mask_is_said_with_its_bounds():
+    keys = [f"algorithm.correction.{key}" for key in ("cap=5.0", "floor=0.5", "kind=mask", "level=geometric")]
+    said = dict(parts_of(load_recipe("quickstart", keys).config))["importance correction"]
+    assert said.startswith("Πρ^(1/|o|) of a response inside [0.5, 5], else 0")

@@ -261,9 +261,9 @@ def test_bad_overrides_name_key_value_reason_and_remedy(override: str, parts: li
         assert part in message
 
 
-def test_importance_correction_on_top_of_bypass_would_count_twice():
+def test_importance_correction_on_top_of_bypass_has_nothing_to_correct():
     message = refused("quickstart", "algorithm.old_logp=bypass", "algorithm.correction.cap=2.0")
-    assert "count twice" in message
+    assert "is 1 for every token" in message
 
 
 def test_stale_tokens_need_a_bound_and_dynamic_sampling():

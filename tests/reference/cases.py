@@ -140,6 +140,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 OF_GROUPS = tuple(name for name in get_args(PolicyLossName) if name != "gspo-token")
 OF_TOKENS = tuple(name for name in get_args(PolicyLossName) if name != "gspo")
 DAPO = {"preset": "dapo"}
+CORRECTED = {"preset": "dapo", "algorithm.correction.cap": 1.5}
+MASKED = {"preset": "grpo", "algorithm.correction.cap": 1.5, "algorithm.correction.kind": "mask"}
 OVER_BATCH = {"preset": "dapo", "algorithm.group.std_over": "batch"}
 CISPO = {"preset": "dapo", "algorithm.loss": "cispo"}
 GSPO = {"preset": "dapo", "algorithm.loss": "gspo"}
@@ -205,6 +207,11 @@ CASES = (
     Case("algorithm.old_logp", ("recompute", "bypass"), DAPO),
     Case("algorithm.old_logp", ("recompute", "bypass"), KL_IN_REWARD),
     Case("algorithm.correction.cap", (None, 0.8, 1.5), DAPO),
+    Case("algorithm.correction.floor", (None, 0.7), CORRECTED),
+    Case("algorithm.correction.kind", ("truncate", "mask"), CORRECTED | {"algorithm.correction.floor": 0.7}),
+    Case("algorithm.correction.level", ("token", "sequence", "geometric"), CORRECTED),
+    Case("algorithm.correction.level", ("token", "sequence", "geometric"), MASKED),
+    Case("algorithm.correction.floor", (None, 0.7), MASKED),
     Case("algorithm.positive_nll", (0.0, 0.1, 1.0), VAPO),
     Case("algorithm.clip.low", (0.05, 0.2, 0.6), DAPO),
     Case("algorithm.clip.low", (None, 0.05, 0.2), CISPO),

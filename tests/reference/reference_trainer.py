@@ -369,12 +369,27 @@ def explained_variance(rows: list[Row]) -> float:
 
 
 def policy_loss(row: Row, logp: Tensor, keys: Keys) -> Tensor:
-    """[T] The paper's loss, and the truncated importance weight on top."""
+    """[T] The paper's loss, and the importance weight on top."""
     bounds = (keys[f"algorithm.clip.{name}"] for name in ("low", "high", "dual"))
     loss = FORMULAS[keys["algorithm.loss"]](Response(logp, row.logp_old, row.advantage, *bounds))
     if keys["algorithm.correction.cap"] is not None:
-        loss = loss * ratio_of(row.logp_old, row.logp_engine).clamp(max=keys["algorithm.correction.cap"])
+        loss = loss * importance_weights(row, keys)
     return loss
+
+
+def importance_weights(row: Row, keys: Keys) -> Tensor:
+    """[T] Truncated, or masked as in IcePop (arXiv:2510.18855); of a token, of the response, of its geometric mean."""
+    cap, floor, kind, level = (keys[f"algorithm.correction.{name}"] for name in ("cap", "floor", "kind", "level"))
+    of, T = (row.logp_old, row.logp_engine), len(row.tokens)
+    rho = {
+        "token": lambda: ratio_of(*of),
+        "sequence": lambda: ratio_of(of[0].sum(), of[1].sum()).repeat(T),
+        "geometric": lambda: ratio_of(of[0].mean(), of[1].mean()).repeat(T),
+    }[level]()
+    low = 0.0 if floor is None else floor
+    if kind == "mask":
+        return torch.tensor([w if low <= w <= cap else 0.0 for w in rho.tolist()], dtype=torch.float64)
+    return torch.tensor([min(max(w, low), cap) for w in rho.tolist()], dtype=torch.float64)
 
 
 def kl(logp: Tensor, logp_ref: Tensor, kind: str) -> Tensor:

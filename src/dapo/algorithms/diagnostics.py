@@ -97,8 +97,8 @@ def explained_variance(value: Tensor, ret: Tensor) -> float:
 
 
 def effective_sample_size(weight: float, weight_squared: float, *, n: float) -> float:
-    """(Σ w)² / (N Σ w²) in (0, 1] from its sums: the share of tokens that importance weights leave in effect."""
-    return weight**2 / (n * weight_squared)
+    """(Σ w)² / (N Σ w²) in [0, 1] from its sums: the share of tokens that importance weights leave in effect."""
+    return weight**2 / (n * weight_squared) if weight_squared else 0.0
 
 
 @dataclass(frozen=True, slots=True)

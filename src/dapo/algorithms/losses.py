@@ -200,13 +200,30 @@ def positive_nll(logp: Tensor, is_positive: Tensor, *, total_tokens: Count) -> T
     return token_mean(-logp[is_positive], total_tokens=total_tokens)
 
 
-def importance_weight(logp_trainer: Tensor, logp_engine: Tensor, *, cap: float) -> Tensor:
-    """w = min(π_trainer/π_engine, C): truncated importance sampling for tokens another policy or engine drew.
+def importance_weight(
+    logp_trainer: Tensor,
+    logp_engine: Tensor,
+    lengths: Sequence[int] = (),
+    *,
+    cap: float | None,
+    floor: float | None = None,
+    kind: Literal["truncate", "mask"] = "truncate",
+    level: Literal["token", "sequence", "geometric"] = "token",
+) -> Tensor:
+    """w of tokens that another policy or engine drew, ρ = π_trainer/π_engine: min(ρ, C), or ρ inside [α, β] else 0.
 
-    [N] -> [N], detached. It multiplies the already clipped token loss and never enters a normaliser.
+    "truncate" is truncated importance sampling, with a `floor` also max(ρ, floor); "mask" leaves tokens out (IcePop,
+    arXiv:2510.18855, [0.5, 5]). ρ is a token's own, or one for all tokens of a response: the product of its tokens'
+    ("sequence"), or the |o|-th root of that ("geometric"); `lengths` are needed for these. [N] -> [N], detached. It
+    multiplies the already clipped token loss and never enters a normaliser; a `cap` of None bounds nothing.
     """
     check_shapes("N", logp_trainer, logp_engine)
-    return policy_ratio(logp_trainer, logp_engine).clamp(max=cap).detach()
+    log_ratio = (logp_trainer - logp_engine).detach()
+    if level != "token":
+        log_ratio = per_response(log_ratio, lengths, torch.sum if level == "sequence" else torch.mean)
+    ratio = torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    low, high = floor or 0.0, float("inf") if cap is None else cap
+    return ratio.clamp(low, high) if kind == "truncate" else torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)
 
 
 def policy_ratio(logp: Tensor, logp_old: Tensor) -> Tensor:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapo.algorithms.advantages import decoupled_gae, gae, group_advantage, length_adaptive_lambda, whiten
+from dapo.algorithms.advantages import (
+    decoupled_gae,
+    divide_by_batch_std,
+    gae,
+    group_advantage,
+    leave_one_out,
+    length_adaptive_lambda,
+    whiten,
+)
 from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean, token_mean
 from dapo.algorithms.diagnostics import clipped_tokens
 from dapo.algorithms.losses import (
@@ -241,6 +249,23 @@ def weight_values(make: _Maker) -> Result:
     return [1.0, 2.0, math.exp(-1)], importance_weight(log_ratio, torch.zeros_like(log_ratio), cap=2.0)
 
 
+def mask_values(make: _Maker) -> Result:
+    # responses with ratios (2, 1, 1/2) and (8, 2): geometric means 1 and 4, of which the mask keeps the first
+    ratio = make([2.0, 1.0, 0.5, 8.0, 2.0])
+    zero = torch.zeros_like(ratio)
+    got = importance_weight(ratio.log(), zero, [3, 2], cap=3.0, floor=0.5, kind="mask", level="geometric")
+    return [1.0, 1.0, 1.0, 0.0, 0.0], got
+
+
+def rloo_values(make: _Maker) -> Result:
+    return [4 / 3, 0.0, 0.0, -4 / 3], leave_one_out(make([[1.0, 0.0, 0.0, -1.0]]))
+
+
+def batch_std_values(make: _Maker) -> Result:
+    centred = group_advantage(make([[1.0, 0.0], [3.0, 3.0]]), std="none")  # ±1/2, 0, 0: sample variance 1/6
+    return [math.sqrt(1.5), -math.sqrt(1.5), 0.0, 0.0], divide_by_batch_std(centred, centred, eps=0.0)
+
+
 # ------------------------------------------------------------------ means and their invariance
 
 
@@ -288,6 +313,8 @@ CHECKS: list[tuple[str, str, Callable[[_Maker], Result]]] = [
     ("GDPO 4–7", "two parts normalized each: ±0.547723 / ±1.095445", parts_values),
     ("GDPO 4–7", "scale and offset of a part change nothing", parts_scale),
     ("GDPO 1", "what each part adds to the advantage sums to it", parts_sum),
+    ("RLOO", "the reward less the mean of the others': ±4/3", rloo_values),
+    ("ScaleRL 3.2", "advantages over the std of all of the step's", batch_std_values),
     ("DAPO 10", "clip-higher and dual clip, six corners", surrogate_values),
     ("DAPO 10", "on policy the gradient is −Â", surrogate_gradient),
     ("DAPO 1, 5", "equal clips are PPO's", surrogate_is_ppo),
@@ -310,4 +337,5 @@ CHECKS: list[tuple[str, str, Callable[[_Maker], Result]]] = [
     ("VAPO 4.2", "length-adaptive λ, clamped to [0, 1]", lambda_values),
     ("VAPO 9–10", "positive-example NLL has its own token count", nll_values),
     ("—", "truncated importance weight", weight_values),
+    ("IcePop", "a response outside [0.5, 3] in the geometric mean leaves the loss", mask_values),
 ]

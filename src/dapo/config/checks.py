@@ -128,14 +128,22 @@ def check_dynamic(config: Config) -> None:
 
 
 def check_importance(config: Config) -> None:
-    """Importance weights must not be applied twice."""
+    """Importance weights need two policies, and bounds in order."""
     algorithm = config.algorithm
+    floor, cap = algorithm.correction.floor, algorithm.correction.cap
+    if floor is not None and cap is not None and floor >= cap:
+        raise _error(
+            "algorithm.correction.floor",
+            floor,
+            f"it must be below algorithm.correction.cap = {cap:g}; no weight lies between them.",
+            "IcePop has 0.5 and 5.",
+        )
     if algorithm.old_logp == "bypass" and algorithm.correction.cap is not None:
         raise _error(
             "algorithm.correction.cap",
             algorithm.correction.cap,
-            'with algorithm.old_logp = "bypass" the ratio already starts at the engine\'s log-probs; '
-            "a weight on top would count twice.",
+            'with algorithm.old_logp = "bypass" the engine\'s log-probs are π_old: ρ = π_old/π_engine is 1 for every '
+            "token, and there is nothing to correct. The policy ratio itself starts at the engine's.",
             'Set algorithm.correction.cap = "none", or algorithm.old_logp = "recompute".',
         )
 
@@ -321,6 +329,12 @@ class Needs:
 
 
 NEEDS = (
+    Needs(
+        ("algorithm.correction.floor", "algorithm.correction.kind", "algorithm.correction.level"),
+        lambda c: c.algorithm.correction.cap is not None,
+        "algorithm.correction.cap",
+        "algorithm.correction.cap",
+    ),
     Needs(
         ("algorithm.group.std_over",),
         lambda c: c.algorithm.group.std != "none",

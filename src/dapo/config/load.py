@@ -38,7 +38,7 @@ class Resolved:
 
     name: str
     config: Config
-    origin: Mapping[str, str]  # key -> "preset" | "recipe" | "--set"; keys not in it have their default
+    origin: Mapping[str, str]  # key -> "preset" | "recipe" | "--set", or the key that it follows; else: default
     unused: Mapping[str, str]  # key -> what it would need
 
 
@@ -60,7 +60,21 @@ def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
         for key, value in keys.items():
             refuse_old_value(key, value)
             merged[key], origin[key] = value, layer
+    if needs_correction(merged):
+        merged[CORRECTION], origin[CORRECTION] = VLLM_CORRECTION, "rollout.engine"
     return resolve(path.stem, merged, origin)
+
+
+CORRECTION, VLLM_CORRECTION = "algorithm.correction.cap", 2.0
+
+
+def needs_correction(keys: Mapping[str, Any]) -> bool:
+    """vLLM's kernels are not the trainer's: truncated importance sampling is on unless the key is set.
+
+    Not where the engine's log-probs are π_old: then there is nothing to correct.
+    """
+    is_bypass = keys.get("algorithm.old_logp") == "bypass"
+    return keys.get("rollout.engine") == "vllm" and CORRECTION not in keys and not is_bypass
 
 
 def resolve(name: str, keys: Mapping[str, Any], origin: Mapping[str, str]) -> Resolved:

@@ -266,11 +266,29 @@ class CriticConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """Importance correction for tokens sampled by older weights or by another engine's kernels."""
+    """Importance correction for tokens sampled by older weights or by another engine's kernels: ρ = π_old/π_engine."""
 
     cap: OptionalFloat = Field(
-        None, gt=0, description="C of truncated importance sampling, w = min(π_old/π_engine, C); none: off."
+        None,
+        gt=0,
+        description="C of truncated importance sampling, w = min(ρ, C); β of a mask; none: off. With rollout.engine = "
+        "vllm it is 2 unless set.",
     )
+    floor: OptionalFloat = Field(
+        None, gt=0, description="α of a mask; of truncation, the smallest weight; none: no lower bound."
+    )
+    kind: Literal["truncate", "mask"] = Field(
+        "truncate", description="Weights outside the bounds are truncated, or their tokens leave the loss (IcePop)."
+    )
+    level: Literal["token", "sequence", "geometric"] = Field(
+        "token",
+        description="ρ of each token, or one for a response: the product of its tokens', or its |o|-th root.",
+    )
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """What `losses.importance_weight` takes."""
+        return self.model_dump()
 
 
 class KlConfig(Section):

@@ -191,9 +191,7 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
     )
     if algorithm.correction.cap is not None:
         engine = batch.logp_engine.joined(rows, device)
-        weight = importance_weight(logp_old, engine, cap=algorithm.correction.cap)
-        token_loss = token_loss * weight
-        sums.add(weight=weight.sum(), weight_squared=(weight**2).sum(), weights=weight.numel())
+        token_loss = token_loss * importance_weight(logp_old, engine, lengths, **algorithm.correction.weights)
     loss = aggregate_loss(step, token_loss, rows, totals)
     sums.add(policy_loss=loss)
     if learner.reference is not None and algorithm.kl.place == "loss":

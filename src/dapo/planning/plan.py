@@ -62,10 +62,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("critic", _critic(config) if config.has_critic else "off"),
         ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "off"),
         ("positive-example NLL", f"{algorithm.positive_nll:g}" if algorithm.positive_nll else "off"),
-        (
-            "importance correction",
-            f"min(π_old/π_engine, {algorithm.correction.cap:g})" if algorithm.correction.cap else "off",
-        ),
+        ("importance correction", _correction(config)),
         ("control", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
         ("carry-over", _switch(sampling.carry_over)),
         ("partial rollouts", _switch(sampling.partial_rollouts)),
@@ -79,6 +76,23 @@ def _clip(config: Config) -> str:
         return f"weights of at most {1 + clip.high:g}, no lower bound"
     kind = "clip-higher" if clip.high > clip.low else "symmetric"
     return f"[{1 - clip.low:g}, {1 + clip.high:g}], {kind}" + (f", dual {clip.dual:g}" if clip.dual else "")
+
+
+def _correction(config: Config) -> str:
+    """How tokens are weighted by ρ = π_old/π_engine; and why, where nobody asked for it."""
+    correction = config.algorithm.correction
+    if correction.cap is None:
+        return "off (effective sample size and KL are measured)"
+    ratio = {"token": "ρ", "sequence": "Πρ of a response", "geometric": "Πρ^(1/|o|) of a response"}[correction.level]
+    if correction.kind == "mask":
+        weight = f"{ratio} inside [{correction.floor or 0:g}, {correction.cap:g}], else 0"
+    else:
+        low = f", at least {correction.floor:g}" if correction.floor is not None else ""
+        weight = f"min({ratio}, {correction.cap:g}){low}"
+    is_vllm = config.rollout.engine == "vllm"
+    return f"{weight}, ρ = π_old/π_engine" + (
+        " (vLLM's kernels are not the trainer's; 2 unless set)" if is_vllm else ""
+    )
 
 
 def _switch(is_on: bool) -> str:
