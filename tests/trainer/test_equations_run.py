@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import get_args
 
 import pytest
 from toy import recipe
 
-from dapo.config.load import preset_names
+from dapo.config.load import preset_names, read_preset
+from dapo.config.schema import PolicyLossName
 from dapo.trainer.loop import train
 from dapo.trainer.start import start_run
 
@@ -48,7 +50,7 @@ MORE = {
     "dapo": ("algorithm.loss_aggregation=prompt", "algorithm.clip.dual=10.0", "algorithm.correction.cap=2.0", PARTS),
     "dr-grpo": ("algorithm.group.baseline=leave_one_out",),
     "grpo": (PARTS, "rewards.aggregation=normalize_then_sum"),
-    "ppo": ("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward", "algorithm.loss=gspo-token"),
+    "ppo": ("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward"),
 }
 
 
@@ -91,6 +93,8 @@ def calls() -> Iterator[set[CodeType]]:
 def test_a_step_of_every_preset_reaches_every_function_of_the_table(tmp_path: Path):
     reached: set[CodeType] = set()
     runs = [(preset, ()) for preset in preset_names()] + list(MORE.items())
+    losses = {read_preset(preset)["algorithm"].get("loss", "clip") for preset in preset_names()}
+    runs += [("grpo", (f"algorithm.loss={name}",)) for name in set(get_args(PolicyLossName)) - losses]
     for number, (preset, sets) in enumerate(runs):
         extra = ["algorithm.critic.pretrain_responses=1"] if preset in ("ppo", "vapo") else []
         keys = [f"preset={preset}", "train.steps=1", "train.updates_per_step=1", "checkpoint.every_steps=0"]
