@@ -63,11 +63,17 @@ def gspo_token(o: Response) -> Tensor:
     return -o.pessimistic(s * torch.exp(o.logp) / torch.exp(o.logp).detach())
 
 
+def reinforce(o: Response) -> Tensor:
+    """Williams (1992), with a baseline."""
+    return -(o.advantage * o.logp)
+
+
 FORMULAS: dict[str, Callable[[Response], Tensor]] = {
     "clip": clip,
     "cispo": cispo,
     "gspo": gspo,
     "gspo-token": gspo_token,
+    "reinforce": reinforce,
 }
 
 
@@ -106,5 +112,10 @@ WORKED: dict[str, list[Worked]] = {
     "gspo-token": [
         Worked([0.4, 0.1], [0.2, 0.1], 1.0, [-1.28, -1.28], [0.0, 0.0]),
         Worked([0.4, 0.1], [0.2, 0.1], -1.0, [ROOT, ROOT], [ROOT, ROOT]),  # one Â: the same as GSPO
+    ],
+    "reinforce": [
+        Worked(
+            [0.3, 0.1], [0.2, 0.4], 2.0, [-2 * math.log(0.3), -2 * math.log(0.1)], [-2.0, -2.0]
+        ),  # whatever π_old is
     ],
 }

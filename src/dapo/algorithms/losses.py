@@ -43,11 +43,15 @@ def policy_loss(
             return gspo_token(
                 logp, logp_old, advantage, lengths, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
             )
+        case "reinforce":
+            return reinforce(logp, advantage)
     raise ValueError(f"no policy loss {name}")
 
 
 def clipping_ratio(name: str, logp: Tensor, logp_old: Tensor, lengths: Sequence[int]) -> Tensor:
-    """[N] the ratio that the bounds of the loss `name` are about."""
+    """[N] the ratio that the bounds of the loss `name` are about; 1 where it has none."""
+    if name == "reinforce":
+        return torch.ones_like(logp)
     return sequence_ratio(logp, logp_old, lengths) if name.startswith("gspo") else policy_ratio(logp, logp_old)
 
 
@@ -85,6 +89,15 @@ def cispo(logp: Tensor, logp_old: Tensor, advantage: Tensor, *, clip_low: float 
     check_shapes("N", logp, logp_old, advantage)
     weight = _clip(policy_ratio(logp, logp_old), clip_low, clip_high).detach()
     return -weight * advantage.detach() * logp
+
+
+def reinforce(logp: Tensor, advantage: Tensor) -> Tensor:
+    """−Â log π_θ, the policy gradient with a baseline (Williams, 1992; RLOO, arXiv:2402.14740). [N] -> [N].
+
+    It has no ratio: for one update per step, where π_θ still is the policy that sampled. CISPO on policy is this.
+    """
+    check_shapes("N", logp, advantage)
+    return -advantage.detach() * logp
 
 
 def gspo(

@@ -299,7 +299,7 @@ class KlConfig(Section):
     place: Literal["loss", "reward"] = Field("loss", description="Add it to the loss, or subtract it from the reward.")
 
 
-PolicyLossName = Literal["clip", "cispo", "gspo", "gspo-token"]
+PolicyLossName = Literal["clip", "cispo", "gspo", "gspo-token", "reinforce"]
 
 
 class AlgorithmConfig(Section):
