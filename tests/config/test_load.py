@@ -30,7 +30,7 @@ def write(folder: Path, text: str) -> str:
 def test_the_presets_and_recipes_that_the_readme_promises_are_there():
     assert preset_names() == [
         "cispo", "dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "gspo", "ppo", "reinforce++", "rft",
-        "scalerl", "vanilla-ppo", "vapo",
+        "rloo", "scalerl", "vanilla-ppo", "vapo",
     ]  # fmt: skip
     assert recipe_names() == [
         "arithmetic-smollm2-135m",

@@ -93,6 +93,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "algorithm.group.baseline": "batch",
         "algorithm.group.std_over": "tokens",
     },
+    "rloo": {
+        "algorithm.advantage": "group",
+        "algorithm.loss": "reinforce",
+        "algorithm.loss_aggregation": "constant",
+        "algorithm.loss_constant_tokens": 1,
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "algorithm.group.baseline": "leave_one_out",
+        "algorithm.group.std": "none",
+    },
     "rft": {
         "algorithm.advantage": "none",
         "algorithm.loss_aggregation": "token",

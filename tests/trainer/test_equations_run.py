@@ -48,7 +48,6 @@ FORMULAS = {
 PARTS = "rewards.parts={short = {function = 'toy:short', weight = 0.5}}"
 MORE = {
     "dapo": ("algorithm.loss_aggregation=prompt", "algorithm.clip.dual=10.0", "algorithm.correction.cap=2.0", PARTS),
-    "dr-grpo": ("algorithm.group.baseline=leave_one_out",),
     "grpo": (PARTS, "rewards.aggregation=normalize_then_sum"),
     "ppo": ("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward"),
 }

@@ -84,6 +84,7 @@ OTHERS = (
     Arm("gspo", "GSPO (Qwen)", ("preset=gspo",), compared_with="naive"),
     Arm("scalerl", "ScaleRL (what of it is an algorithm)", ("preset=scalerl",), compared_with="cispo"),
     Arm("reinforce++", "REINFORCE++", ("preset=reinforce++",), compared_with="naive"),
+    Arm("rloo", "RLOO", ("preset=rloo",), compared_with="naive"),
     Arm("rft", "rejection-sampling fine-tuning", ("preset=rft",), compared_with="naive"),
     Arm("ppo", "PPO", ("preset=ppo",), compared_with="naive"),
     Arm("vanilla-ppo", "vanilla PPO (VAPO's baseline)", ("preset=vanilla-ppo",), compared_with="ppo"),
