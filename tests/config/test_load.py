@@ -28,7 +28,10 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_the_presets_and_recipes_that_the_readme_promises_are_there():
-    assert preset_names() == ["dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "ppo", "rft", "vanilla-ppo", "vapo"]
+    assert preset_names() == [
+        "cispo", "dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "gspo", "ppo", "reinforce++", "rft",
+        "rloo", "scalerl", "vanilla-ppo", "vapo",
+    ]  # fmt: skip
     assert recipe_names() == [
         "arithmetic-smollm2-135m",
         "dapo-math-7b-8x80gb",
@@ -284,9 +287,9 @@ def test_bad_overrides_name_key_value_reason_and_remedy(override: str, parts: li
         assert part in message
 
 
-def test_importance_correction_on_top_of_bypass_would_count_twice():
+def test_importance_correction_on_top_of_bypass_has_nothing_to_correct():
     message = refused("quickstart", "algorithm.old_logp=bypass", "algorithm.correction.cap=2.0")
-    assert "count twice" in message
+    assert "is 1 for every token" in message
 
 
 def test_stale_tokens_need_a_bound_and_dynamic_sampling():

@@ -52,6 +52,40 @@ def test_gradcheck():
     )
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_the_gradient_of_an_entropy_bonus(chunk: int):
+    """Of log-prob and entropy together; without being asked for it there is none."""
+    hidden, weight, bias, target = inputs(4, 3, 5)
+
+    def both(h: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return linear_logprobs(h, w, target, temperature=0.8, bias=b, chunk_tokens=chunk, entropy_gradient=True)
+
+    assert torch.autograd.gradcheck(both, (hidden, weight, bias))
+    logits = (hidden @ weight.t() + bias) / 0.8
+    assert_close(both(hidden, weight, bias)[1], -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1))
+
+
+def test_an_impossible_token_has_no_part_in_the_gradient_of_the_entropy():
+    hidden, weight, _, target = inputs(2, 3, 4)
+    bias = torch.tensor([0.0, 0.0, 0.0, -1e4], dtype=torch.float64)
+    _, entropy = linear_logprobs(hidden, weight, target, temperature=1.0, bias=bias, entropy_gradient=True)
+    (gradient,) = torch.autograd.grad(entropy.sum(), hidden)
+    three = (hidden @ weight[:3].t()).log_softmax(-1)
+    (expected,) = torch.autograd.grad(-(three.exp() * three).sum(), hidden)
+    assert_close(gradient, expected)
+
+
+def test_the_head_of_a_16_bit_model_works_in_float32():
+    """Products, softmax and log-probs: what bfloat16 rounds off a logit is above what a clip of 3e-4 could bear."""
+    hidden, weight, _, target = inputs(6, 64, 50, torch.bfloat16)
+    for entropy_gradient in (False, True):
+        logp, entropy = linear_logprobs(hidden, weight, target, temperature=0.7, entropy_gradient=entropy_gradient)
+        logits = hidden.double() @ weight.double().t() / 0.7
+        exact = logits.log_softmax(-1).gather(-1, target[:, None])[:, 0]
+        assert (logp.dtype, entropy.dtype) == (torch.float32, torch.float32)
+        assert_close(logp.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_uniform_logits_give_minus_log_V_and_the_largest_entropy():
     V = 8
     logp, entropy = linear_logprobs(torch.zeros(3, 2), torch.randn(V, 2), torch.tensor([0, 3, 7]), temperature=1.0)

@@ -1,4 +1,4 @@
-"""DAPO eq. 9 (group advantage), PPO eq. 2–3 (GAE), VAPO's length-adaptive λ, whitening."""
+"""DAPO eq. 9 (group advantage), RLOO, REINFORCE++, ScaleRL, PPO eq. 2–3 (GAE), VAPO's adaptive λ, whitening."""
 
 import math
 
@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from dapo.algorithms.advantages import decoupled_gae, gae, group_advantage, length_adaptive_lambda, whiten
+from dapo.algorithms.advantages import (
+    batch_centred,
+    decoupled_gae,
+    divide_by_batch_std,
+    gae,
+    group_advantage,
+    leave_one_out,
+    length_adaptive_lambda,
+    whiten,
+)
 
 F64 = torch.float64
 
@@ -255,3 +264,48 @@ def test_vapo_4_1_with_lambda_1_the_target_is_what_came_out_whatever_the_critic_
             reward, torch.randn(1, 3, dtype=F64), mask, gamma=1.0, lam=torch.tensor([0.4]), lam_critic=1.0
         )
         assert_close(target, torch.ones(1, 3, dtype=F64))
+
+
+# ---------------------------------------------------------------- other baselines, std over the step
+
+
+def test_rloo_is_the_reward_less_the_mean_of_the_others():
+    reward = torch.tensor([[1.0, 0.0, 0.0, -1.0]], dtype=F64)
+    assert_close(leave_one_out(reward), torch.tensor([[4 / 3, 0.0, 0.0, -4 / 3]], dtype=F64))  # 1 − (0 + 0 − 1)/3
+    reward = torch.randn(3, 5, dtype=F64)
+    others = (reward.sum(1, keepdim=True) - reward) / 4
+    assert_close(leave_one_out(reward), reward - others)
+    assert_close(leave_one_out(reward), 5 / 4 * group_advantage(reward, std="none"))
+    assert not leave_one_out(torch.full((2, 3), 0.1)).any()
+    with pytest.raises(ValueError, match="group of one"):
+        leave_one_out(torch.ones(3, 1))
+
+
+def test_a_baseline_over_the_step_needs_no_group():
+    reward = torch.tensor([[1.0], [0.0], [0.0], [1.0]], dtype=F64)
+    assert_close(batch_centred(reward), reward - 0.5)
+    assert not batch_centred(torch.full((2, 3), 0.1)).any()
+
+
+def test_scalerl_divides_by_the_std_of_all_advantages():
+    reward = torch.tensor([[1.0, 0.0], [3.0, 3.0]], dtype=F64)
+    centred = group_advantage(reward, std="none")  # ±1/2, 0, 0: sample variance (1/4 + 1/4)/3
+    expected = torch.tensor([[0.5, -0.5], [0.0, 0.0]], dtype=F64) / math.sqrt(1 / 6)
+    assert_close(divide_by_batch_std(centred, centred, eps=0.0), expected)
+    assert_close(divide_by_batch_std(7 * centred, 7 * centred, eps=0.0), expected)  # the scale of rewards is gone
+    of_rewards = centred / math.sqrt(27 / 12)  # rewards 1, 0, 3, 3: mean 7/4, squares 27/4, ÷3
+    assert_close(divide_by_batch_std(centred, reward, eps=0.0), of_rewards)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_a_step_without_differences_has_no_advantages(eps: float):
+    nothing = torch.zeros(2, 3, dtype=F64)
+    assert torch.equal(divide_by_batch_std(nothing, nothing, eps=eps), nothing)
+
+
+def test_limit_one_group_has_one_std_wherever_it_is_taken():
+    reward = torch.randn(1, 6, dtype=F64)
+    centred = group_advantage(reward, std="none")
+    for of in (centred, reward):
+        for std in ("sample", "population"):
+            assert_close(divide_by_batch_std(centred, of, std=std, eps=0.1), group_advantage(reward, std=std, eps=0.1))

@@ -267,3 +267,38 @@ def test_importance_weight_of_equal_policies_is_one_and_carries_no_gradient():
     weight = importance_weight(logp, logp.detach(), cap=2.0)
     assert torch.equal(weight, torch.ones(6))
     assert not weight.requires_grad
+
+
+def test_icepop_leaves_out_what_lies_outside_its_bounds():
+    rho = torch.tensor([0.4, 0.5, 1.0, 5.0, 5.1], dtype=F64)
+    got = importance_weight(rho.log(), torch.zeros(5, dtype=F64), cap=5.0, floor=0.5, kind="mask")
+    assert_close(got[[0, 2, 4]], torch.tensor([0.0, 1.0, 0.0], dtype=F64))
+    assert_close(
+        importance_weight(rho.log(), torch.zeros(5, dtype=F64), cap=5.0, floor=0.5),
+        torch.tensor([0.5, 0.5, 1.0, 5.0, 5.0], dtype=F64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "first"), [("token", [2.0, 1.0, 0.5]), ("sequence", [1.0] * 3), ("geometric", [1.0] * 3)]
+)
+def test_importance_weight_of_a_response_is_one_for_all_its_tokens(level: str, first: list[float]):
+    """Responses with ratios 2, 1, 1/2 and 4, 1: products 1 and 4, roots 1 and 2."""
+    rho = torch.tensor([2.0, 1.0, 0.5, 4.0, 1.0], dtype=F64)
+    got = importance_weight(rho.log(), torch.zeros(5, dtype=F64), [3, 2], cap=9.0, level=level)  # type: ignore[arg-type]
+    second = {"token": [4.0, 1.0], "sequence": [4.0, 4.0], "geometric": [2.0, 2.0]}[level]
+    assert_close(got, torch.tensor([*first, *second], dtype=F64))
+    masked = importance_weight(rho.log(), torch.zeros(5, dtype=F64), [3, 2], cap=3.0, kind="mask", level=level)  # type: ignore[arg-type]
+    assert torch.equal(masked == 0, got > 3.0)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_limit_responses_of_one_token_have_one_weight_at_every_level(level: str):
+    logp, engine = torch.randn(6, dtype=F64), torch.randn(6, dtype=F64)
+    got = importance_weight(logp, engine, [1] * 6, cap=2.0, level=level)  # type: ignore[arg-type]
+    assert_close(got, importance_weight(logp, engine, cap=2.0))
+
+
+def test_importance_weight_without_bounds_is_the_ratio():
+    logp = torch.tensor([3.0, -3.0, 40.0], dtype=F64)
+    assert_close(importance_weight(logp, torch.zeros(3, dtype=F64), cap=None), logp.clamp(max=20).exp())

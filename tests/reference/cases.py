@@ -6,7 +6,9 @@ reason.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
+
+from dapo.config.schema import PolicyLossName
 
 # Each preset as its paper has it; what is not named has the schema's default.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -56,6 +58,51 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sampling.max_staleness_updates": 16,
         "train.warmup_steps": 20,
     },
+    "cispo": {
+        "algorithm.advantage": "group",
+        "algorithm.loss": "cispo",
+        "algorithm.loss_aggregation": "token",
+        "algorithm.clip.low": None,
+        "algorithm.clip.high": 4.0,
+        "shaping.overlong_penalty": 1.0,
+        "sampling.dynamic": True,
+    },
+    "gspo": {
+        "algorithm.advantage": "group",
+        "algorithm.loss": "gspo",
+        "algorithm.loss_aggregation": "sequence",
+        "algorithm.clip.low": 3e-4,
+        "algorithm.clip.high": 4e-4,
+    },
+    "scalerl": {
+        "algorithm.advantage": "group",
+        "algorithm.loss": "cispo",
+        "algorithm.loss_aggregation": "prompt",
+        "algorithm.clip.low": None,
+        "algorithm.clip.high": 4.0,
+        "algorithm.group.std_over": "batch",
+        "sampling.dynamic": True,
+        "sampling.refill": False,
+        "train.weight_decay": 0.01,
+    },
+    "reinforce++": {
+        "algorithm.advantage": "group",
+        "algorithm.loss_aggregation": "token",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "algorithm.group.baseline": "batch",
+        "algorithm.group.std_over": "tokens",
+    },
+    "rloo": {
+        "algorithm.advantage": "group",
+        "algorithm.loss": "reinforce",
+        "algorithm.loss_aggregation": "constant",
+        "algorithm.loss_constant_tokens": 1,
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "algorithm.group.baseline": "leave_one_out",
+        "algorithm.group.std": "none",
+    },
     "rft": {
         "algorithm.advantage": "none",
         "algorithm.loss_aggregation": "token",
@@ -99,7 +146,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+# GSPO's two forms differ only where a response's tokens have advantages of their own, and the first refuses those.
+OF_GROUPS = tuple(name for name in get_args(PolicyLossName) if name != "gspo-token")
+OF_TOKENS = tuple(name for name in get_args(PolicyLossName) if name != "gspo")
 DAPO = {"preset": "dapo"}
+CORRECTED = {"preset": "dapo", "algorithm.correction.cap": 1.5}
+MASKED = {"preset": "grpo", "algorithm.correction.cap": 1.5, "algorithm.correction.kind": "mask"}
+OVER_BATCH = {"preset": "dapo", "algorithm.group.std_over": "batch"}
+CISPO = {"preset": "dapo", "algorithm.loss": "cispo"}
+GSPO = {"preset": "dapo", "algorithm.loss": "gspo"}
 GRPO = {"preset": "grpo"}
 PPO = {"preset": "ppo", "algorithm.critic.lr": 1e-2}
 VAPO = {"preset": "vapo", "algorithm.critic.lr": 1e-2}
@@ -153,18 +208,38 @@ CASES = (
     Case("sampling.temperature", (1.0, 0.7, 1.6), GRPO),
     Case("sampling.temperature", (0.7, 1.6), KL_IN_REWARD),
     Case("algorithm.advantage", ("group", "gae", "none"), {"preset": "ppo", "algorithm.positive_nll": 0.3}),
+    Case("algorithm.loss", OF_GROUPS, DAPO),
+    Case("algorithm.loss", OF_TOKENS, PPO),
     Case("algorithm.loss_aggregation", ("token", "sequence", "prompt", "constant"), DAPO),
+    Case("algorithm.loss_aggregation", ("token", "sequence", "prompt", "constant"), GSPO),
     Case("algorithm.loss_aggregation", ("token", "sequence", "prompt", "constant"), ALL_TERMS),
     Case("algorithm.loss_constant_tokens", (None, 5, 40), {"preset": "dr-grpo"}),
     Case("algorithm.old_logp", ("recompute", "bypass"), DAPO),
     Case("algorithm.old_logp", ("recompute", "bypass"), KL_IN_REWARD),
     Case("algorithm.correction.cap", (None, 0.8, 1.5), DAPO),
+    Case("algorithm.correction.floor", (None, 0.7), CORRECTED),
+    Case("algorithm.correction.kind", ("truncate", "mask"), CORRECTED | {"algorithm.correction.floor": 0.7}),
+    Case("algorithm.correction.level", ("token", "sequence", "geometric"), CORRECTED),
+    Case("algorithm.correction.level", ("token", "sequence", "geometric"), MASKED),
+    Case("algorithm.correction.floor", (None, 0.7), MASKED),
     Case("algorithm.positive_nll", (0.0, 0.1, 1.0), VAPO),
     Case("algorithm.clip.low", (0.05, 0.2, 0.6), DAPO),
+    Case("algorithm.clip.low", (None, 0.05, 0.2), CISPO),
+    Case("algorithm.clip.low", (0.1, 0.5), GSPO),
     Case("algorithm.clip.high", (0.05, 0.28, 0.9), DAPO),
+    Case("algorithm.clip.high", (0.05, 0.28), CISPO),
+    Case("algorithm.clip.high", (0.05, 0.28), GSPO),
     Case("algorithm.clip.dual", (None, 1.1, 1.5), DAPO),
+    Case("algorithm.clip.dual", (None, 1.02), GSPO),
     Case("algorithm.group.std", ("sample", "population", "none"), DAPO),
     Case("algorithm.group.eps", (1e-6, 0.1, 0.5), DAPO),
+    Case("algorithm.group.baseline", ("group", "leave_one_out", "batch"), DAPO | {"algorithm.group.std": "none"}),
+    Case("algorithm.group.baseline", ("group", "batch"), OVER_BATCH),
+    Case("algorithm.group.std_over", ("group", "batch", "batch_rewards", "tokens"), DAPO),
+    Case("algorithm.group.std", ("sample", "population"), OVER_BATCH),
+    Case("algorithm.group.eps", (1e-6, 0.1), OVER_BATCH),
+    Case("algorithm.entropy_coefficient", (0.0, 0.1), DAPO | {"sampling.temperature": 0.7}),
+    Case("algorithm.entropy_coefficient", (0.0, 0.1), ALL_TERMS),
     Case("algorithm.gae.gamma", (1.0, 0.9), PPO),
     Case("algorithm.gae.lam", (0.95, 0.5, 1.0), PPO),
     Case("algorithm.gae.lam_critic", (None, 1.0, 0.3), PPO | {"algorithm.gae.lam": 0.95}),
@@ -234,6 +309,7 @@ ELSEWHERE = {
     "sampling.top_p": REFUSED,
     "sampling.top_k": REFUSED,
     "sampling.dynamic": SAMPLING + "test_dynamic",
+    "sampling.refill": SAMPLING + "test_without_refilling",
     "sampling.schedule": SCHEDULE,
     "sampling.generation_multiple": SCHEDULE,
     "sampling.max_prompts_tried_per_step": SAMPLING + "test_max_prompts_tried_per_step",

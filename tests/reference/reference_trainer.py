@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dapo.types import Group, StopReason, Verdict
+from policy_losses import FORMULAS, Response, ratio_of
 
 Keys = dict[str, Any]
 Gradients = dict[str, Tensor]
@@ -171,6 +172,11 @@ class ReferenceTrainer:
             d = [kl(logp, row.logp_ref, keys["algorithm.kl.kind"]) for row, logp in zip(rows, logps, strict=True)]
             said["kl_ref"] = mean(d, rows, keys).item()
             loss = loss + keys["algorithm.kl.coefficient"] * mean(d, rows, keys)
+        if keys["algorithm.entropy_coefficient"]:
+            H = [
+                -(torch.exp(x) * x).sum(dim=-1) for x in log_softmaxes(self.policy, rows, keys["sampling.temperature"])
+            ]
+            loss = loss - keys["algorithm.entropy_coefficient"] * mean(H, rows, keys)
         if keys["algorithm.positive_nll"]:  # VAPO eq. 9–10
             right = [logp for row, logp in zip(rows, logps, strict=True) if row.is_correct]
             nll = -torch.cat(right).mean() if right else torch.zeros(())
@@ -275,9 +281,35 @@ def group_advantages(rows: list[Row], keys: Keys) -> None:
             total = [sum_ + weight(name, keys) * A for sum_, A in zip(total, alone, strict=True)]
         advantages = normalized(total, keys)
     else:
-        advantages = [A for group in groups for A in normalized([row.reward for row in group], keys)]
+        advantages = [A for group in groups for A in less_baseline([row.reward for row in group], rows, keys)]
+        advantages = divided(advantages, rows, keys)
     for row, A in zip((row for group in groups for row in group), advantages, strict=True):
         row.advantage = torch.tensor([A] * len(row.tokens), dtype=torch.float64)
+    if keys["algorithm.group.std_over"] == "tokens":
+        whiten(rows)
+
+
+def less_baseline(rewards: list[float], rows: list[Row], keys: Keys) -> list[float]:
+    """Of a group: eq. 9, RLOO (arXiv:2402.14740), or REINFORCE++ (arXiv:2501.03262)."""
+    if (keys["algorithm.group.baseline"], keys["algorithm.group.std_over"]) == ("group", "group"):
+        return normalized(rewards, keys)
+    match keys["algorithm.group.baseline"]:
+        case "group":
+            return normalized(rewards, keys | {"algorithm.group.std": "none"})
+        case "leave_one_out":
+            return [R - (math.fsum(rewards) - R) / (len(rewards) - 1) for R in rewards]
+    everybody = math.fsum(row.reward for row in rows) / len(rows)
+    return [R - everybody for R in rewards]
+
+
+def divided(advantages: list[float], rows: list[Row], keys: Keys) -> list[float]:
+    """By the std over the step: of the advantages (ScaleRL, arXiv:2510.13786) or of the rewards (arXiv:2508.08221)."""
+    over, std = keys["algorithm.group.std_over"], keys["algorithm.group.std"]
+    if over in ("group", "tokens") or std == "none":
+        return advantages
+    of = torch.tensor(advantages if over == "batch" else [row.reward for row in rows], dtype=torch.float64)
+    divisor = float(of.std(correction=int(std == "sample"))) + keys["algorithm.group.eps"]
+    return [A / divisor for A in advantages]
 
 
 def normalized(rewards: list[float], keys: Keys) -> list[float]:
@@ -309,9 +341,13 @@ def gae_advantages(rows: list[Row], keys: Keys) -> None:
         row.target = gae(reward, row.value_old, gamma, lam if lam_critic is None else lam_critic) + row.value_old
         row.outcome = gae(reward, row.value_old, gamma, 1.0) + row.value_old
     if keys["algorithm.gae.whiten"]:
-        kept = torch.cat([row.advantage for row in rows if row.is_in_loss] or [torch.empty(0)])
-        for row in rows:  # what leaves the loss has no say in it, and no advantage either
-            row.advantage = (row.advantage - kept.mean()) / torch.sqrt(kept.var() + 1e-8) * row.is_in_loss
+        whiten(rows)
+
+
+def whiten(rows: list[Row]) -> None:
+    kept = torch.cat([row.advantage for row in rows if row.is_in_loss] or [torch.empty(0)])
+    for row in rows:  # what leaves the loss has no say in it, and no advantage either
+        row.advantage = (row.advantage - kept.mean()) / torch.sqrt(kept.var() + 1e-8) * row.is_in_loss
 
 
 def gae(reward: Tensor, value: Tensor, gamma: float, lam: float) -> Tensor:
@@ -333,19 +369,27 @@ def explained_variance(rows: list[Row]) -> float:
 
 
 def policy_loss(row: Row, logp: Tensor, keys: Keys) -> Tensor:
-    """[T] Eq. 10, the dual clip (arXiv:1912.09729), and the truncated importance weight on top of both."""
-    low, high, dual = (keys[f"algorithm.clip.{name}"] for name in ("low", "high", "dual"))
-    ratio, A = ratio_of(logp, row.logp_old), row.advantage
-    gain = torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
-    if dual is not None:
-        gain = torch.where(A < 0, torch.maximum(gain, dual * A), gain)
+    """[T] The paper's loss, and the importance weight on top."""
+    bounds = (keys[f"algorithm.clip.{name}"] for name in ("low", "high", "dual"))
+    loss = FORMULAS[keys["algorithm.loss"]](Response(logp, row.logp_old, row.advantage, *bounds))
     if keys["algorithm.correction.cap"] is not None:
-        gain = gain * ratio_of(row.logp_old, row.logp_engine).clamp(max=keys["algorithm.correction.cap"])
-    return -gain
+        loss = loss * importance_weights(row, keys)
+    return loss
 
 
-def ratio_of(logp: Tensor, other: Tensor) -> Tensor:
-    return torch.exp((logp - other).clamp(-20, 20))
+def importance_weights(row: Row, keys: Keys) -> Tensor:
+    """[T] Truncated, or masked as in IcePop (arXiv:2510.18855); of a token, of the response, of its geometric mean."""
+    cap, floor, kind, level = (keys[f"algorithm.correction.{name}"] for name in ("cap", "floor", "kind", "level"))
+    of, T = (row.logp_old, row.logp_engine), len(row.tokens)
+    rho = {
+        "token": lambda: ratio_of(*of),
+        "sequence": lambda: ratio_of(of[0].sum(), of[1].sum()).repeat(T),
+        "geometric": lambda: ratio_of(of[0].mean(), of[1].mean()).repeat(T),
+    }[level]()
+    low = 0.0 if floor is None else floor
+    if kind == "mask":
+        return torch.tensor([w if low <= w <= cap else 0.0 for w in rho.tolist()], dtype=torch.float64)
+    return torch.tensor([min(max(w, low), cap) for w in rho.tolist()], dtype=torch.float64)
 
 
 def kl(logp: Tensor, logp_ref: Tensor, kind: str) -> Tensor:
@@ -390,11 +434,13 @@ def hidden_of(backbone: Any, rows: list[Row]) -> list[Tensor]:
 
 def log_probs(model: Any, rows: list[Row], temperature: float) -> list[Tensor]:
     """For each row [T]: log π(o_t | q, o_<t) at the temperature it was drawn with."""
-    parts = []
-    for row, hidden in zip(rows, hidden_of(model.model, rows), strict=True):
-        everything = torch.log_softmax(model.lm_head(hidden) / temperature, dim=-1)  # [T, V]
-        parts.append(everything[range(len(row.tokens)), row.tokens])
-    return parts
+    everything = log_softmaxes(model, rows, temperature)
+    return [x[range(len(row.tokens)), row.tokens] for row, x in zip(rows, everything, strict=True)]
+
+
+def log_softmaxes(model: Any, rows: list[Row], temperature: float) -> list[Tensor]:
+    """For each row [T, V]: log π of every token of the vocabulary."""
+    return [torch.log_softmax(model.lm_head(x) / temperature, dim=-1) for x in hidden_of(model.model, rows)]
 
 
 def values(critic: Critic, rows: list[Row]) -> list[Tensor]:

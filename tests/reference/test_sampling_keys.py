@@ -117,6 +117,15 @@ def test_schedule_and_generation_multiple_change_what_is_tried_not_what_is_chose
     assert tried[1:] == [8, 12]  # whole batches of 4, or of 3 · 4
 
 
+def test_without_refilling(tmp_path: Path):
+    """Of the problems 0, 1, 2, 3 the mixed ones are trained on, and the next step begins with 4; nobody is told."""
+    steps = Steps(tmp_path, "preset=dapo", "sampling.refill=false")
+    sampled = steps.sample()
+    assert [int(group.problem.id) for group in sampled.groups] == [0, 2]
+    assert (sampled.accounting.prompts_tried, sampled.events) == (4, [])
+    assert steps.chosen() == [4, 6]
+
+
 @pytest.mark.parametrize("is_carried", [True, False])
 def test_carry_over(tmp_path: Path, is_carried: bool):
     """Surplus groups of the first step are the second's, or are thrown away."""

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import get_args
 
 import pytest
 from toy import recipe
 
-from dapo.config.load import preset_names
+from dapo.config.load import preset_names, read_preset
+from dapo.config.schema import PolicyLossName
 from dapo.trainer.loop import train
 from dapo.trainer.start import start_run
 
@@ -90,6 +92,8 @@ def calls() -> Iterator[set[CodeType]]:
 def test_a_step_of_every_preset_reaches_every_function_of_the_table(tmp_path: Path):
     reached: set[CodeType] = set()
     runs = [(preset, ()) for preset in preset_names()] + list(MORE.items())
+    losses = {read_preset(preset)["algorithm"].get("loss", "clip") for preset in preset_names()}
+    runs += [("grpo", (f"algorithm.loss={name}",)) for name in set(get_args(PolicyLossName)) - losses]
     for number, (preset, sets) in enumerate(runs):
         extra = ["algorithm.critic.pretrain_responses=1"] if preset in ("ppo", "vapo") else []
         keys = [f"preset={preset}", "train.steps=1", "train.updates_per_step=1", "checkpoint.every_steps=0"]

@@ -1,4 +1,4 @@
-"""Advantages: the group baseline of GRPO and DAPO, and the generalised advantage estimation of PPO and VAPO."""
+"""Advantages: one per response (GRPO, DAPO, RLOO, REINFORCE++, ScaleRL), and one per token by a critic (PPO, VAPO)."""
 
 from typing import Literal
 
@@ -31,6 +31,34 @@ def group_advantage(
         return centred
     scaled = centred / (reward.std(dim=1, correction=1 if std == "sample" else 0, keepdim=True) + eps)
     return torch.where(is_equal, centred, scaled)  # with ε = 0 an all-equal group would be 0/0
+
+
+def leave_one_out(reward: Tensor) -> Tensor:
+    """Â_i = R_i − mean of the others' = G/(G−1) (R_i − mean({R})): RLOO (arXiv:2402.14740). [P, G] -> [P, G].
+
+    The baseline of a completion does not hold its own reward, and is unbiased for that.
+    """
+    G = reward.shape[1]
+    return group_advantage(reward, std="none") * (G / (G - 1))
+
+
+def batch_centred(reward: Tensor) -> Tensor:
+    """R_i − mean over all responses of the step: REINFORCE++ (arXiv:2501.03262). [P, G] -> [P, G], G = 1 too."""
+    return group_advantage(reward.reshape(1, -1), std="none").view_as(reward)
+
+
+def divide_by_batch_std(
+    advantage: Tensor, of: Tensor, *, std: Literal["sample", "population"] = "sample", eps: float = 1e-6
+) -> Tensor:
+    """A_i / (std({X}) + ε) over all responses of the step. [P, G] -> [P, G].
+
+    ScaleRL (arXiv:2510.13786) section 3.2 divides by the std of the advantages themselves, `of` = A. TRL's
+    scale_rewards = "batch" (arXiv:2508.08221) divides by that of the rewards, which holds the differences between
+    groups too, `of` = R. Conventions are those of `group_advantage`; advantages that are all 0 stay 0.
+    """
+    check_shapes("P G", advantage, of)
+    scaled = advantage / (of.std(correction=1 if std == "sample" else 0) + eps)
+    return torch.where(advantage == 0, torch.zeros_like(advantage), scaled)  # with ε = 0 it would be 0/0
 
 
 def gae(reward: Tensor, value: Tensor, mask: Tensor, *, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:

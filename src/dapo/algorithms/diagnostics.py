@@ -9,7 +9,6 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from dapo.algorithms.losses import policy_ratio
 from dapo.algorithms.shapes import check_shapes
 
 
@@ -37,19 +36,21 @@ class ClippedTokens:
 
 @torch.no_grad()
 def clipped_tokens(
-    logp: Tensor,
-    logp_old: Tensor,
+    ratio: Tensor,
     advantage: Tensor,
     *,
-    clip_low: float,
+    clip_low: float | None,
     clip_high: float,
     dual_clip: float | None = None,
 ) -> ClippedTokens:
-    """Tokens whose gradient the clip of `losses.clipped_surrogate` removes, by side. Â = 0 is never clipped."""
-    check_shapes("N", logp, logp_old, advantage)
-    ratio = policy_ratio(logp, logp_old)
+    """Tokens whose gradient the clip removes, by side; `ratio` is that of the loss (`losses.clipping_ratio`), [N].
+
+    Â = 0 is never clipped. CISPO bounds the weight of a token and leaves its gradient: there `high` are the tokens
+    with Â > 0 and a truncated weight.
+    """
+    check_shapes("N", ratio, advantage)
     return ClippedTokens(
-        low=(advantage < 0) & (ratio < 1 - clip_low),
+        low=(advantage < 0) & (ratio < (float("-inf") if clip_low is None else 1 - clip_low)),
         high=(advantage > 0) & (ratio > 1 + clip_high),
         dual=(advantage < 0) & (ratio > (float("inf") if dual_clip is None else dual_clip)),
     )
@@ -96,8 +97,8 @@ def explained_variance(value: Tensor, ret: Tensor) -> float:
 
 
 def effective_sample_size(weight: float, weight_squared: float, *, n: float) -> float:
-    """(Σ w)² / (N Σ w²) in (0, 1] from its sums: the share of tokens that importance weights leave in effect."""
-    return weight**2 / (n * weight_squared)
+    """(Σ w)² / (N Σ w²) in [0, 1] from its sums: the share of tokens that importance weights leave in effect."""
+    return weight**2 / (n * weight_squared) if weight_squared else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapo.algorithms.advantages import decoupled_gae, gae, group_advantage, length_adaptive_lambda, whiten
+from dapo.algorithms.advantages import (
+    decoupled_gae,
+    divide_by_batch_std,
+    gae,
+    group_advantage,
+    leave_one_out,
+    length_adaptive_lambda,
+    whiten,
+)
 from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean, token_mean
 from dapo.algorithms.diagnostics import clipped_tokens
-from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, positive_nll, value_loss
+from dapo.algorithms.losses import (
+    cispo,
+    clipped_surrogate,
+    gspo,
+    importance_weight,
+    kl_penalty,
+    policy_ratio,
+    positive_nll,
+    value_loss,
+)
 from dapo.algorithms.parts import normalize_then_sum, sum_contributions, weighted_sum
 from dapo.algorithms.shaping import overlong_filter, soft_overlong_penalty, token_rewards
 
@@ -136,9 +153,27 @@ def surrogate_is_ppo(make: _Maker) -> Result:
 def clipped_is_gradient_gone(make: _Maker) -> Result:
     logp, old, advantage = make.normal(24).requires_grad_(), make.normal(24), make.normal(24)
     clipped_surrogate(logp, old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=3.0).sum().backward()
-    sides = clipped_tokens(logp, old, advantage, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    sides = clipped_tokens(policy_ratio(logp, old), advantage, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     assert logp.grad is not None, "the surrogate passes a gradient to logp"
     return (logp.grad == 0).double(), (sides.low | sides.high | sides.dual).double()
+
+
+def cispo_values(make: _Maker) -> Result:
+    p, q, advantage = make([0.3, 0.1]), make([0.2, 0.4]), make([2.0, -1.0])  # ratios 1.5 and 1/4
+    loss = cispo(p.log(), q.log(), advantage, clip_low=None, clip_high=0.28)
+    return [-2.56 * math.log(0.3), 0.25 * math.log(0.1)], loss
+
+
+def gspo_values(make: _Maker) -> Result:
+    p, q = make([0.4, 0.1, 0.1]), make([0.2, 0.1, 0.1])  # two tokens with ratios 2 and 1, s = √2; and one with 1
+    loss = gspo(p.log(), q.log(), make([-1.0, -1.0, 3.0]), [2, 1], clip_low=3e-4, clip_high=4e-4)
+    return [math.sqrt(2), math.sqrt(2), -3.0], loss
+
+
+def gspo_of_one_token(make: _Maker) -> Result:
+    logp, old, advantage = make.normal(24), make.normal(24), make.normal(24)
+    one = gspo(logp, old, advantage, [1] * 24, clip_low=0.2, clip_high=0.28)
+    return clipped_surrogate(logp, old, advantage, clip_low=0.2, clip_high=0.28), one
 
 
 def overlong_values(make: _Maker) -> Result:
@@ -214,6 +249,23 @@ def weight_values(make: _Maker) -> Result:
     return [1.0, 2.0, math.exp(-1)], importance_weight(log_ratio, torch.zeros_like(log_ratio), cap=2.0)
 
 
+def mask_values(make: _Maker) -> Result:
+    # responses with ratios (2, 1, 1/2) and (8, 2): geometric means 1 and 4, of which the mask keeps the first
+    ratio = make([2.0, 1.0, 0.5, 8.0, 2.0])
+    zero = torch.zeros_like(ratio)
+    got = importance_weight(ratio.log(), zero, [3, 2], cap=3.0, floor=0.5, kind="mask", level="geometric")
+    return [1.0, 1.0, 1.0, 0.0, 0.0], got
+
+
+def rloo_values(make: _Maker) -> Result:
+    return [4 / 3, 0.0, 0.0, -4 / 3], leave_one_out(make([[1.0, 0.0, 0.0, -1.0]]))
+
+
+def batch_std_values(make: _Maker) -> Result:
+    centred = group_advantage(make([[1.0, 0.0], [3.0, 3.0]]), std="none")  # ±1/2, 0, 0: sample variance 1/6
+    return [math.sqrt(1.5), -math.sqrt(1.5), 0.0, 0.0], divide_by_batch_std(centred, centred, eps=0.0)
+
+
 # ------------------------------------------------------------------ means and their invariance
 
 
@@ -261,10 +313,15 @@ CHECKS: list[tuple[str, str, Callable[[_Maker], Result]]] = [
     ("GDPO 4–7", "two parts normalized each: ±0.547723 / ±1.095445", parts_values),
     ("GDPO 4–7", "scale and offset of a part change nothing", parts_scale),
     ("GDPO 1", "what each part adds to the advantage sums to it", parts_sum),
+    ("RLOO", "the reward less the mean of the others': ±4/3", rloo_values),
+    ("ScaleRL 3.2", "advantages over the std of all of the step's", batch_std_values),
     ("DAPO 10", "clip-higher and dual clip, six corners", surrogate_values),
     ("DAPO 10", "on policy the gradient is −Â", surrogate_gradient),
     ("DAPO 1, 5", "equal clips are PPO's", surrogate_is_ppo),
     ("DAPO 10", "a token counts as clipped exactly when its gradient is gone", clipped_is_gradient_gone),
+    ("CISPO 4–5", "clipped weights times log π", cispo_values),
+    ("GSPO 5, 7", "the ratio of a response is the mean of its tokens' in logs", gspo_values),
+    ("GSPO 5, 7", "responses of one token: the clipped surrogate", gspo_of_one_token),
     ("DAPO 12", "token mean −0.2875 for every micro-batch split", mean_values),
     ("DAPO 5, 8, 12", "with equal lengths all means agree", means_agree),
     ("DAPO 12", "gradient is the same for every split and order", gradient_split),
@@ -280,4 +337,5 @@ CHECKS: list[tuple[str, str, Callable[[_Maker], Result]]] = [
     ("VAPO 4.2", "length-adaptive λ, clamped to [0, 1]", lambda_values),
     ("VAPO 9–10", "positive-example NLL has its own token count", nll_values),
     ("—", "truncated importance weight", weight_values),
+    ("IcePop", "a response outside [0.5, 3] in the geometric mean leaves the loss", mask_values),
 ]

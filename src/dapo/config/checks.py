@@ -20,9 +20,9 @@ def check_combinations(config: Config) -> None:
 
 
 def check_group_size(config: Config) -> None:
-    """A group advantage needs a group."""
+    """A group advantage needs a group; a baseline over the step does not."""
     sampling, algorithm = config.sampling, config.algorithm
-    if algorithm.advantage == "group" and sampling.responses_per_prompt < 2:
+    if algorithm.advantage == "group" and algorithm.group.baseline != "batch" and sampling.responses_per_prompt < 2:
         raise _error(
             "sampling.responses_per_prompt",
             sampling.responses_per_prompt,
@@ -32,9 +32,16 @@ def check_group_size(config: Config) -> None:
 
 
 def check_clip(config: Config) -> None:
-    """The ratio's bounds."""
+    """The ratio's bounds, as the policy loss has them."""
     algorithm = config.algorithm
-    if not 0 < algorithm.clip.low < 1:
+    if algorithm.clip.low is None and algorithm.loss != "cispo":
+        raise _error(
+            "algorithm.clip.low",
+            "none",
+            f"only the weight of algorithm.loss = cispo has no lower bound; this is {algorithm.loss}.",
+            "Use a number above 0 and below 1; the paper has 0.2.",
+        )
+    if algorithm.clip.low is not None and not 0 < algorithm.clip.low < 1:
         raise _error(
             "algorithm.clip.low",
             algorithm.clip.low,
@@ -98,6 +105,14 @@ def check_updates(config: Config) -> None:
 def check_dynamic(config: Config) -> None:
     """Dynamic sampling: its budget, and what it cannot be combined with."""
     sampling, algorithm = config.sampling, config.algorithm
+    for switch in ("carry_over", "partial_rollouts"):
+        if getattr(sampling, switch) and not sampling.refill:
+            raise _error(
+                f"sampling.{switch}",
+                True,
+                "it keeps what a step had more than it needed; with sampling.refill = false no step has more.",
+                f"Set sampling.refill = true, or sampling.{switch} = false.",
+            )
     if sampling.dynamic and config.max_prompts_tried_per_step < sampling.prompts_per_step:
         raise _error(
             "sampling.max_prompts_tried_per_step",
@@ -115,15 +130,35 @@ def check_dynamic(config: Config) -> None:
 
 
 def check_importance(config: Config) -> None:
-    """Importance weights must not be applied twice."""
+    """Importance weights need two policies, and bounds in order."""
     algorithm = config.algorithm
+    floor, cap = algorithm.correction.floor, algorithm.correction.cap
+    if floor is not None and cap is not None and floor >= cap:
+        raise _error(
+            "algorithm.correction.floor",
+            floor,
+            f"it must be below algorithm.correction.cap = {cap:g}; no weight lies between them.",
+            "IcePop has 0.5 and 5.",
+        )
     if algorithm.old_logp == "bypass" and algorithm.correction.cap is not None:
         raise _error(
             "algorithm.correction.cap",
             algorithm.correction.cap,
-            'with algorithm.old_logp = "bypass" the ratio already starts at the engine\'s log-probs; '
-            "a weight on top would count twice.",
+            'with algorithm.old_logp = "bypass" the engine\'s log-probs are π_old: ρ = π_old/π_engine is 1 for every '
+            "token, and there is nothing to correct. The policy ratio itself starts at the engine's.",
             'Set algorithm.correction.cap = "none", or algorithm.old_logp = "recompute".',
+        )
+
+
+def check_sequence_loss(config: Config) -> None:
+    """One ratio for a response needs one advantage for it."""
+    if config.algorithm.loss == "gspo" and config.has_critic:
+        raise _error(
+            "algorithm.loss",
+            "gspo",
+            'it has one ratio for a response; with algorithm.advantage = "gae" a critic gives every token an advantage '
+            "of its own.",
+            'Set algorithm.loss = "gspo-token", or algorithm.advantage = "group".',
         )
 
 
@@ -272,6 +307,35 @@ def check_sources(config: Config) -> None:
         seen[same] = source.key
 
 
+def check_advantage(config: Config) -> None:
+    """Baseline and std of a response's advantage."""
+    group = config.algorithm.group
+    if config.algorithm.advantage != "group":
+        return
+    if group.std_over == "group" and group.baseline != "group" and group.std != "none":
+        raise _error(
+            "algorithm.group.std_over",
+            "group",
+            f"algorithm.group.baseline = {group.baseline} is not divided by the std of a group, in any paper.",
+            'Set algorithm.group.std_over = "batch", or algorithm.group.std = "none" to divide by nothing.',
+        )
+    if group.std_over == "tokens" and group.std != "sample":
+        raise _error(
+            "algorithm.group.std",
+            group.std,
+            'algorithm.group.std_over = "tokens" whitens with the sample variance, as verl does.',
+            'Set algorithm.group.std = "sample", or algorithm.group.std_over = "batch".',
+        )
+    is_default = (group.baseline, group.std_over) == ("group", "group")
+    if config.rewards.aggregation == "normalize_then_sum" and not is_default:
+        raise _error(
+            "rewards.aggregation",
+            config.rewards.aggregation,
+            "it has its own two normalizations, within the group and over the step (GDPO).",
+            'Leave algorithm.group.baseline and std_over out, or set rewards.aggregation = "sum_then_normalize".',
+        )
+
+
 CHECKS = (
     check_sources,
     check_resting,
@@ -279,12 +343,14 @@ CHECKS = (
     check_parts,
     check_aggregation,
     check_group_size,
+    check_advantage,
     check_clip,
     check_overlong,
     check_whole_distribution,
     check_updates,
     check_dynamic,
     check_importance,
+    check_sequence_loss,
     check_kl,
     check_carrying,
 )
@@ -304,6 +370,24 @@ class Needs:
 
 
 NEEDS = (
+    Needs(
+        ("algorithm.correction.floor", "algorithm.correction.kind", "algorithm.correction.level"),
+        lambda c: c.algorithm.correction.cap is not None,
+        "algorithm.correction.cap",
+        "algorithm.correction.cap",
+    ),
+    Needs(
+        ("algorithm.group.std_over",),
+        lambda c: c.algorithm.group.std != "none",
+        'algorithm.group.std = "sample" or "population"',
+        "algorithm.group.std",
+    ),
+    Needs(  # the others have no surrogate that could be bounded from below
+        ("algorithm.clip.dual",),
+        lambda c: c.algorithm.clip.dual is None or c.algorithm.loss in ("clip", "gspo", "gspo-token"),
+        'algorithm.loss = "clip", "gspo" or "gspo-token"',
+        "algorithm.loss",
+    ),
     Needs(
         ("algorithm.group.",),
         lambda c: c.algorithm.advantage == "group",
@@ -342,10 +426,16 @@ NEEDS = (
         "shaping.overlong_penalty",
     ),
     Needs(
-        ("sampling.fill_policy", "sampling.max_prompts_tried_per_step", "sampling.schedule"),
+        ("sampling.fill_policy", "sampling.max_prompts_tried_per_step", "sampling.schedule", "sampling.refill"),
         lambda c: c.sampling.dynamic,
         "sampling.dynamic = true",
         "sampling.dynamic",
+    ),
+    Needs(
+        ("sampling.fill_policy", "sampling.max_prompts_tried_per_step", "sampling.generation_multiple"),
+        lambda c: c.sampling.refill,
+        "sampling.refill = true",
+        "sampling.refill",
     ),
     Needs(
         ("sampling.generation_multiple",),

@@ -39,7 +39,7 @@ class Resolved:
 
     name: str
     config: Config
-    origin: Mapping[str, str]  # key -> "preset" | "recipe" | "--set"; keys not in it have their default
+    origin: Mapping[str, str]  # key -> "preset" | "recipe" | "--set", or the key that it follows; else: default
     unused: Mapping[str, str]  # key -> what it would need
 
 
@@ -63,7 +63,21 @@ def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
             refuse_old_value(key, value)
         merged = with_changes(merged, keys)
         origin = {key: layer if key in flat else origin[key] for key in merged}
+    if needs_correction(merged):
+        merged[CORRECTION], origin[CORRECTION] = VLLM_CORRECTION, "rollout.engine"
     return resolve(path.stem, merged, origin)
+
+
+CORRECTION, VLLM_CORRECTION = "algorithm.correction.cap", 2.0
+
+
+def needs_correction(keys: Mapping[str, Any]) -> bool:
+    """vLLM's kernels are not the trainer's: truncated importance sampling is on unless the key is set.
+
+    Not where the engine's log-probs are π_old: then there is nothing to correct.
+    """
+    is_bypass = keys.get("algorithm.old_logp") == "bypass"
+    return keys.get("rollout.engine") == "vllm" and CORRECTION not in keys and not is_bypass
 
 
 def resolve(name: str, keys: Mapping[str, Any], origin: Mapping[str, str]) -> Resolved:

@@ -182,6 +182,11 @@ class SamplingConfig(Section):
     dynamic: bool = Field(
         False, description="Dynamic sampling (eq. 11): train on groups with 0 < correct < G only, refill until full."
     )
+    refill: bool = Field(
+        True,
+        description="With dynamic: try more prompts until the step is full. false: groups that are not mixed leave a "
+        "step of prompts_per_step prompts, and nothing takes their place (ScaleRL).",
+    )
     schedule: Literal["stream", "rounds"] = Field(
         "stream",
         description="stream verifies and refills as responses finish; rounds waits for whole generation batches.",
@@ -226,7 +231,9 @@ class SamplingConfig(Section):
 class ClipConfig(Section):
     """Bounds of the policy ratio (eq. 10)."""
 
-    low: float = Field(description="ε_low: the ratio is clipped at 1 − low.")
+    low: OptionalFloat = Field(
+        description="ε_low: the ratio is clipped at 1 − low; with loss = cispo, none: unbounded."
+    )
     high: float = Field(gt=0, description="ε_high: the ratio is clipped at 1 + high. Equal to low, it is PPO's clip.")
     dual: OptionalFloat = Field(
         None, gt=1, description="c: bounds the loss at c·|Â| where Â < 0; none is the paper, the recipe has 10."
@@ -234,8 +241,19 @@ class ClipConfig(Section):
 
 
 class GroupConfig(Section):
-    """The group advantage (eq. 9)."""
+    """The advantage of a response, its reward less a baseline: eq. 9, RLOO, REINFORCE++, ScaleRL."""
 
+    baseline: Literal["group", "leave_one_out", "batch"] = Field(
+        "group",
+        description="What is subtracted: the group's mean (eq. 9), the mean of the group's other responses (RLOO), or "
+        "the mean of the step's responses (REINFORCE++).",
+    )
+    std_over: Literal["group", "batch", "batch_rewards", "tokens"] = Field(
+        "group",
+        description="Over what the std is taken: rewards of the group (eq. 9), advantages of the step's responses "
+        "(ScaleRL), their rewards (TRL's batch), or advantages of the step's loss tokens (REINFORCE++ in verl), which "
+        "are whitened: the mean is subtracted too.",
+    )
     std: Literal["sample", "population", "none"] = Field(
         "sample", description="Divide by the sample std (÷(G−1)), the population std, or none (Dr. GRPO)."
     )
@@ -286,11 +304,29 @@ class CriticConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """Importance correction for tokens sampled by older weights or by another engine's kernels."""
+    """Importance correction for tokens sampled by older weights or by another engine's kernels: ρ = π_old/π_engine."""
 
     cap: OptionalFloat = Field(
-        None, gt=0, description="C of truncated importance sampling, w = min(π_old/π_engine, C); none: off."
+        None,
+        gt=0,
+        description="C of truncated importance sampling, w = min(ρ, C); β of a mask; none: off. With rollout.engine = "
+        "vllm it is 2 unless set.",
     )
+    floor: OptionalFloat = Field(
+        None, gt=0, description="α of a mask; of truncation, the smallest weight; none: no lower bound."
+    )
+    kind: Literal["truncate", "mask"] = Field(
+        "truncate", description="Weights outside the bounds are truncated, or their tokens leave the loss (IcePop)."
+    )
+    level: Literal["token", "sequence", "geometric"] = Field(
+        "token",
+        description="ρ of each token, or one for a response: the product of its tokens', or its |o|-th root.",
+    )
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """What `losses.importance_weight` takes."""
+        return self.model_dump()
 
 
 class KlConfig(Section):
@@ -301,11 +337,17 @@ class KlConfig(Section):
     place: Literal["loss", "reward"] = Field("loss", description="Add it to the loss, or subtract it from the reward.")
 
 
+PolicyLossName = Literal["clip", "cispo", "gspo", "gspo-token", "reinforce"]
+
+
 class AlgorithmConfig(Section):
     """Which advantage, clip, loss aggregation and extra losses. A preset is a choice of these."""
 
     advantage: Literal["group", "gae", "none"] = Field(
         description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: only positive_nll."
+    )
+    loss: PolicyLossName = Field(
+        "clip", description="Policy loss by name; clip is eq. 10 (PPO, GRPO, DAPO). docs/equations.md has them all."
     )
     loss_aggregation: Literal["token", "sequence", "prompt", "constant"] = Field(
         description="token: eq. 12. sequence: GRPO. prompt: eq. 8 literally. constant: Dr. GRPO."
@@ -317,6 +359,9 @@ class AlgorithmConfig(Section):
     )
     old_logp: Literal["recompute", "bypass"] = Field(
         "recompute", description="π_old: recomputed by the trainer, or the engine's own log-probs (bypass)."
+    )
+    entropy_coefficient: float = Field(
+        0.0, ge=0, description="Weight of an entropy bonus: the loss less this times the policy's entropy; 0: none."
     )
     positive_nll: float = Field(0.0, ge=0, description="μ, weight of VAPO's imitation of correct responses (0.1).")
     clip: ClipConfig
@@ -494,7 +539,7 @@ class Config(Section):
 
     @property
     def max_prompts_tried_per_step(self) -> int:
-        if not self.sampling.dynamic:
+        if not (self.sampling.dynamic and self.sampling.refill):
             return self.sampling.prompts_per_step
         return self.sampling.max_prompts_tried_per_step or 10 * self.sampling.prompts_per_step
 
@@ -529,6 +574,7 @@ PRESET_KEYS = (
     "shaping.overlong_filter",
     "shaping.overlong_penalty",
     "sampling.dynamic",
+    "sampling.refill",
     "sampling.schedule",
     "sampling.carry_over",
     "sampling.partial_rollouts",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dapo.algorithms.advantages import group_advantage
+from dapo.algorithms.advantages import batch_centred, divide_by_batch_std, group_advantage, leave_one_out, whiten
 from dapo.algorithms.parts import (
     advantage_shares,
     fill_missing,
@@ -133,7 +134,10 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
     if config.algorithm.advantage == "group" and rows:
         per_row = group_advantages(batch, config)
         batch.part_shares = part_shares(batch, config)
-        batch.advantage.flat = torch.repeat_interleave(per_row, torch.tensor(lengths)).to(real)
+        per_token = torch.repeat_interleave(per_row, torch.tensor(lengths))
+        if config.algorithm.group.std_over == "tokens":
+            per_token = whiten(per_token, torch.repeat_interleave(batch.is_in_loss, torch.tensor(lengths)))
+        batch.advantage.flat = per_token.to(real)
     return batch
 
 
@@ -173,12 +177,28 @@ def parts_of(judgements: Sequence[Judgement], config: Config) -> dict[str, Tenso
 
 
 def group_advantages(batch: Batch, config: Config) -> Tensor:
-    """Over each group's shaped rewards, filtered rows included: eq. 9 of their sum, or GDPO's; [B] in float64."""
+    """Over each group's shaped rewards, filtered rows included: eq. 9, or as the config says; [B] in float64.
+
+    A std over tokens is left to `make_batch`: the loss's tokens are its business.
+    """
     group = config.algorithm.group
     if config.rewards.aggregation == "normalize_then_sum":
         return normalize_then_sum(batch.part_rewards, batch.part_weights, std=group.std, eps=group.eps).flatten()
     reward = batch.reward.view(len(batch.groups), -1)
-    return group_advantage(reward, std=group.std, eps=group.eps).flatten()
+    if group.baseline == "group" and group.std_over == "group":
+        return group_advantage(reward, std=group.std, eps=group.eps).flatten()
+    centred = CENTRED[group.baseline](reward)
+    if group.std == "none" or group.std_over == "tokens":
+        return centred.flatten()
+    of = reward if group.std_over == "batch_rewards" else centred
+    return divide_by_batch_std(centred, of, std=group.std, eps=group.eps).flatten()
+
+
+CENTRED: dict[str, Callable[[Tensor], Tensor]] = {
+    "group": partial(group_advantage, std="none"),
+    "leave_one_out": leave_one_out,
+    "batch": batch_centred,
+}
 
 
 def part_shares(batch: Batch, config: Config) -> dict[str, float]:
@@ -188,7 +208,11 @@ def part_shares(batch: Batch, config: Config) -> dict[str, float]:
     group = config.algorithm.group
     is_normalized = config.rewards.aggregation == "normalize_then_sum"
     contributions = normalized_contributions if is_normalized else sum_contributions
-    added = contributions(batch.part_rewards, batch.part_weights, std=group.std, eps=group.eps)
+    std = group.std if group.std_over == "group" else "none"  # one divisor for all changes no share
+    rewards = batch.part_rewards
+    if group.baseline == "batch":
+        rewards = rewards.flatten(1)[:, None]
+    added = contributions(rewards, batch.part_weights, std=std, eps=group.eps)
     return dict(zip(batch.weights, advantage_shares(added).tolist(), strict=True))
 
 

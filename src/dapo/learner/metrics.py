@@ -12,7 +12,8 @@ from dapo.algorithms.diagnostics import (
     mean_probability,
     trainer_engine_gap,
 )
-from dapo.algorithms.losses import kl_penalty
+from dapo.algorithms.losses import importance_weight, kl_penalty
+from dapo.config.schema import Config
 from dapo.learner.batch import Batch
 from dapo.learner.step import Step
 from dapo.learner.sums import Sums
@@ -51,30 +52,35 @@ def summarise(step: Step, updates_before: int) -> dict[str, float]:
     }
     if sums.total("skipped") and not sums.total("updates"):
         kept = ("lr", "updates", "updates_total", "policy/skipped_updates")
-        return {name: metrics[name] for name in kept} | score_metrics(step.batch)
+        return {name: metrics[name] for name in kept} | score_metrics(step.batch, step.config)
     if "kl_ref" in sums.sums:
         metrics["policy/kl_ref"] = sums.ratio("kl_ref", "updates")
     if "positive_nll" in sums.sums:
         metrics["policy/positive_nll"] = sums.ratio("positive_nll", "updates")
-    if sums.total("weights"):
-        metrics["engine/effective_sample_size"] = effective_sample_size(
-            sums.total("weight"), sums.total("weight_squared"), n=sums.total("weights")
-        )
     if sums.total("critic_updates"):
         metrics["critic/loss"] = sums.ratio("critic_loss", "critic_updates")
         metrics["critic/grad_norm"] = sums.ratio("critic_gradient_norm", "critic_updates")
-    return metrics | score_metrics(step.batch)
+    return metrics | score_metrics(step.batch, step.config)
 
 
-def score_metrics(batch: Batch) -> dict[str, float]:
-    """Of the π_old pass over all tokens: entropy, probability, and the gap to the engine's log-probs."""
+def score_metrics(batch: Batch, config: Config) -> dict[str, float]:
+    """Of the π_old pass over all tokens: entropy, probability, the gap to the engine's log-probs, importance weights.
+
+    The weights are measured without a correction too: then they are the ratios themselves, and what one would do.
+    """
     if not sum(batch.lengths):
         return {}
-    gap = trainer_engine_gap(batch.logp_trainer.flat, batch.logp_engine.flat)
+    both = batch.logp_trainer.flat, batch.logp_engine.flat
+    gap = trainer_engine_gap(*both)
+    weight = importance_weight(*both, batch.lengths, **config.algorithm.correction.weights).double()
     return {
         "policy/entropy": float(batch.entropy.flat.mean()),
         "policy/probability": float(mean_probability(batch.logp_trainer.flat)),
         "engine/gap_mean": float(gap.mean),
         "engine/gap_max": float(gap.max),
         "engine/kl": float(gap.kl),
+        "engine/effective_sample_size": effective_sample_size(
+            float(weight.sum()), float((weight**2).sum()), n=weight.numel()
+        ),
+        "engine/masked": float((weight == 0).double().mean()),
     }

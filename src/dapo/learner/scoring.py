@@ -98,8 +98,12 @@ def keep_old(step: Step, rows: Sequence[int], logp: Tensor, entropy: Tensor) -> 
     batch.logp_old.put(rows, batch.logp_engine.joined(rows, "cpu") if is_bypass else logp)
 
 
-def score(policy: Policy, step: Step, rows: Sequence[int], *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
+def score(
+    policy: Policy, step: Step, rows: Sequence[int], *, with_entropy: bool = True, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the rows' response tokens, end to end."""
     packed, temperature = step.batch.packed(rows, policy.device), step.config.sampling.temperature
-    logp, entropy = policy(packed, temperature=temperature, with_entropy=with_entropy)
+    logp, entropy = policy(
+        packed, temperature=temperature, with_entropy=with_entropy, entropy_gradient=entropy_gradient
+    )
     return logp, entropy

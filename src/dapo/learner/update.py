@@ -10,7 +10,14 @@ from torch import Tensor
 
 from dapo.algorithms.aggregate import constant_norm, prompt_mean, sequence_mean, token_mean
 from dapo.algorithms.diagnostics import ClippedTokens, clipped_tokens
-from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, policy_ratio, positive_nll
+from dapo.algorithms.losses import (
+    clipping_ratio,
+    importance_weight,
+    kl_penalty,
+    policy_loss,
+    policy_ratio,
+    positive_nll,
+)
 from dapo.config.schema import Config
 from dapo.errors import TrainingError
 from dapo.learner.batch import Batch, split_into_updates
@@ -162,20 +169,29 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
     """
     learner, batch, algorithm, rows = step.learner, step.batch, step.config.algorithm, micro.rows
     device, clip = learner.policy.device, algorithm.clip
-    logp, entropy = score(learner.policy, step, rows, with_entropy=computes_old_logp)
+    lengths = [batch.lengths[row] for row in rows]
+    has_bonus = algorithm.entropy_coefficient > 0
+    logp, entropy = score(
+        learner.policy, step, rows, with_entropy=computes_old_logp or has_bonus, entropy_gradient=has_bonus
+    )
     if computes_old_logp:
         keep_old(step, rows, logp, entropy)
     logp_old = batch.logp_old.joined(rows, device)
     advantage = batch.advantage.joined(rows, device)
 
-    token_loss = clipped_surrogate(
-        logp, logp_old, advantage, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual
+    token_loss = policy_loss(
+        algorithm.loss,
+        logp,
+        logp_old,
+        advantage,
+        lengths,
+        clip_low=clip.low,
+        clip_high=clip.high,
+        dual_clip=clip.dual,
     )
     if algorithm.correction.cap is not None:
         engine = batch.logp_engine.joined(rows, device)
-        weight = importance_weight(logp_old, engine, cap=algorithm.correction.cap)
-        token_loss = token_loss * weight
-        sums.add(weight=weight.sum(), weight_squared=(weight**2).sum(), weights=weight.numel())
+        token_loss = token_loss * importance_weight(logp_old, engine, lengths, **algorithm.correction.weights)
     loss = aggregate_loss(step, token_loss, rows, totals)
     sums.add(policy_loss=loss)
     if learner.reference is not None and algorithm.kl.place == "loss":
@@ -189,7 +205,10 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
         nll = positive_nll(logp, is_positive, total_tokens=totals.positive_tokens)
         loss = loss + algorithm.positive_nll * nll
         sums.add(positive_nll=nll)
-    clipped = clipped_tokens(logp, logp_old, advantage, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual)
+    if has_bonus:
+        loss = loss - algorithm.entropy_coefficient * aggregate_loss(step, entropy, rows, totals)
+    ratio = clipping_ratio(algorithm.loss, logp.detach(), logp_old, lengths)
+    clipped = clipped_tokens(ratio, advantage, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual)
     observe_tokens(sums, logp.detach(), logp_old, clipped)
     if step.record is not None and not micro.is_dummy:
         record_first(step.record, rows, policy_ratio(logp.detach(), logp_old), clipped)

@@ -53,17 +53,21 @@ def linear_logprobs(
     chunk_tokens: int | None = None,
     bias: Tensor | None = None,
     with_entropy: bool = True,
+    entropy_gradient: bool = False,
     keeps_logits: bool | None = None,
     is_fused: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden Wᵀ / τ)[target] and the entropy of that softmax, per token.
 
-    hidden [N, H], weight [V, H], target [N]. Returns (logp [N], entropy [N]); the entropy carries no gradient and is 0
-    when it is not asked for. Logits are float32 (float64 for float64 inputs) and exist for `chunk_tokens` tokens at a
-    time, in the backward pass too, where they are made again unless memory is plenty. Gradients flow to hidden, weight
-    and bias. On CUDA the passes over the logits are one kernel each; `is_fused` False takes the plain ones.
+    hidden [N, H], weight [V, H], target [N]. Returns (logp [N], entropy [N]); the entropy is 0 when it is not asked
+    for, and carries a gradient only with `entropy_gradient`, which takes the plain passes on CUDA too. Logits are
+    float32 (float64 for float64 inputs) and exist for `chunk_tokens` tokens at a time, in the backward pass too, where
+    they are made again unless memory is plenty. Gradients flow to hidden, weight and bias. On CUDA the passes over the
+    logits are one kernel each; `is_fused` False takes the plain ones.
     """
     assert temperature > 0, f"temperature {temperature}: log-probs of greedy decoding are not defined"
+    if entropy_gradient:
+        is_fused = False
     if is_fused is None:
         is_fused = runs_triton(hidden.device.type) and hidden.dtype != torch.float64
     wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
@@ -72,7 +76,8 @@ def linear_logprobs(
     settings = _Settings(
         temperature=temperature,
         chunk=chunk_tokens or chunk_size(len(hidden), weight.shape[0], hidden.device.type),
-        with_entropy=with_entropy,
+        with_entropy=with_entropy or entropy_gradient,
+        entropy_gradient=entropy_gradient,
         keeps_logits=keeps_logits and wants_grad,
         is_fused=is_fused,
     )
@@ -103,6 +108,7 @@ class _Settings:
     temperature: float
     chunk: int
     with_entropy: bool
+    entropy_gradient: bool
     keeps_logits: bool
     is_fused: bool
 
@@ -126,17 +132,18 @@ class _LinearLogprobs(torch.autograd.Function):
             logp[part], normaliser[part], entropy[part] = scores(logits, target[part], settings)
             if settings.keeps_logits:
                 kept.append(logits)
-        ctx.save_for_backward(hidden, weight, bias, target, normaliser)
+        ctx.save_for_backward(hidden, weight, bias, target, normaliser, entropy)
         ctx.settings, ctx.kept = settings, kept
-        ctx.mark_non_differentiable(entropy)
+        if not settings.entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, target, normaliser = ctx.saved_tensors
+        hidden, weight, bias, target, normaliser, entropy = ctx.saved_tensors
         settings: _Settings = ctx.settings
         kept: list[Tensor | None] = ctx.kept
-        grad_logp = grad_outputs[0]
+        grad_logp, grad_entropy = grad_outputs
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         # Sums over tokens are kept in float32 (float64), whatever the weights are.
@@ -146,7 +153,12 @@ class _LinearLogprobs(torch.autograd.Function):
         for i, part in enumerate(settings.parts(len(hidden))):
             logits = kept[i] if kept else head_logits(hidden[part], weight, bias)
             assert logits is not None, "a gradient is taken once: the kept logits are gone"
-            grad = gradient(logits, target[part], normaliser[part], grad_logp[part], settings.temperature, hidden.dtype)
+            scores = target[part], normaliser[part], grad_logp[part]
+            if settings.entropy_gradient:
+                scores_of_entropy = entropy[part], grad_entropy[part]
+                grad = _entropy_gradient(logits, *scores, *scores_of_entropy, settings.temperature, hidden.dtype)
+            else:
+                grad = gradient(logits, *scores, settings.temperature, hidden.dtype)
             if kept:
                 kept[i] = None
             del logits
@@ -191,6 +203,24 @@ def _plain_gradient(
     grad = logits.div_(temperature).sub_(normaliser[:, None]).exp_().mul_(-grad_logp[:, None])
     grad.scatter_add_(1, target[:, None], grad_logp[:, None])
     return grad.div_(temperature).to(dtype)
+
+
+def _entropy_gradient(
+    logits: Tensor,
+    target: Tensor,
+    normaliser: Tensor,
+    grad_logp: Tensor,
+    entropy: Tensor,
+    grad_entropy: Tensor,
+    temperature: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`_plain_gradient` and d H / d logits = −p (log p + H) / τ, times the entropy's own incoming gradient."""
+    logp = logits / temperature - normaliser[:, None]
+    p = logp.exp()
+    of_entropy = -p * (logp.masked_fill(p == 0, 0) + entropy[:, None]) * grad_entropy[:, None] / temperature
+    of_logp = _plain_gradient(logits, target, normaliser, grad_logp, temperature, logits.dtype)
+    return of_logp.add_(of_entropy).to(dtype)
 
 
 def _fused_gradient(

@@ -50,11 +50,14 @@ class Policy(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
 
-    def forward(self, packed: Packed, *, temperature: float, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, packed: Packed, *, temperature: float, with_entropy: bool = True, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """log π_θ(o_t | q, o_<t) at `temperature` and the entropy there, for all response tokens: two tensors [N].
 
-        The entropy carries no gradient. Everything, the head's matrix product included, happens inside this forward,
-        so that hooks which gather sharded parameters have run.
+        Both are float32 at least: the head's product and its softmax are, whatever the weights are in. The entropy
+        carries a gradient only with `entropy_gradient`. All of it, the head's product included, happens inside this
+        forward, so that hooks which gather sharded parameters have run.
         """
         hidden = packed.states(packed_hidden(self.backbone, packed))  # [N, H]
         return linear_logprobs(
@@ -64,6 +67,7 @@ class Policy(nn.Module):
             temperature=temperature,
             bias=getattr(self.head, "bias", None),
             with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
             is_fused=None if self.is_fused else False,
         )
 

@@ -131,3 +131,11 @@ def take_rest(
 
 def matches(key: str, prefix: str) -> bool:
     return key == prefix or key.startswith(f"{prefix}.") or (prefix.endswith("*") and key.startswith(prefix[:-1]))
+
+
+def take_correction(out: Translation, origin: Value, *, cap: float, floor: float | None, kind: str, level: str) -> None:
+    """Importance weights with their bounds; what is our default stays out."""
+    out.put("algorithm.correction.cap", cap, origin.origin)
+    for key, value, default in (("floor", floor, None), ("kind", kind, "truncate"), ("level", level, "token")):
+        if value != default:
+            out.put(f"algorithm.correction.{key}", value, origin.origin)

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from dapo.peers.common import divided, steps_of, take_data, take_decay, take_model, take_rest, whole_distribution
+from dapo.peers.common import (
+    divided,
+    steps_of,
+    take_correction,
+    take_data,
+    take_decay,
+    take_model,
+    take_rest,
+    whole_distribution,
+)
 from dapo.peers.settings import Settings, Translation, Value, Weight
 
-ADVANTAGES = {"gae": ("gae", None), "group_norm": ("group", "sample"), "dr_grpo": ("group", "none")}
+WHITENED = {"std": "sample", "std_over": "tokens"}
+ADVANTAGES: dict[str, dict[str, str]] = {  # of a group, what differs from eq. 9
+    "gae": {},
+    "group_norm": {"std": "sample"},
+    "dr_grpo": {"std": "none"},
+    "rloo": {"baseline": "leave_one_out", "std": "none"},
+    "reinforce": {"baseline": "batch"} | WHITENED,
+    "reinforce_baseline": WHITENED,
+}
 MEANS = {"token-mean": "token", "seq-mean-token-mean": "sequence"}
+LOSSES = {"ppo": "clip", "gspo": "gspo"}
+LEVELS = {"token": "token", "seq": "sequence", "sequence": "sequence", "geo": "geometric"}
 ENGINE = "our own engine generates the responses, in the trainer's process."
 MEMORY = "cluster.shard = full is FSDP2; train.moments = host offloads the moments."
 REASONS = {
@@ -49,11 +68,6 @@ REASONS = {
     "actor.min_lr_ratio": "train.lr_decay falls towards 0.",
     "actor.optim": "AdamW.",
     "actor.muon": "AdamW.",
-    "actor.entropy_coef": "there is no entropy bonus; clip-higher keeps entropy up.",
-    "entropy_loss_coef": "there is no entropy bonus; clip-higher keeps entropy up.",
-    "actor.policy_loss_type": "the clipped surrogate.",
-    "policy_loss_type": "the clipped surrogate.",
-    "use_icepop": "importance weights are truncated per token: algorithm.correction.cap.",
     "stop_properly_penalty_coef": "a truncated response is never correct; shaping.overlong_filter leaves it out.",
     "gamma": "a group advantage has no discount.",
     "lambd": "a group advantage has no λ.",
@@ -65,7 +79,6 @@ REASONS = {
 TASK = ("train.agent_func_path", "reward_*", "reward.*", "remote_rm_url", "input_template", "data.*")
 TRAINING = (
     "train.enable_ema", "critic*", "normalize_reward", "actor.min_lr_ratio", "actor.optim", "actor.muon",
-    "actor.entropy_coef", "entropy_loss_coef", "actor.policy_loss_type", "policy_loss_type", "use_icepop",
     "stop_properly_penalty_coef", "freezing_actor_steps",
 )  # fmt: skip
 
@@ -136,11 +149,15 @@ def advantage(s: Settings, out: Translation) -> bool:
         setting = s.find(*names)
         assert setting is not None, "the default is known"
         raise s.refuse(setting, "no such advantage here.", f"There are {', '.join(ADVANTAGES)}.")
-    kind, std = ADVANTAGES[estimator.value]
-    out.take("algorithm.advantage", estimator, kind)
+    is_group = estimator.value != "gae"
+    out.take("algorithm.advantage", estimator, "group" if is_group else "gae")
     no_std = s.flag("algo.advantage.no_std_norm", "no_advantage_std_norm", default=False)
-    if kind == "group":
-        out.put("algorithm.group.std", "none" if no_std.value else std, estimator.origin)
+    if is_group:
+        for key, value in ADVANTAGES[estimator.value].items():
+            out.put(f"algorithm.group.{key}", value, estimator.origin)
+        if no_std.value:
+            out.put("algorithm.group.std", "none", no_std.origin)
+            out.put("algorithm.group.std_over", "group", no_std.origin)
         return False
     out.take("algorithm.gae.lam", s.real("algo.advantage.lambd", "lambd", default=1.0))
     out.take("algorithm.gae.gamma", s.real("algo.advantage.gamma", "gamma", default=1.0))
@@ -157,6 +174,13 @@ def algorithm(s: Settings, out: Translation, has_critic: bool) -> None:
     mode = s.choice(*names, known=MEANS, what="mean of the loss", default="token-mean")
     out.take("algorithm.loss_aggregation", mode, MEANS[mode.value])
     clip(s, out)
+    loss = s.choice("actor.policy_loss_type", "policy_loss_type", known=LOSSES, what="policy loss", default="ppo")
+    out.take("algorithm.loss", loss, "gspo-token" if loss.value == "gspo" and has_critic else LOSSES[loss.value])
+    if loss.value == "gspo":
+        out.put("algorithm.loss_aggregation", "sequence", f"{loss.origin}: the mean over responses")
+    bonus = s.real("actor.entropy_coef", "entropy_loss_coef", default=0.0)
+    if bonus.value:
+        out.take("algorithm.entropy_coefficient", bonus)
     kl(s, out, has_critic)
     enabled = s.flag("algo.dynamic_filtering_enable", "dynamic_filtering", default=False)
     bounds = s.reals("algo.dynamic_filtering_range", "dynamic_filtering_reward_range", count=2)
@@ -165,15 +189,29 @@ def algorithm(s: Settings, out: Translation, has_critic: bool) -> None:
     out.take("sampling.dynamic", enabled, bool(enabled.value and not has_critic))
     if bounds.is_given and bounds.value != [0.0, 1.0]:
         out.means_other(bounds.origin, "a group is kept when 0 < correct < G, whatever the rewards are.")
-    level = s.text(
-        "algo.advantage.is_correction_level", "enable_vllm_is_correction", "vllm_enable_is_correction", default="off"
-    )
-    shape = s.text("algo.advantage.is_correction_mode", default="mask")
+    correction(s, out)
+
+
+def correction(s: Settings, out: Translation) -> None:
+    """Weights against vLLM's log-probs: a level, mask or clip, and [low, high] or an upper bound alone."""
+    level = s.text("algo.advantage.is_correction_level", default="off")
+    older = s.flag("enable_vllm_is_correction", "vllm_enable_is_correction", default=False)  # a flag, per token
+    icepop = s.flag("use_icepop", default=False)
+    shape = s.text("algo.advantage.is_correction_mode", default="mask" if icepop.value or not older.value else "clip")
+    gating = s.text("algo.advantage.is_correction_gating", default="ratio")
     threshold = s.reals("algo.advantage.is_correction_threshold", "vllm_is_truncated_threshold")
-    if level.is_given and level.value == "token" and shape.value == "clip" and threshold.value:
-        out.take("algorithm.correction.cap", threshold, threshold.value[-1])
-    elif level.is_given and level.value != "off":
-        out.has_none(level.origin, "importance weights are truncated per token: algorithm.correction.cap.")
+    name = "token" if older.value else level.value
+    if name == "off":
+        return
+    if name not in LEVELS or gating.value != "ratio":
+        origin = gating.origin if name in LEVELS else level.origin
+        out.has_none(origin, "importance weights are bounded by their own value: algorithm.correction.")
+        return
+    bounds = threshold.value or [0.5, 5.0]
+    kind = "truncate" if shape.value == "clip" else "mask"
+    floor = bounds[0] if len(bounds) > 1 and bounds[0] > 0 else None
+    given = threshold if threshold.is_given else older if older.is_given else level
+    take_correction(out, given, cap=bounds[-1], floor=floor, kind=kind, level=LEVELS[name])
 
 
 def clip(s: Settings, out: Translation) -> None:

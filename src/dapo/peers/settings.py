@@ -140,6 +140,10 @@ class Settings:
             raise self.refuse(setting, "must be at least 1.", "Mend the line.")
         return number
 
+    def real_of(self, setting: Setting, part: str) -> float:
+        """The number in a part of a setting's value."""
+        return self._real(Setting(setting.key, part, setting.line))
+
     def _real(self, setting: Setting) -> float:
         value = setting.value
         is_typed = isinstance(value, int | float) and not isinstance(value, bool)

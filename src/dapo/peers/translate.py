@@ -100,6 +100,10 @@ def preset_for(keys: Mapping[str, Any]) -> str:
     """The preset nearest to these keys: all of them are written out, so only its name depends on it."""
     if keys["algorithm.advantage"] == "gae":
         return "ppo"
+    if keys["algorithm.loss"] in ("cispo", "gspo"):
+        return str(keys["algorithm.loss"])
+    if keys.get("algorithm.group.baseline") == "batch":
+        return "reinforce++"
     if keys["sampling.dynamic"]:
         return "dapo"
     if keys["algorithm.kl.coefficient"] > 0:

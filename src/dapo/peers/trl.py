@@ -6,6 +6,7 @@ from dapo.peers.common import (
     GUESS,
     divided,
     steps_of,
+    take_correction,
     take_data,
     take_decay,
     take_model,
@@ -14,8 +15,9 @@ from dapo.peers.common import (
 )
 from dapo.peers.settings import Settings, Translation, Value, Weight, as_list, shown
 
-MEANS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}
-STDS = {"group": "sample", "true": "sample", "none": "none", "false": "none"}
+MEANS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant", "cispo": "token"}
+LEVELS = {"token": "clip", "sequence": "gspo", "sequence_token": "gspo-token"}  # the last is trl.experimental's
+STDS = {"group": "sample", "true": "sample", "batch": "sample", "none": "none", "false": "none"}
 AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 ROWS = (
     "rows are used as they are in the set: write the changed ones to a file (to_json), or yield them from a function, "
@@ -64,8 +66,9 @@ REASONS = {
     "sync_ref_model": "the reference stays the first model.",
     "ref_model_*": "the reference stays the first model.",
     "disable_dropout": "there is no dropout.",
-    "entropy_coef*": "there is no entropy bonus; clip-higher keeps entropy up.",
-    "use_adaptive_entropy": "there is no entropy bonus; clip-higher keeps entropy up.",
+    "entropy_coef_*": "the coefficient stays as it is.",
+    "entropy_target": "the coefficient stays as it is.",
+    "use_adaptive_entropy": "the coefficient stays as it is: algorithm.entropy_coefficient.",
     "top_entropy_quantile": "all tokens are trained on.",
     "off_policy_mask_threshold": "no such mask.",
     "max_tool_calling_iterations": "tools are not supported.",
@@ -100,7 +103,7 @@ TASK = (
 )  # fmt: skip
 TRAINING = (
     "dataset.*", "generation_kwargs", "min_p", "repetition_penalty", "fp16", "optim", "lr_scheduler_kwargs",
-    "sync_ref_model", "ref_model_*", "entropy_coef*", "use_adaptive_entropy", "top_entropy_quantile",
+    "sync_ref_model", "ref_model_*", "entropy_coef_*", "entropy_target", "use_adaptive_entropy", "top_entropy_quantile",
     "off_policy_mask_threshold", "trainer.peft_config", "trainer.optimizers", "trainer.callbacks",
     "lora.*",
 )  # fmt: skip
@@ -186,7 +189,7 @@ def algorithm(s: Settings, out: Translation) -> None:
     out.put("algorithm.advantage", "group", "GRPO")
     loss = s.text("loss_type", default="dapo")
     level = s.text("importance_sampling_level", default="token")
-    for found, known in ((loss, MEANS), (level, {"token"})):
+    for found, known in ((loss, MEANS), (level, LEVELS)):
         if found.value not in known:
             setting = s.find("loss_type" if found is loss else "importance_sampling_level")
             assert setting is not None, "the defaults are known"
@@ -196,19 +199,17 @@ def algorithm(s: Settings, out: Translation) -> None:
         out.means_other(loss.origin, "counted over the whole update, not over a device's batch.")
     if loss.value == "dapo" and loss.is_given:
         out.means_other(loss.origin, "the token mean only; dynamic sampling is not in TRL (preset dapo has it).")
-    low = s.real("epsilon", default=0.2)
-    high = s.real("epsilon_high")
-    out.take("algorithm.clip.low", low)
-    out.take("algorithm.clip.high", high if high.value is not None else low)
-    delta = s.real("delta")
-    out.take(
-        "algorithm.clip.dual", delta if delta.value is not None else Value("none", "TRL's default", is_given=False)
-    )
+    if loss.value == "cispo":
+        weights(s, out, loss, level)
+    else:
+        clip(s, out, level)
     scale = s.text("scale_rewards", default="group")
     std = STDS.get(str(scale.value).lower())
     out.take("algorithm.group.std", scale, std or "sample")
     if std is None:
-        out.has_none(scale.origin, "no std over the batch; the group's is taken.")
+        out.has_none(scale.origin, "no such std; the group's is taken.")
+    if str(scale.value).lower() == "batch":
+        out.put("algorithm.group.std_over", "batch_rewards", scale.origin)
     if std != "none":
         out.put("algorithm.group.eps", 1e-4, "TRL adds 1e-4 to the std")
     aggregation = s.text("multi_objective_aggregation", default="sum_then_normalize")
@@ -217,6 +218,11 @@ def algorithm(s: Settings, out: Translation) -> None:
         assert setting is not None, "the default is known"
         raise s.refuse(setting, "no such aggregation here.", f"There are {', '.join(AGGREGATIONS)}.")
     out.take_given("rewards.aggregation", aggregation)
+    bonus = s.real("entropy_coef", default=0.0)
+    if bonus.value:
+        out.take("algorithm.entropy_coefficient", bonus)
+        if out.keys["algorithm.loss_aggregation"] != "token":
+            out.means_other(bonus.origin, "the entropy is averaged as the loss is; TRL's always over tokens.")
     beta = s.real("beta", default=0.0)
     out.take("algorithm.kl.coefficient", beta)
     if beta.value:
@@ -231,18 +237,53 @@ def algorithm(s: Settings, out: Translation) -> None:
     whole_distribution(out, s.real("top_p"), s.integer("top_k"))
 
 
+def clip(s: Settings, out: Translation, level: Value) -> None:
+    """The clipped surrogate, of the ratio of a token or of a response (GSPO)."""
+    out.take("algorithm.loss", level, LEVELS[level.value])
+    low, high, delta = s.real("epsilon", default=0.2), s.real("epsilon_high"), s.real("delta")
+    out.take("algorithm.clip.low", low)
+    out.take("algorithm.clip.high", high if high.value is not None else low)
+    out.take(
+        "algorithm.clip.dual", delta if delta.value is not None else Value("none", "TRL's default", is_given=False)
+    )
+
+
+def weights(s: Settings, out: Translation, loss: Value, level: Value) -> None:
+    """CISPO: TRL's weights are min(r, ε_high), ours min(r, 1 + ε_high); epsilon has no part in it."""
+    if level.value != "token":
+        setting = s.find("importance_sampling_level")
+        assert setting is not None, "token is the default"
+        raise s.refuse(setting, "CISPO has a weight for every token here.", "Use token, or another loss_type.")
+    out.take("algorithm.loss", loss)
+    low, high = s.real("epsilon", default=0.2), s.real("epsilon_high")
+    largest = high if high.value is not None else low
+    if largest.value <= 1:
+        culprit = s.find("epsilon_high") or s.find("epsilon") or s.find("loss_type")
+        assert culprit is not None, "cispo is not the default"
+        raise s.refuse(
+            culprit,
+            f"with loss_type = cispo it is the largest weight, min(r, {largest.value:g}): it shrinks even r = 1.",
+            "Write epsilon_high: 5.0, which TRL recommends.",
+        )
+    out.put("algorithm.clip.low", "none", "CISPO has no lower bound in TRL")
+    out.take("algorithm.clip.high", largest, largest.value - 1)
+    out.means_other(largest.origin, f"TRL's largest weight; ours is 1 + algorithm.clip.high: {largest.value - 1:g}.")
+    s.find("delta")
+
+
 def importance(s: Settings, out: Translation) -> None:
     """TRL corrects for vLLM's log-probs; our own engine has the trainer's, and its gap is measured."""
     is_vllm, is_on = s.flag("use_vllm", default=False), s.flag("vllm_importance_sampling_correction", default=True)
     mode = s.text("vllm_importance_sampling_mode", default="sequence_mask")
     cap = s.real("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap", default=3.0)
-    if is_vllm.value and is_on.value and mode.value == "token_truncate":
-        out.take("algorithm.correction.cap", cap)
-    elif is_vllm.value and is_on.value and mode.is_given:
-        out.has_none(
-            mode.origin,
-            "engine and trainer share their weights here; algorithm.correction.cap truncates per token where wanted.",
-        )
+    floor = s.real("vllm_importance_sampling_clip_min")
+    if is_vllm.value and is_on.value and mode.is_given:
+        level, _, kind = str(mode.value).partition("_")
+        if level not in ("token", "sequence") or kind not in ("truncate", "mask"):
+            setting = s.find("vllm_importance_sampling_mode")
+            assert setting is not None, "it is given"
+            raise s.refuse(setting, "no such correction here.", "There are token or sequence with _truncate or _mask.")
+        take_correction(out, mode, cap=cap.value, floor=floor.value, kind=kind, level=level)
     if is_vllm.value:
         why = "our own engine generates, from the trainer's weights, so that there is nothing to correct for"
         out.means_other(is_vllm.origin, f'{why}; rollout.engine = "vllm" is there too.')

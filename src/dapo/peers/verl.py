@@ -6,6 +6,7 @@ from dapo.peers.common import (
     COPIES,
     divided,
     steps_of,
+    take_correction,
     take_data,
     take_decay,
     take_model,
@@ -25,6 +26,16 @@ MEANS = {
     "seq-mean-token-sum": "constant",
     "seq-mean-token-sum-norm": "constant",
 }
+TOKENS_OF_STEP = {"std": "sample", "std_over": "tokens"}
+ADVANTAGES: dict[str, dict[str, str]] = {  # what differs from eq. 9
+    "grpo": {},
+    "gae": {},
+    "rloo": {"baseline": "leave_one_out", "std": "none"},
+    "rloo_vectorized": {"baseline": "leave_one_out", "std": "none"},
+    "reinforce_plus_plus": {"baseline": "batch"} | TOKENS_OF_STEP,
+    "reinforce_plus_plus_baseline": TOKENS_OF_STEP,
+}
+LOSSES = {"vanilla": "clip", "gspo": "gspo", "cispo": "cispo"}
 KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3", "abs": "abs"}
 
 ALWAYS = "always so here."
@@ -147,31 +158,42 @@ def batches(s: Settings, out: Translation) -> tuple[int, int | None, str]:
 
 def algorithm(s: Settings, out: Translation) -> None:
     estimator = s.text("algorithm.adv_estimator", default="gae")
-    kinds = {"grpo": "group", "gae": "gae"}
-    if estimator.value not in kinds:
+    if estimator.value not in ADVANTAGES:
         setting = s.find("algorithm.adv_estimator")
         assert setting is not None, "the default is a kind we know"
-        raise s.refuse(setting, "no such advantage here.", "There are grpo and gae.")
-    out.take("algorithm.advantage", estimator, kinds[estimator.value])
-    has_critic = kinds[estimator.value] == "gae"
+        raise s.refuse(setting, "no such advantage here.", f"There are {', '.join(ADVANTAGES)}.")
+    has_critic = estimator.value == "gae"
+    out.take("algorithm.advantage", estimator, "gae" if has_critic else "group")
     mean(s, out)
-    clip(s, out)
+    loss(s, out, has_critic)
     kl(s, out, has_critic)
     if has_critic:
         critic(s, out)
     else:
         scaled = s.flag("algorithm.norm_adv_by_std_in_grpo", default=True)
         out.take("algorithm.group.std", scaled, "sample" if scaled.value else "none")
+        for key, value in ADVANTAGES[estimator.value].items():
+            out.put(f"algorithm.group.{key}", value, estimator.origin)
     dynamic(s, out, has_critic)
-    cap = s.real(f"{ACTOR}.tis_imp_ratio_cap", "algorithm.rollout_correction.rollout_is_threshold")
-    level = s.text("algorithm.rollout_correction.rollout_is")
-    if cap.is_given and cap.value > 0 and level.value in (None, "token"):
-        out.take("algorithm.correction.cap", cap)
-    elif level.is_given:
-        out.has_none(level.origin, "importance weights are per token: algorithm.correction.cap.")
+    correction(s, out)
     entropy = s.real(f"{ACTOR}.entropy_coeff", default=0.0)
     if entropy.value:
-        out.has_none(entropy.origin, "there is no entropy bonus; clip-higher keeps entropy up.")
+        out.take("algorithm.entropy_coefficient", entropy)
+
+
+def correction(s: Settings, out: Translation) -> None:
+    """verl's rollout correction; bounds written "low_high" are IcePop's mask."""
+    place = "algorithm.rollout_correction"
+    level = s.choice(f"{place}.rollout_is", known=("token", "sequence"), what="importance weights", default="token")
+    names = (f"{ACTOR}.tis_imp_ratio_cap", f"{place}.rollout_is_threshold")
+    setting = s.find(*names)
+    if setting is not None and "_" in str(setting.value):
+        low, high = (s.real_of(setting, part) for part in str(setting.value).split("_", 1))
+        take_correction(out, s.text(*names), cap=high, floor=low, kind="mask", level=level.value)
+        return
+    cap = s.real(*names, default=2.0 if level.is_given else None)
+    if cap.value is not None and cap.value > 0:
+        take_correction(out, cap, cap=cap.value, floor=None, kind="truncate", level=level.value)
 
 
 def mean(s: Settings, out: Translation) -> None:
@@ -187,6 +209,20 @@ def mean(s: Settings, out: Translation) -> None:
         out.means_other(
             mode.origin, "counted over the whole update, all micro-batches and ranks; older verl counted a micro-batch."
         )
+
+
+def loss(s: Settings, out: Translation, has_critic: bool) -> None:
+    mode = s.choice(f"{ACTOR}.policy_loss.loss_mode", known=LOSSES, what="policy loss", default="vanilla")
+    name = LOSSES[mode.value]
+    clip(s, out)
+    if name == "gspo":
+        out.put("algorithm.loss_aggregation", "sequence", f"{mode.origin}: always seq-mean-token-mean in verl")
+        out.keys.pop("algorithm.loss_constant_tokens", None)
+    if name == "cispo" and out.keys["algorithm.clip.low"] >= 1:
+        out.put("algorithm.clip.low", "none", out.origin["algorithm.clip.low"])
+    if name != "clip":
+        out.put("algorithm.clip.dual", "none", f"{mode.origin}: verl has none there")
+    out.take("algorithm.loss", mode, "gspo-token" if name == "gspo" and has_critic else name)
 
 
 def clip(s: Settings, out: Translation) -> None:

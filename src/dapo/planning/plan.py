@@ -44,11 +44,10 @@ def work_of(config: Config) -> Work:
 def parts_of(config: Config) -> list[tuple[str, str]]:
     """(part, setting) of the algorithm, in the order of the papers. Parts that are off are listed too."""
     algorithm, sampling, shaping = config.algorithm, config.sampling, config.shaping
-    clip = algorithm.clip
-    kind = "clip-higher" if clip.high > clip.low else "symmetric"
     return [
         ("advantage", _advantage(config)),
-        ("clip", f"[{1 - clip.low:g}, {1 + clip.high:g}], {kind}" + (f", dual {clip.dual:g}" if clip.dual else "")),
+        ("policy loss", algorithm.loss),
+        ("clip", _clip(config)),
         ("loss aggregation", _mean(config)),
         ("dynamic sampling", _dynamic(config)),
         ("overlong filtering", "on" if shaping.overlong_filter else "off"),
@@ -61,17 +60,40 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("reward parts", _parts(config)),
         ("KL to a reference", f"{algorithm.kl.coefficient:g} x {algorithm.kl.kind}" if config.has_reference else "off"),
         ("critic", _critic(config) if config.has_critic else "off"),
+        ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "off"),
         ("positive-example NLL", f"{algorithm.positive_nll:g}" if algorithm.positive_nll else "off"),
-        (
-            "importance correction",
-            f"min(π_old/π_engine, {algorithm.correction.cap:g})" if algorithm.correction.cap else "off",
-        ),
+        ("importance correction", _correction(config)),
         ("control experiment", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
         ("carry-over", _switch(sampling.carry_over)),
         ("partial rollouts", _switch(sampling.partial_rollouts)),
         ("predictive selection", _switch(sampling.predictive)),
         ("resting", _resting(config)),
     ]
+
+
+def _clip(config: Config) -> str:
+    clip = config.algorithm.clip
+    if clip.low is None:
+        return f"weights of at most {1 + clip.high:g}, no lower bound"
+    kind = "clip-higher" if clip.high > clip.low else "symmetric"
+    return f"[{1 - clip.low:g}, {1 + clip.high:g}], {kind}" + (f", dual {clip.dual:g}" if clip.dual else "")
+
+
+def _correction(config: Config) -> str:
+    """How tokens are weighted by ρ = π_old/π_engine; and why, where nobody asked for it."""
+    correction = config.algorithm.correction
+    if correction.cap is None:
+        return "off (effective sample size and KL are measured)"
+    ratio = {"token": "ρ", "sequence": "Πρ of a response", "geometric": "Πρ^(1/|o|) of a response"}[correction.level]
+    if correction.kind == "mask":
+        weight = f"{ratio} inside [{correction.floor or 0:g}, {correction.cap:g}], else 0"
+    else:
+        low = f", at least {correction.floor:g}" if correction.floor is not None else ""
+        weight = f"min({ratio}, {correction.cap:g}){low}"
+    is_vllm = config.rollout.engine == "vllm"
+    return f"{weight}, ρ = π_old/π_engine" + (
+        " (vLLM's kernels are not the trainer's; 2 unless set)" if is_vllm else ""
+    )
 
 
 def _switch(is_on: bool) -> str:
@@ -88,15 +110,29 @@ def _advantage(config: Config) -> str:
     if algorithm.advantage == "none":
         return "none: supervised loss on correct responses"
     if not config.has_critic:
-        std = algorithm.group.std
-        scale = "not divided by the std" if std == "none" else f"divided by the {std} std"
-        return f"group of {config.sampling.responses_per_prompt}, {scale}"
+        return _group_advantage(config)
     gae = algorithm.gae
     adaptive = gae.length_adaptive_alpha
     floor = f"max({{}}, {gae.length_adaptive_floor:g})" if gae.length_adaptive_floor > 1 else "({})"
     lam = f"λ {gae.lam:g}" if adaptive is None else f"λ = 1 − 1/{floor.format(f'{adaptive:g}·length')}"
     critic = f", critic λ {gae.lam_critic:g}" if gae.lam_critic is not None else ""
     return f"GAE, γ {gae.gamma:g}, {lam} ({_reach(config)}){critic}" + (", whitened" if gae.whiten else "")
+
+
+def _group_advantage(config: Config) -> str:
+    group = config.algorithm.group
+    baseline = {
+        "group": f"group of {config.sampling.responses_per_prompt}",
+        "leave_one_out": f"leave-one-out in a group of {config.sampling.responses_per_prompt}",
+        "batch": "less the mean of the step's responses",
+    }[group.baseline]
+    over = {
+        "group": "",
+        "batch": " over the step's responses",
+        "batch_rewards": " of the rewards over the step's responses",
+        "tokens": " over the step's tokens (whitened)",
+    }[group.std_over]
+    return f"{baseline}, std {group.std}" + (over if group.std != "none" else "")
 
 
 def _parts(config: Config) -> str:

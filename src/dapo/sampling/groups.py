@@ -54,7 +54,7 @@ def sample_groups(
     carries = config.carry_over or config.partial_rollouts
     groups = step.run(CarryOver(step, version) if carries else PrefixRule(step))
     events: list[str] = []
-    if len(groups) < config.prompts_per_step:
+    if len(groups) < config.prompts_per_step and (config.refill or not config.dynamic):
         groups = apply_fill_policy(config, state, groups, step.accounting, events)
     step.accounting.trained(groups, filter_truncated=filter_truncated)
     submitted = [group.problem for group in step.groups[: step.accounting.prompts_tried]]

@@ -53,6 +53,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "engine/gap_max": ("nats", "largest |log π_trainer − log π_engine|"),
     "engine/kl": ("nats", "KL(engine ‖ trainer), k3"),
     "engine/effective_sample_size": ("", "fraction of tokens in effect under the importance weights"),
+    "engine/masked": ("", "fraction of tokens that a masked correction leaves out"),
     "critic/loss": ("", "value loss, mean over the updates that were not skipped"),
     "critic/explained_variance": ("", "1 − Var(return − value)/Var(return), of the returns with λ = 1"),
     "critic/grad_norm": ("", "gradient norm of the critic before clipping"),
