@@ -23,9 +23,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from dapo.algorithms.advantages import gae, group_advantage, whiten
+from dapo.algorithms.advantages import batch_centred, gae, group_advantage, leave_one_out, whiten
 from dapo.algorithms.aggregate import constant_norm, sequence_mean, token_mean
-from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, value_loss
+from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, policy_loss, value_loss
 from dapo.algorithms.parts import normalized_contributions
 
 P, G, T = 6, 4, 24
@@ -147,6 +147,8 @@ def pairs(verl: Any, inputs: Inputs) -> Iterator[tuple[Row, list[Tensor], list[T
 
     row = Row("policy loss, importance weights", "the weights are ours on both sides")
     yield row, with_gradient(truncated, x.logp), with_gradient(their_truncated, x.logp)
+    yield from other_losses(verl, x, weights)
+    yield from corrections(x, weights)
     yield from advantages(verl, x, weights)
     for kind, name in KINDS.items():
         yield (
@@ -172,6 +174,66 @@ def pairs(verl: Any, inputs: Inputs) -> Iterator[tuple[Row, list[Tensor], list[T
         )
 
 
+def other_losses(verl: Any, x: Inputs, weights: Tensor) -> Iterator[tuple[Row, list[Tensor], list[Tensor]]]:
+    """CISPO, GSPO (verl's is the form per token, one Â a response makes them one) and REINFORCE."""
+    mask = x.mask
+    lengths = [n for n in mask.sum(1).tolist() if n]
+    one_each = x.advantage[:, :1].expand_as(x.advantage)
+    verl.ActorConfig = Actor  # its losses ask for the type of their config
+    near = x.logp_old + (x.logp - x.logp_old).clamp(-2, 2)  # verl bounds the log-ratio of a response at 10, we at ±20
+    for name, low, high, mode in (
+        *(("cispo", low, high, mode) for (low, high), mode in product([*CLIPS, (10.0, 4.0)], MEANS)),
+        *(("gspo", low, high, "seq-mean-token-mean") for low, high in [(3e-4, 4e-4), (0.1, 0.4)]),
+        *(("gspo-token", low, high, "seq-mean-token-mean") for low, high in [(3e-4, 4e-4), (0.1, 0.4)]),
+        *(("reinforce", 0.2, 0.2, mode) for mode in MEANS),
+    ):
+        advantage = one_each if name == "gspo" else x.advantage
+
+        def ours(
+            logp: Tensor,
+            name: str = name,
+            low: float = low,
+            high: float = high,
+            mode: str = mode,
+            a: Tensor = advantage,
+        ) -> Tensor:
+            clip_low = None if low >= 1 else low
+            each = policy_loss(name, logp[mask], x.logp_old[mask], a[mask], lengths, clip_low=clip_low, clip_high=high)
+            return mean(each, mask, mode)
+
+        def theirs(
+            logp: Tensor,
+            name: str = name,
+            low: float = low,
+            high: float = high,
+            mode: str = mode,
+            a: Tensor = advantage,
+        ) -> Tensor:
+            functions = {"cispo": verl.compute_policy_loss_cispo, "reinforce": verl.compute_policy_loss_reinforce}
+            function = functions.get(name, verl.compute_policy_loss_gspo)
+            loss: Tensor = function(x.logp_old, logp, a, weights, mode, Actor(low, high, None))[0]
+            return loss
+
+        start = near if name.startswith("gspo") else x.logp
+        remark = "verl's ε_low of 1 and more is our none" if name == "cispo" else ""
+        yield Row(f"{name}, {mode}", remark), with_gradient(ours, start), with_gradient(theirs, start)
+
+
+def corrections(x: Inputs, weights: Tensor) -> Iterator[tuple[Row, list[Tensor], list[Tensor]]]:
+    """Truncated and masked importance weights, per token and per response."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    mask = x.mask
+    lengths = [n for n in mask.sum(1).tolist() if n]
+    for level, (floor, cap) in product(("token", "sequence"), ((None, 2.0), (None, 1.1), (0.5, 5.0))):
+        kind: Any = "truncate" if floor is None else "mask"
+        flat = (x.logp_old[mask], x.logp_ref[mask], lengths)
+        ours = importance_weight(*flat, cap=cap, floor=floor, kind=kind, level=level)  # type: ignore[arg-type]
+        bounds: Any = cap if floor is None else f"{floor}_{cap}"
+        their, _ = compute_rollout_correction_weights(x.logp_old - x.logp_ref, weights, level, bounds)
+        yield Row(f"importance weights, {kind}, {level}"), [ours], [their[mask]]
+
+
 def advantages(verl: Any, x: Inputs, weights: Tensor) -> Iterator[tuple[Row, list[Tensor], list[Tensor]]]:
     index = torch.arange(P).repeat_interleave(G).numpy()
     score = x.reward.sum(1).view(P, G)
@@ -180,6 +242,18 @@ def advantages(verl: Any, x: Inputs, weights: Tensor) -> Iterator[tuple[Row, lis
         theirs, _ = verl.compute_grpo_outcome_advantage(x.reward.clone(), weights, index, 1e-6, std != "none")
         yield Row(f"group advantage, std {std}"), [ours], [theirs]
     yield gdpo(verl, x, weights, index)
+    rloo = leave_one_out(score).flatten()[:, None] * weights
+    for function in (verl.compute_rloo_outcome_advantage, verl.compute_rloo_vectorized_outcome_advantage):
+        yield Row("leave-one-out"), [rloo], [function(x.reward.clone(), weights, index)[0]]
+    known = 4e-8 / int(x.mask.sum())
+    whitened = "verl adds 1e-8 to the number of tokens: 1e-10 and less"
+    plus = [group_advantage(score, std="none"), batch_centred(score)]
+    baseline, batch = (whiten((y.flatten()[:, None] * weights).flatten(), x.mask.flatten()) for y in plus)
+    their_baseline, _ = verl.compute_reinforce_plus_plus_baseline_outcome_advantage(x.reward.clone(), weights, index)
+    yield Row("REINFORCE++, baseline", whitened, known), [baseline], [their_baseline.flatten()]
+    gamma_1 = type("Config", (), {"gamma": 1.0})()
+    their_batch, _ = verl.compute_reinforce_plus_plus_outcome_advantage(x.reward.clone(), weights, gamma_1)
+    yield Row("REINFORCE++", whitened, known), [batch], [their_batch.flatten()]
     for gamma, lam in ((1.0, 1.0), (1.0, 0.95), (0.99, 0.9), (1.0, 0.0)):
         advantage, ret = gae(x.reward, x.value, x.mask, gamma=gamma, lam=lam)
         whitened = whiten(advantage.flatten(), x.mask.flatten()).view_as(advantage)

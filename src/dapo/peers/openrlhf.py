@@ -204,8 +204,8 @@ def correction(s: Settings, out: Translation) -> None:
     if name == "off":
         return
     if name not in LEVELS or gating.value != "ratio":
-        origin = gating.origin if name in LEVELS else level.origin
-        out.has_none(origin, "importance weights are bounded by their own value: algorithm.correction.")
+        unknown = gating if name in LEVELS else level
+        out.has_none(unknown.origin, "importance weights are bounded by their own value: algorithm.correction.")
         return
     bounds = threshold.value or [0.5, 5.0]
     kind = "truncate" if shape.value == "clip" else "mask"
