@@ -50,10 +50,14 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Problems to train and evaluate on, and how they become prompts."""
 
-    train: str = Field(description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function.")
+    train: str = Field(
+        description="File, hub name, known name (dapo-math-17k, gsm8k, …), gym:TASK or pkg.mod:function."
+    )
     eval: tuple[str, ...] = Field((), description="Evaluation sets, named like data.train.")
     fields: dict[str, str] = Field({}, description='Columns of an unknown schema: {question = "…", answer = "…"}.')
-    template: str = Field("dapo", description="How a question becomes a prompt: dapo, boxed, gsm8k, few-shot or raw.")
+    template: str = Field(
+        "dapo", description="How a question becomes a prompt: dapo, boxed, answer-tags, gsm8k, few-shot or raw."
+    )
     chat_template: bool = Field(True, description="Wrap the prompt with the tokenizer's chat template.")
 
 
@@ -70,7 +74,8 @@ class RewardsConfig(Section):
     """How a response gets its verdict and reward."""
 
     verifier: str = Field(
-        "math", description="math, dapo-published, exact, choice, code, command:…, or pkg.mod:function."
+        "math",
+        description="math, dapo-published, exact, choice, code, gym, judge:FILE.toml, command:…, or pkg.mod:function.",
     )
     cpu_seconds: OptionalFloat = Field(
         None,

@@ -31,7 +31,7 @@ class Verifier:
     grace_seconds: float = 0.0  # beyond the limit, for a verifier that counts itself and says what it stopped
 
 
-BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command", "math-verify")
+BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command", "math-verify", "gym", "gym-graded")
 COMMAND_PREFIX = "command:"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -51,6 +51,8 @@ def named(name: str) -> Verifier:
             return Verifier(name, _undecided, _math_verify, seconds=10.0)
         case "code":
             return Verifier(name, _undecided, _code, seconds=10.0, memory_mb=1024, grace_seconds=1.0)
+        case "gym" | "gym-graded":
+            return Verifier(name, _undecided, _gym(graded=name == "gym-graded"), seconds=10.0, memory_mb=4096)
         case "command":
             return Verifier(name, _undecided, _command, seconds=30.0, memory_mb=8192)
     if name.startswith(COMMAND_PREFIX) and name[len(COMMAND_PREFIX) :].strip():
@@ -89,6 +91,15 @@ def _code(task: Task) -> Decision:
     from dapo.rewards import code
 
     return code.decide(task.response, task.answer, task.meta, seconds=task.seconds)
+
+
+def _gym(*, graded: bool) -> Judge:
+    def work(task: Task) -> Outcome:
+        from dapo.rewards.gym import score
+
+        return score.decide(task, graded=graded)
+
+    return work
 
 
 def _command(task: Task) -> Outcome:
@@ -162,6 +173,10 @@ def reference_error(answer: str, *, verifier: str = "math", meta: Mapping[str, o
         return None if letter_in(answer) else "it is not one letter from A to E"
     if verifier in ("dapo-published", "exact"):
         return None if answer.strip() else "it is empty"
+    if verifier in ("gym", "gym-graded") and meta is not None:
+        from dapo.rewards.gym.score import problem_error
+
+        return problem_error(meta)
     if verifier == "code" and meta is not None:
         from dapo.rewards.code import tests_error
 

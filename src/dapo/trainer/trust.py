@@ -22,6 +22,7 @@ from dapo.data.names import KNOWN, Use
 from dapo.data.sources import CALLABLE, file_of
 from dapo.errors import ConfigError, DapoError
 from dapo.files import replace_file, sha256_of
+from dapo.rewards.gym.names import PREFIX as GYM
 from dapo.rewards.verifiers import is_own
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def code_named(keys: Mapping[str, Any]) -> dict[str, str]:
 
 def is_module(name: str) -> bool:
     """Whether a problem set comes from a function outside this package."""
-    return bool(CALLABLE.fullmatch(name)) and name.partition(":")[0] not in KNOWN and not name.startswith(OURS)
+    is_named = bool(CALLABLE.fullmatch(name)) and name.partition(":")[0] not in KNOWN
+    return is_named and not name.startswith((OURS, GYM))
 
 
 def refuse_strangers(
