@@ -17,7 +17,7 @@ from dapo.data.sources import DataSource, find_source
 from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool
 from dapo.rewards.check import check_call, check_verifier
-from dapo.rewards.verifiers import is_own
+from dapo.rewards.verifiers import is_judge, is_own
 from dapo.types import Problem
 
 
@@ -28,7 +28,7 @@ def check_inputs(config: Config) -> None:
     train = find_source(config.data.train, use="train")
     for name in config.data.eval if config.eval.every_steps else ():
         find_source(name, use="eval")
-    if not is_own(rewards.verifier):
+    if not is_own(rewards.verifier) or is_judge(rewards.verifier):
         return
     problem = first_problem(train, config.data.fields or None, rewards.verifier)
     if problem is not None:

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dapo.distributed.world import World
-from dapo.errors import EngineError
+from dapo.errors import EngineError, VerifierStopped
 from dapo.types import Judge, Judgement, StopReason, Verdict
+
+STOPPED = "stopped"
 
 
 class SharedJudge:
@@ -38,9 +40,16 @@ class SharedJudge:
         if not wanted:
             return {}
         mine = {ticket: self.own_ticket.pop(ticket) for ticket in wanted if ticket in self.own_ticket}
-        judged = self.own.wait(mine.values())
         judgements: dict[int, Judgement] = {}
-        shares = self.world.gather([[ticket, asdict(judged[own])] for ticket, own in mine.items()])
+        try:
+            judged = self.own.wait(mine.values())
+            share: object = [[ticket, asdict(judged[own])] for ticket, own in mine.items()]
+        except VerifierStopped as stopped:  # every rank stops with it, at the same place
+            share = {STOPPED: [stopped.message, stopped.remedy]}
+        shares = self.world.gather(share)
+        for said in shares:
+            if isinstance(said, dict) and STOPPED in said:
+                raise VerifierStopped(str(said[STOPPED][0]), remedy=str(said[STOPPED][1]))
         for rank, share in enumerate(shares):
             asked = [ticket for ticket in wanted if ticket % self.world.size == rank]
             judgements |= read_share(rank, share, asked)

@@ -13,7 +13,7 @@ from dapo.rewards.choice import letter_in, letters_below
 from dapo.rewards.math import rule
 from dapo.rewards.math.extract import final_statement
 from dapo.rewards.math.typography import plain, trimmed
-from dapo.rewards.task import Decision, Outcome, Task
+from dapo.rewards.task import JUDGE_PREFIX, Decision, Outcome, Task
 from dapo.types import Verdict
 
 Judge = Callable[[Task], Outcome]
@@ -55,13 +55,19 @@ def named(name: str) -> Verifier:
             return Verifier(name, _undecided, _gym(graded=name == "gym-graded"), seconds=10.0, memory_mb=4096)
         case "command":
             return Verifier(name, _undecided, _command, seconds=30.0, memory_mb=8192)
+    if is_judge(name):
+        from dapo.rewards.judging.rubric import read_rubric
+
+        read_rubric(name)  # refuses what is none
+        return Verifier(name, _undecided, _asked_elsewhere)
     if name.startswith(COMMAND_PREFIX) and name[len(COMMAND_PREFIX) :].strip():
         return Verifier(name, _undecided, _command_line(name[len(COMMAND_PREFIX) :]), seconds=30.0, memory_mb=8192)
     if is_function(name):
         return Verifier(name, _undecided, _function(name), seconds=10.0, memory_mb=4096)
     raise ConfigError(
         f"rewards.verifier (--verifier) = {name!r}: no such verifier.",
-        remedy=f"Use one of {', '.join(BUILT_IN)}, command:PROGRAM, or your own function as package.module:function.",
+        remedy=f"Use one of {', '.join(BUILT_IN)}, judge:FILE.toml, command:PROGRAM, or your own "
+        "function as package.module:function.",
     )
 
 
@@ -71,6 +77,10 @@ def _cheap(name: str, judge: Callable[[Task], Decision]) -> Verifier:
 
 def _undecided(_task: Task) -> None:
     return None
+
+
+def _asked_elsewhere(_task: Task) -> Decision:
+    raise AssertionError("a judge is asked by threads, not by a worker")
 
 
 def _math(task: Task) -> Decision:
@@ -147,14 +157,19 @@ def _choice(task: Task) -> Decision:
     return Decision(Verdict.WRONG, extracted)
 
 
+def is_judge(verifier: str) -> bool:
+    """Whether it is `judge:FILE.toml`, a model behind a server."""
+    return verifier.startswith(JUDGE_PREFIX)
+
+
 def is_own(verifier: str) -> bool:
-    """Whether it is the user's: a program or a function."""
+    """Whether it is the user's: a program, a function, or a server that gets every response."""
     return verifier == "command" or ":" in verifier
 
 
 def is_function(verifier: str) -> bool:
     """Whether it is `package.module:function`."""
-    return bool(_FUNCTION.fullmatch(verifier)) and not verifier.startswith(COMMAND_PREFIX)
+    return bool(_FUNCTION.fullmatch(verifier)) and not verifier.startswith((COMMAND_PREFIX, JUDGE_PREFIX))
 
 
 def needs_reference(verifier: str) -> bool:

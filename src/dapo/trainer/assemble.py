@@ -14,13 +14,14 @@ from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
-from dapo.files import append_line, read_lines
+from dapo.files import append_line, read_lines, refuse_links
 from dapo.learner.learner import make_learner
 from dapo.models.context import refuse_short_context
 from dapo.models.device import choose_device, choose_dtype
 from dapo.models.load import load_policy
 from dapo.models.policy import Policy, add_lora
 from dapo.rewards import VerifierPool
+from dapo.rewards.judging import JUDGE_FOLDER
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.make import make_engine, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
@@ -59,7 +60,7 @@ def assemble(
     wanted = config.data.eval if config.eval.every_steps else ()
     eval_sets = [load_encoded(name, config, policy.tokenizer, use="eval") for name in wanted]
     engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
-    pool = make_pool(config.rewards)
+    pool = make_pool(config.rewards, folder / JUDGE_FOLDER, rank=world.rank)
     judge: Judge = pool if world.size == 1 else SharedJudge(pool, world)
     collector = Collector(
         engine,
@@ -91,6 +92,8 @@ def assemble(
         token_pieces=token_pieces(policy.tokenizer) if config.records.every_steps else None,
         world=world,
     )
+    pool.on_notice = lambda text: run.event("judge", text)
+    pool.is_interrupted = lambda: run.is_stopping
     for observer in observers:
         observer.on_start(run)
     return run
@@ -122,13 +125,18 @@ def make_policy(config: Config, path: str, dtype: torch.dtype, device: str) -> P
     return add_lora(policy, lora.rank, lora.alpha) if lora.rank else policy
 
 
-def make_pool(rewards: RewardsConfig) -> VerifierPool:
+def make_pool(rewards: RewardsConfig, folder: Path | None = None, *, rank: int = 0) -> VerifierPool:
+    """The verifier with its workers; a judge keeps its verdicts in `folder`."""
+    if folder is not None:
+        refuse_links(folder.parent, folder.name)
     return VerifierPool(
         rewards.verifier,
         workers=rewards.workers,
         seconds=rewards.cpu_seconds,
         memory_mb=rewards.memory_mb,
         truncated_may_be_correct=rewards.truncated_may_be_correct,
+        folder=folder,
+        rank=rank,
     )
 
 

@@ -226,6 +226,8 @@ class Run:
             observer.on_update(done, total)
 
     def close(self) -> None:
+        if spent := self.pool.spent():
+            self.event("judge", spent)
         release(self.folder)
         self.pool.close()
         if self.background is not None:

@@ -23,7 +23,8 @@ from dapo.data.sources import CALLABLE, file_of
 from dapo.errors import ConfigError, DapoError
 from dapo.files import replace_file, sha256_of
 from dapo.rewards.gym.names import PREFIX as GYM
-from dapo.rewards.verifiers import is_own
+from dapo.rewards.task import JUDGE_PREFIX
+from dapo.rewards.verifiers import is_judge, is_own
 
 if TYPE_CHECKING:
     from dapo.distributed.world import World
@@ -63,12 +64,18 @@ def refuse_strangers(
     named = {key: what for key, what in code_named(keys).items() if key in used}
     if trust or not named or is_trusted(folder, keys):
         return
-    listed = "; ".join(f"{key} = {what}{' (programs that its problems name)' * (what == 'command')}"
-                       for key, what in named.items())  # fmt: skip
+    listed = "; ".join(f"{key} = {what}{aside(what)}" for key, what in named.items())
     raise ConfigError(
         f"{folder}: its config names code that would be run, and it was not started by you on this machine: {listed}.",
         remedy=remedy,
     )
+
+
+def aside(what: str) -> str:
+    """What a name does not say itself."""
+    if what == "command":
+        return " (programs that its problems name)"
+    return " (a server that gets every response and your key)" if is_judge(what) else ""
 
 
 def refuse_strangers_run(folder: Path, changed: Collection[str], *, trust: bool) -> None:
@@ -154,7 +161,8 @@ def record_of(folder: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Which run it is, and what it may run. Problem files that name programs are known by their content."""
     named = code_named(keys)
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-    files = problem_files(keys) if named.get("rewards.verifier") == "command" else {}
+    verifier = named.get("rewards.verifier", "")
+    files = problem_files(keys) if verifier == "command" else judge_file(verifier) if is_judge(verifier) else {}
     return {"folder": os.path.realpath(folder), "id": id_of(folder), "code": digest, "files": files}
 
 
@@ -165,6 +173,12 @@ def problem_files(keys: Mapping[str, Any]) -> dict[str, str]:
     sets += [(name, "eval") for name in (value if isinstance(value, list | tuple) else [value])]
     found = {name: file_of(name, use=use) for name, use in sets if isinstance(name, str)}
     return {name: sha256_of(path) for name, path in found.items() if path is not None}
+
+
+def judge_file(verifier: str) -> dict[str, str]:
+    """The digest of the file that says which server gets the responses."""
+    path = Path(verifier.removeprefix(JUDGE_PREFIX)).expanduser()
+    return {verifier: sha256_of(path)} if path.is_file() else {}
 
 
 def record_file(home: Path, folder: Path) -> Path:
