@@ -13,7 +13,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 .PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants coverage fuzz test-distributed test-scale test-vllm test-browser test-trackers \
-	test-peers test-package check format lint types docs bench bench-gpu clean
+	test-peers test-gym test-gym-all test-package check format lint types docs bench bench-gpu clean
 
 help:
 	@echo "make quickstart   first result on this machine"
@@ -31,6 +31,7 @@ help:
 	@echo "make test-browser the report in a real Chromium, which is installed if there is none"
 	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
 	@echo "make test-peers   the same rollouts through TRL's GRPOTrainer and through our update; TRL has an environment of its own"
+	@echo "make test-gym     tasks of reasoning-gym, in an environment of its own; make test-gym-all every one of them, on demand"
 	@echo "make test-package wheel and sdist, built, looked into, installed and run from another folder"
 	@echo "make docs         the documentation as a site in site/, every link checked"
 	@echo "make bench        speed on this CPU, written to docs/results/bench-cpu.json"
@@ -52,7 +53,7 @@ install: $(INSTALLED)
 
 # One after the other: several pips at once fetch the same packages several times.
 environments: $(INSTALLED)
-	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.peers $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
+	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.peers $(VENV)/.gym $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
 		$(MAKE) --no-print-directory $$made || exit 1; done
 
 quickstart: $(INSTALLED)
@@ -63,13 +64,13 @@ ladder-smoke: $(INSTALLED)
 
 # Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less.
 TESTS ?=
-EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not distributed
+EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not gym and not distributed
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" $(TESTS)
 
 test-slow: $(INSTALLED)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not gpu and not vllm and not browser" $(TESTS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not gpu and not vllm and not browser and not gym" $(TESTS)
 
 # On demand: about 20 minutes on two cores.
 test-mechanisms: $(INSTALLED)
@@ -144,6 +145,20 @@ $(VENV)/.peers: $(INSTALLED)
 
 test-peers: $(VENV)/.peers
 	@OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/peers/bin/python -m pytest -m peers tests/peers
+
+# reasoning-gym and what it brings (matplotlib, a SAT solver in C) see the project's environment, but do not change it.
+$(VENV)/.gym: $(INSTALLED)
+	@$(PYTHON) -m venv $(VENV)/gym
+	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/gym/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	@$(VENV)/gym/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt reasoning-gym==0.1.25
+	@touch $@
+
+# Demands reasoning-gym: without it these tests fail here, they are not skipped.
+test-gym: $(VENV)/.gym
+	@DAPO_NEEDS_GYM=1 OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/gym/bin/python -m pytest -m "gym and not slow" tests/gym $(TESTS)
+
+test-gym-all: $(VENV)/.gym
+	@DAPO_NEEDS_GYM=1 OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/gym/bin/python -m pytest -m gym tests/gym $(TESTS)
 
 # Ray and peft see the project's environment, but do not change it; peft's own dependencies are there already.
 $(VENV)/.scale: $(INSTALLED)

@@ -8,7 +8,9 @@ import os
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from dapo.errors import DataError
@@ -32,6 +34,19 @@ class Refused(Exception):
     """The server answered that it will not take this question, or with something that is no chat reply."""
 
 
+class WrongSettings(DataError):
+    """The address, the model or the key is wrong: asking again is of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """What the model wrote, and what the server counted; None where it did not."""
+
+    text: str
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ChatServer:
     """Where to ask. The key, if the server wants one, is read from $OPENAI_API_KEY and written nowhere."""
@@ -43,12 +58,18 @@ class ChatServer:
     wait_s: float = 2.0  # before the second try; doubles
     max_tokens: int = 8192
     temperature: float = 0.0
+    label: str = "--llm"  # what messages call it
+    options: Mapping[str, Any] = field(default_factory=dict)  # what else stands in a request
 
     def __post_init__(self) -> None:
         if not is_http(self.url):
-            raise DataError(f"--llm {self.url}: not an http address.", remedy="Write it as http://127.0.0.1:8000/v1.")
+            raise DataError(
+                f"{self.label} {self.url}: not an http address.", remedy="Write it as http://127.0.0.1:8000/v1."
+            )
         if not self.model:
-            raise DataError(f"--llm {self.url}: no model is named.", remedy="Add --model NAME, as the server lists it.")
+            raise DataError(
+                f"{self.label} {self.url}: no model is named.", remedy="Add --model NAME, as the server lists it."
+            )
 
     @property
     def endpoint(self) -> str:
@@ -62,7 +83,7 @@ class ChatServer:
         wait = self.wait_s
         for attempt in range(1, self.tries + 1):
             try:
-                return self._ask_once(messages)
+                return self.reply(messages).text
             except NoReply:
                 if attempt == self.tries:
                     raise
@@ -70,27 +91,29 @@ class ChatServer:
                 wait *= 2
         raise AssertionError("the last try returns or raises")
 
-    def _ask_once(self, messages: list[dict[str, str]]) -> str:
+    def reply(self, messages: list[dict[str, str]]) -> ChatReply:
+        """One try."""
         body = {
             "model": self.model,
             "messages": messages,
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
+            **self.options,
         }
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY_VARIABLE, "").strip():
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(self.endpoint, json.dumps(body).encode(), headers)
         try:
-            return reply_text(self._fetch(request))
+            return reply_in(self._fetch(request))
         except urllib.error.HTTPError as error:
             error.close()
             if error.code in AGAIN:
                 raise NoReply(f"HTTP {error.code}") from None
             if error.code in SETTINGS:
-                raise DataError(
-                    f"--llm {self.url}: HTTP {error.code}: {SETTINGS[error.code]}.",
-                    remedy=f"Check the address, --model {self.model} and ${KEY_VARIABLE}.",
+                raise WrongSettings(
+                    f"{self.label} {self.url}: HTTP {error.code}: {SETTINGS[error.code]}.",
+                    remedy=f"Check the address, the model {self.model} and ${KEY_VARIABLE}.",
                 ) from None
             raise Refused(f"HTTP {error.code}") from None
         except (OSError, http.client.HTTPException) as error:
@@ -124,11 +147,19 @@ def is_http(url: str) -> bool:
         return False
 
 
-def reply_text(body: bytes) -> str:
+def reply_in(body: bytes) -> ChatReply:
     try:
-        text = json.loads(body)["choices"][0]["message"]["content"]
+        found = json.loads(body)
+        text = found["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         raise Refused("not a chat reply") from None
     if not isinstance(text, str):
         raise Refused("a reply without text")
-    return text
+    return ChatReply(text, *(counted(found, name) for name in ("prompt_tokens", "completion_tokens")))
+
+
+def counted(found: Mapping[str, Any], name: str) -> int | None:
+    """A count of the server's; None for anything that is none."""
+    usage = found.get("usage")
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else None

@@ -47,6 +47,12 @@ class VerifierError(DapoError):
     """A verifier that judges nothing any more."""
 
 
+class VerifierStopped(VerifierError):
+    """A judge that cannot be asked for now: the run writes a checkpoint and ends, and may be resumed."""
+
+    exit_code = EXIT_FAILED
+
+
 class CheckpointError(DapoError):
     """A checkpoint that is missing, corrupt, tampered with or does not fit the run."""
 

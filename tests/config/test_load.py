@@ -33,7 +33,10 @@ def test_the_presets_and_recipes_that_the_readme_promises_are_there():
         "rloo", "scalerl", "vanilla-ppo", "vapo",
     ]  # fmt: skip
     assert recipe_names() == [
+        "arithmetic-gym",
         "arithmetic-smollm2-135m",
+        "countdown-coder-0.5b-h200",
+        "countdown-coder-1.5b-h200",
         "dapo-math-7b-8x80gb",
         "dapo-qwen2.5-32b",
         "gsm8k-0.5b-lora-8gb",

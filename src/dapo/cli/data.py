@@ -12,9 +12,11 @@ from rich.table import Table
 from dapo.chat_client import ChatServer
 from dapo.cli.data_probe import probe_command
 from dapo.commands import dapo_command, set_options
+from dapo.config.own_verifier import own_verifier
 from dapo.console import Pipe
 from dapo.data.check import Report, check
 from dapo.data.contamination import SHARE, looked_for
+from dapo.data.gym.source import tasks
 from dapo.data.prepare.clean import Prepared, prepare
 from dapo.data.prompts import TEMPLATES, PromptFormat, Tokenizer
 from dapo.errors import DataError
@@ -32,7 +34,13 @@ Against = Annotated[
     list[str] | None,
     typer.Option("--against", metavar="FILE_OR_NAME", help="An evaluation set to compare with; repeatable."),
 ]
-Verifier = Annotated[str, typer.Option(help="The verifier that must be able to parse every reference answer.")]
+Verifier = Annotated[
+    str | None,
+    typer.Option(
+        help="The verifier that must be able to parse every reference answer; default: the set's own, else math.",
+        show_default=False,
+    ),
+]
 Share = Annotated[
     float,
     typer.Option(min=0.05, max=1.0, help="Fraction of an evaluation problem's 13-grams that counts as contamination."),
@@ -42,11 +50,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 @command.command("check")
 def check_command(
-    file: Annotated[str, typer.Argument(help="A file, a known name (gsm8k, aime24, …), org/name or pkg.mod:function.")],
+    file: Annotated[
+        str, typer.Argument(help="A file, a known name (gsm8k, …), org/name, gym:TASK or pkg.mod:function.")
+    ],
     field: Field = None,
     against: Against = None,
     share: Share = SHARE,
-    verifier: Verifier = "math",
+    verifier: Verifier = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A model folder; its tokenizer counts the prompt tokens.")
     ] = None,
@@ -63,10 +73,32 @@ def check_command(
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     prompt = PromptFormat(template, chat=bool(loaded and loaded.chat_template))
     report = check(
-        file, fields=parse_fields(field), verifier=verifier, against=against or (), share=share, tokenizer=loaded,
+        file, fields=parse_fields(field), verifier=verifier or own_verifier(file) or "math", against=against or (),
+        share=share, tokenizer=loaded,
         prompt=prompt, max_prompt_tokens=max_prompt_tokens,
     )  # fmt: skip
-    typer.echo(json.dumps(report.as_json(), ensure_ascii=False, indent=1)) if as_json else show(report)
+    if as_json:
+        typer.echo(json.dumps(report.as_json(), ensure_ascii=False, indent=1))
+        return
+    show(report)
+    if own_verifier(file):  # nobody has seen such a set as a file
+        show_examples(report)
+
+
+@command.command("gym")
+def gym_command(as_json: AsJson = False) -> None:
+    """List the procedural tasks of reasoning-gym, each with a right answer and its parameters.
+
+    Example: dapo data gym, then dapo data check gym:countdown?min_numbers=3
+    """
+    found = tasks()
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False, indent=1))
+        return
+    table = Table("task", "an answer", "parameters and their defaults", box=None, padding=(0, 2, 0, 0))
+    for one in found:
+        table.add_row(one["task"], brief(one["answer"])[:40], one["parameters"])
+    Pipe(highlight=False).print(table)
 
 
 @command.command("prepare")
@@ -76,7 +108,7 @@ def prepare_command(
     field: Field = None,
     against: Against = None,
     share: Share = SHARE,
-    verifier: Verifier = "math",
+    verifier: Verifier = None,
     n_held: Annotated[
         int, typer.Option("--hold-out", min=0, help="Hold out this many problems for evaluation: OUT.held-out.jsonl.")
     ] = 0,
@@ -115,13 +147,19 @@ def prepare_command(
         )
     server = ChatServer(llm, model, timeout_s=llm_timeout_s, tries=llm_tries) if llm is not None else None
     prepared = prepare(
-        file, out, fields=parse_fields(field), verifier=verifier, against=against or (), share=share,
-        twins=not keep_twins, n_held=n_held, integer_answers=integer_answers, server=server,
+        file, out, fields=parse_fields(field), verifier=verifier or common_verifier(file), against=against or (),
+        share=share, twins=not keep_twins, n_held=n_held, integer_answers=integer_answers, server=server,
         n_workers=llm_workers,
     )  # fmt: skip
     typer.echo(json.dumps(summary(prepared), ensure_ascii=False)) if as_json else show_prepared(
         prepared, looked_for(share=share, twins=not keep_twins)
     )
+
+
+def common_verifier(sources: list[str]) -> str:
+    """The verifier that every set brings, else math."""
+    brought = {own_verifier(source) or "math" for source in sources}
+    return brought.pop() if len(brought) == 1 else "math"
 
 
 def parse_fields(pairs: list[str] | None) -> dict[str, str] | None:
@@ -163,6 +201,15 @@ def show(report: Report) -> None:
             console.print(f"  {example}", highlight=False)
         if len(examples) > SHOWN:
             console.print(f"  … and {len(examples) - SHOWN:,} more: --json lists them all")
+
+
+def show_examples(report: Report) -> None:
+    """The first problems as they are asked, with their references."""
+    console = Pipe()
+    for number, example in enumerate(report.examples, start=1):
+        console.print(f"\nExample {number}", highlight=False)
+        console.print(example.question.rstrip(), highlight=False)
+        console.print(f"Answer: {example.answer or '(any that fits)'}", highlight=False)
 
 
 def lines(report: Report) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from dapo.cli import eval_options as exam
+from dapo.config.own_verifier import own_verifier
 from dapo.console import Pipe
 from dapo.data.inputs import check_set
 from dapo.errors import DataError
@@ -60,6 +61,7 @@ def probe_command(
     """
     check_selection(select, write)
     journal = check_out(out)
+    verifier = verifier or own_verifier(file)
     check_set(file, verifier, use="train")
 
     from dapo.data.prepare.clean import write_problems

@@ -10,13 +10,16 @@ import typer
 from rich.table import Table
 
 from dapo.cli import eval_options as exam
+from dapo.config.own_verifier import own_verifier
 from dapo.console import Pipe
 from dapo.data.inputs import check_set
 
 
 def command(
     model: exam.Model,
-    data: Annotated[str, typer.Option(help="Problem set: file, known name (aime24, gsm8k, …) or pkg.mod:function.")],
+    data: Annotated[
+        str, typer.Option(help="Problem set: file, known name (aime24, gsm8k, …), gym:TASK or pkg.mod:function.")
+    ],
     k: Annotated[int, typer.Option(min=1, max=10**6, help="Responses per problem.")] = 32,
     temperature: exam.Temperature = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling; the papers evaluate at 0.7.")] = 0.7,
@@ -39,6 +42,7 @@ def command(
     dapo eval --model bundled --data dapo.quickstart.task:eval_problems --k 8
     dapo eval --model runs/first --data aime24 --k 32 --out aime.jsonl
     """
+    verifier = verifier or own_verifier(data)
     check_set(data, verifier, use="eval")
 
     from dapo.evaluation.offline import OfflineEval, run_offline_eval

@@ -29,7 +29,9 @@ MaxPromptTokens = Annotated[
 ]
 Template = Annotated[
     str | None,
-    typer.Option(help="dapo, boxed, gsm8k, few-shot or raw; default: the run's, else dapo.", show_default=False),
+    typer.Option(
+        help="dapo, boxed, answer-tags, gsm8k, few-shot or raw; default: the run's, else dapo.", show_default=False
+    ),
 ]
 Chat = Annotated[
     bool | None,
@@ -40,7 +42,8 @@ Chat = Annotated[
     ),
 ]
 Verifier = Annotated[
-    str | None, typer.Option(help="Verifier of the answers; default: the run's, else math.", show_default=False)
+    str | None,
+    typer.Option(help="Verifier of the answers; default: the set's own, the run's, else math.", show_default=False),
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="Allow the custom verifier named by somebody else's run.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling noise.")]

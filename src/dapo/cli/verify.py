@@ -44,7 +44,8 @@ def command(
     verifier: Annotated[
         str | None,
         typer.Option(
-            help="math (default), dapo-published, exact, choice, code, command, math-verify or package.module:function."
+            help="math (default), dapo-published, exact, choice, code, gym, judge:FILE.toml, command, math-verify or "
+            "package.module:function."
         ),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per core, at most 8.")] = None,

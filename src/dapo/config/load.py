@@ -20,6 +20,7 @@ from dapo.commands import dapo_command
 from dapo.config import renamed
 from dapo.config.checks import check_combinations, unused_keys
 from dapo.config.machine import gpu_memory_gib
+from dapo.config.own_verifier import with_own_verifier
 from dapo.config.schema import PRESET_KEYS, Config, EvalSetConfig, RewardPart, SourceConfig
 from dapo.config.sources import NAME, TABLES, as_typed, flat_value, in_schema, is_table, refuse_mixing
 from dapo.config.toml_text import parse_toml, refuse_newer_run
@@ -84,7 +85,7 @@ def resolve(name: str, keys: Mapping[str, Any], origin: Mapping[str, str]) -> Re
     """Validate flat keys into a Config, alone and together."""
     refuse_control_characters(keys)
     try:
-        config = Config.model_validate(as_tuples(unflatten(keys)))
+        config = Config.model_validate(as_tuples(unflatten(with_own_verifier(keys))))
     except ValidationError as error:
         raise explain_validation(error) from None
     check_combinations(config)

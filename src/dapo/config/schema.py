@@ -81,13 +81,15 @@ class DataConfig(Section):
     """Problems to train and evaluate on, and how they become prompts."""
 
     train: Annotated[Annotated[str, Tag(PLAIN)] | Sources, Discriminator(_shape)] = Field(
-        description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function; or a table of sources."
+        description="File, hub name, known name (gsm8k, …), gym:TASK or pkg.mod:function; or a table of sources."
     )
     eval: Annotated[Annotated[tuple[str, ...], Tag(PLAIN)] | EvalSets, Discriminator(_shape)] = Field(
         (), description="Evaluation sets, named like data.train; or a table of them."
     )
     fields: dict[str, str] = Field({}, description='Columns of an unknown schema: {question = "…", answer = "…"}.')
-    template: str = Field("dapo", description="How a question becomes a prompt: dapo, boxed, gsm8k, few-shot or raw.")
+    template: str = Field(
+        "dapo", description="How a question becomes a prompt: dapo, boxed, answer-tags, gsm8k, few-shot or raw."
+    )
     chat_template: bool = Field(True, description="Wrap the prompt with the tokenizer's chat template.")
 
 
@@ -114,7 +116,8 @@ class RewardsConfig(Section):
     """How a response gets its verdict and reward."""
 
     verifier: str = Field(
-        "math", description="math, dapo-published, exact, choice, code, command:…, or pkg.mod:function."
+        "math",
+        description="math, dapo-published, exact, choice, code, gym, judge:FILE.toml, command:…, or pkg.mod:function.",
     )
     parts: dict[str, RewardPart] = Field(
         {},

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dapo.config.own_verifier import own_verifier
 from dapo.config.schema import Config, EvalSetConfig, SourceConfig
 from dapo.errors import ConfigError
 
@@ -40,14 +41,19 @@ def train_sources(config: Config) -> list[Source]:
     train = config.data.train
     if isinstance(train, str):
         return [source_of(config, "data.train", train, EvalSetConfig(path=train))]
-    return [source_of(config, f"data.train.{name}", name, own) for name, own in train.items()]
+    return [source_of(config, f"data.train.{name}", name, with_verifier(name, own)) for name, own in train.items()]
 
 
 def eval_sources(config: Config) -> list[Source]:
     sets = config.data.eval
     if isinstance(sets, dict):
-        return [source_of(config, f"data.eval.{name}", name, own) for name, own in sets.items()]
+        return [source_of(config, f"data.eval.{name}", name, with_verifier(name, own)) for name, own in sets.items()]
     return [source_of(config, "data.eval", path, EvalSetConfig(path=path)) for path in sets]
+
+
+def with_verifier(name: str, own: EvalSetConfig) -> EvalSetConfig:
+    """A source of a table that brings its verifier, as a task of reasoning-gym does, has it unless it names another."""
+    return own.model_copy(update={"verifier": own.verifier or own_verifier(own.path or name)})
 
 
 def source_of(config: Config, key: str, name: str, own: EvalSetConfig) -> Source:

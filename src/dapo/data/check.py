@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dapo.config.own_verifier import own_verifier
 from dapo.data.answer_types import answer_type
 from dapo.data.contamination import SHARE, Contamination, EvaluationTexts, find_contamination
 from dapo.data.inventory import Inventory, take_inventory
@@ -15,6 +16,8 @@ from dapo.data.names import Use
 from dapo.data.problems import ProblemSet, clean
 from dapo.data.prompts import PromptFormat, Tokenizer
 from dapo.errors import DataError
+
+N_EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,12 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
+class ExampleProblem:
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Counts are of the file taken once: a file that repeats its rows k times is counted as one copy.
 
@@ -75,6 +84,7 @@ class Report:
     usable: int
     contamination: tuple[Contamination, ...]
     notes: tuple[str, ...]
+    examples: tuple[ExampleProblem, ...]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -120,6 +130,7 @@ def check(
         usable=len(problems),
         contamination=tuple(against_all(inventory, against, share=share, root=root)),
         notes=problems.notes,
+        examples=tuple(ExampleProblem(one.question, one.answer) for one in problems.problems[:N_EXAMPLES]),
     )
 
 
@@ -160,7 +171,7 @@ def against_all(
 ) -> Iterable[Contamination]:
     questions = [entry.question for entry in inventory.entries]
     for name in against:
-        evaluation = take_inventory([name], use="eval", root=root)
+        evaluation = take_inventory([name], verifier=own_verifier(name) or "math", use="eval", root=root)
         if evaluation.files and evaluation.files == inventory.files:
             raise DataError(f"--against {name}: is the file that is checked.", remedy="Name the evaluation file.")
         texts = EvaluationTexts(name, [entry.question for entry in evaluation.entries])

@@ -22,7 +22,7 @@ from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool
 from dapo.rewards.check import check_call, check_verifier
 from dapo.rewards.parts import make_part_pool, own_parts
-from dapo.rewards.verifiers import is_function, is_own
+from dapo.rewards.verifiers import is_function, is_judge, is_own
 from dapo.types import CORRECT, Problem
 
 
@@ -36,7 +36,7 @@ def check_inputs(config: Config) -> None:
             PromptFormat(source.template)
             check_verifier(source.verifier)
             found = find_source(source.path, use=use)
-            if is_own(source.verifier) and source.verifier not in tried:
+            if is_own(source.verifier) and not is_judge(source.verifier) and source.verifier not in tried:
                 tried.add(source.verifier)
                 try_verifier(found, source.verifier, config)
     check_reward_parts(config)
@@ -69,7 +69,8 @@ def check_reward_parts(config: Config) -> None:
                 remedy='Write "package.module:function", or verifier = "…" for a verifier.',
             )
         check_verifier(part.function or part.verifier or "", key_of(name, part))
-    own = {name: part for name, part in parts.items() if is_own(part.function or part.verifier or "")}
+    named = {name: part.function or part.verifier or "" for name, part in parts.items()}
+    own = {name: parts[name] for name, what in named.items() if is_own(what) and not is_judge(what)}
     if not own:
         return
     first = train_sources(config)[0]

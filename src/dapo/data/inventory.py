@@ -20,6 +20,7 @@ from dapo.rewards import needs_reference, reference_error
 from dapo.rewards.verifiers import named
 
 HEAD_ROWS = 1000  # how far an answer is looked for
+JUDGED_BY_META = ("code", "gym", "gym-graded")
 
 
 @dataclass(slots=True)
@@ -152,8 +153,8 @@ class Counting:
                     f"{where}: does not fit the schema {schema.name} of row {told_by}: {why}.",
                     remedy="Mend or remove this row, or map the columns with data.fields (--field question=COLUMN).",
                 ) from None
-            if record.answer is None and self.verifier == "code":
-                record = replace(record, answer="")  # its tests are in the other columns
+            if record.answer is None and self.verifier in JUDGED_BY_META:
+                record = replace(record, answer="")  # what judges it is in the other columns
             if not record.question:
                 raise DataError(f"{where}: the question is empty.", remedy="Fill it in or remove this row.")
             if not is_text(record):
@@ -248,11 +249,11 @@ def merge(counted: list[Counting]) -> list[Entry]:
 
 
 def judge(entries: list[Entry], verifier: str) -> None:
-    """Ask the verifier about every distinct reference, once; about a code problem together with its own tests."""
+    """Ask the verifier about every distinct reference, once; where more than that judges, about every problem."""
     known: dict[str, str | None] = {}
     for entry in entries:
         for reference in entry.references:
-            if verifier == "code":
+            if verifier in JUDGED_BY_META:
                 reference.error = reference_error(reference.text, verifier=verifier, meta=entry.meta)
                 continue
             if reference.text not in known:

@@ -57,6 +57,7 @@ EXAMPLES = (
 AROUND = {
     "dapo": (DAPO_PREFIX, DAPO_SUFFIX),
     "boxed": ("", "\n\nReason step by step, and put your final answer within \\boxed{}."),
+    "answer-tags": ("", "\n\nReason step by step, and put your final answer between <answer> and </answer>."),
     "gsm8k": ("", '\n\nReason step by step, and give the final number on the last line after "Answer:".'),
     "few-shot": ("", ""),
     "raw": ("", ""),

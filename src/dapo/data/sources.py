@@ -1,4 +1,4 @@
-"""What a source string means: a file, a known name, a hub data set, or a Python callable; and its rows."""
+"""What a source string means: a file, a known name, a hub data set, a task of reasoning-gym, or a Python callable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.config.hub import why_offline
+from dapo.data.gym.source import check_name, gym_rows
 from dapo.data.names import KNOWN, ROOT_VARIABLE, Use, local_file, local_root
 from dapo.data.rows import SUFFIXES, Rows, cached_sha256, check_file, exists, first_line, read_rows
 from dapo.data.schemas import asked
 from dapo.errors import DataError
 from dapo.processes import search_working_folder
+from dapo.rewards.gym.names import PREFIX as GYM
 from dapo.types import Problem
 
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -39,6 +41,9 @@ def find_source(text: str, *, use: Use = "train", root: str | Path | None = None
     name, _, split = text.partition(":")
     if name in KNOWN:
         return known_source(name, split, use=use, root=local_root(root))
+    if text.startswith(GYM):
+        full = check_name(text, use=use)
+        return DataSource(text, text, lambda: gym_rows(full, text), note=f"{text} is {full}")
     path = Path(text)
     if path.suffix.lower() in SUFFIXES or exists(path) or text.startswith(("/", "./", "../", "~")):
         return file_source(path.expanduser(), name=path.stem)
@@ -51,7 +56,7 @@ def find_source(text: str, *, use: Use = "train", root: str | Path | None = None
         note = "" if revision else f"{where} is not pinned to a revision: add @COMMIT to make the run repeatable"
         return DataSource(where, text, lambda: hub_rows(where, config=None, split=split, revision=revision), note=note)
     near = difflib.get_close_matches(text, KNOWN, n=1)
-    others = f"Known names: {', '.join(KNOWN)}; else a file, org/name or pkg.mod:function."
+    others = f"Known names: {', '.join(KNOWN)}; else a file, org/name, gym:TASK or pkg.mod:function."
     raise DataError(
         f"{text}: no such file, and not a known problem set.", remedy=f"Did you mean {near[0]}?" if near else others
     )

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dapo.distributed.world import World
-from dapo.errors import EngineError
+from dapo.errors import EngineError, VerifierStopped
 from dapo.types import Judge, Judgement, StopReason, Verdict
+
+STOPPED = "stopped"
 
 
 class SharedJudge:
@@ -41,9 +43,16 @@ class SharedJudge:
         if not wanted:
             return {}
         mine = {ticket: self.own_ticket.pop(ticket) for ticket in wanted if ticket in self.own_ticket}
-        judged = self.own.wait(mine.values())
         judgements: dict[int, Judgement] = {}
-        parts = self.world.gather([[ticket, asdict(judged[own])] for ticket, own in mine.items()])
+        try:
+            judged = self.own.wait(mine.values())
+            own_part: object = [[ticket, asdict(judged[own])] for ticket, own in mine.items()]
+        except VerifierStopped as stopped:  # every rank stops with it, at the same place
+            own_part = {STOPPED: [stopped.message, stopped.remedy]}
+        parts = self.world.gather(own_part)
+        for part in parts:
+            if isinstance(part, dict) and STOPPED in part:
+                raise VerifierStopped(str(part[STOPPED][0]), remedy=str(part[STOPPED][1]))
         for rank, part in enumerate(parts):
             asked = [ticket for ticket in wanted if ticket % self.world.size == rank]
             judgements |= read_part(rank, part, asked)

@@ -13,12 +13,15 @@ import typer
 
 from dapo.commands import visible
 from dapo.errors import DataError
+from dapo.files import refuse_links
 from dapo.parquet_size import is_text, too_large
 from dapo.report.chunks import DROPPED
 from dapo.rewards import Task, VerifierPool
+from dapo.rewards.judging import JUDGE_FOLDER
 from dapo.types import Judgement, StopReason
 
 COLUMNS = ("problem_id", "response_text", "answer", "verdict", "stop_reason")
+ALSO = "question"  # for verifiers that read it
 N_EXAMPLES = 5
 BATCH_ROWS = 2_048
 
@@ -29,18 +32,23 @@ class Tally:
 
     counts: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    lines: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))  # FILE:ROW, all
 
     def add(self, row: dict[str, Any], judgement: Judgement) -> None:
         kind = (str(row["verdict"]), judgement.verdict.value)
         self.counts[kind] += 1
+        if kind[0] != kind[1]:
+            self.lines[kind].append(f"{row['file']}:{row['row']}")
         if kind[0] != kind[1] and len(self.kinds[kind]) < N_EXAMPLES:
             self.kinds[kind].append(
                 {
                     "file": row["file"],
+                    "row": row["row"],
                     "problem_id": row["problem_id"],
                     "answer": row["answer"],
                     "response_end": row["response_text"][-160:],
                     "second_extracted": judgement.extracted,
+                    "second_said": judgement.message,
                 }
             )
 
@@ -58,7 +66,13 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         listing = [
-            {"run": kind[0], "second": kind[1], "n": self.counts[kind], "examples": self.kinds[kind]}
+            {
+                "run": kind[0],
+                "second": kind[1],
+                "n": self.counts[kind],
+                "examples": self.kinds[kind],
+                "rows": self.lines[kind],
+            }
             for kind in self.disagreements
         ]
         return {"rows": self.n_rows, "agree": self.n_agreeing, "disagreements": listing}
@@ -67,16 +81,22 @@ class Tally:
 def audit_run(run: Path, verifier: str, limits: dict[str, Any], *, as_json: bool) -> None:
     """Print where `verifier` disagrees with what the run recorded; groups that were not trained on apart."""
     trained, dropped = Tally(), Tally()
-    with VerifierPool(verifier, **limits) as pool:
+    refuse_links(run, JUDGE_FOLDER)
+    with VerifierPool(verifier, **limits, folder=run / JUDGE_FOLDER) as pool:
         for rows, is_dropped in batches(run):
             tasks = [
                 Task(
-                    row["response_text"], row["answer"], StopReason(row["stop_reason"]) if row["stop_reason"] else None
+                    row["response_text"],
+                    row["answer"],
+                    StopReason(row["stop_reason"]) if row["stop_reason"] else None,
+                    {"question": row.get(ALSO, "")},
                 )
                 for row in rows
             ]
             for row, judgement in zip(rows, pool.judge_all(tasks), strict=True):
                 (dropped if is_dropped else trained).add(row, judgement)
+        if spent := pool.spent():
+            typer.echo(spent, err=True)
     report(run, verifier, trained, dropped, as_json=as_json)
 
 
@@ -107,14 +127,20 @@ def batches(run: Path) -> Iterator[tuple[list[dict[str, Any]], bool]]:
                 f"{path}: no column {', '.join(missing)}; it has {', '.join(source.schema_arrow.names)}.",
                 remedy="An audit needs the reference answers, which newer rollouts hold in the column `answer`.",
             )
-        odd = [name for name in COLUMNS if not is_text(source.schema_arrow.field(name).type)]
+        columns = [*COLUMNS, *([ALSO] if ALSO in source.schema_arrow.names else [])]
+        odd = [name for name in columns if not is_text(source.schema_arrow.field(name).type)]
         if odd:
             raise DataError(
                 f"{path}: column {', '.join(odd)}: is not text.", remedy="Remove the file: no run writes such a file."
             )
         try:
-            for batch in source.iter_batches(batch_size=BATCH_ROWS, columns=list(COLUMNS)):
-                rows = [{**plain(row), "file": str(path.relative_to(home))} for row in batch.to_pylist()]
+            first = 1
+            for batch in source.iter_batches(batch_size=BATCH_ROWS, columns=columns):
+                rows = [
+                    {**plain(row), "file": str(path.relative_to(home)), "row": number}
+                    for number, row in enumerate(batch.to_pylist(), start=first)
+                ]
+                first += len(rows)
                 yield rows, path.parent.name == DROPPED
         except broken as error:  # a file with an intact footer may still have corrupt pages
             raise unreadable(path, error) from None
@@ -147,6 +173,8 @@ def show(what: str, verifier: str, tally: Tally) -> None:
         typer.echo(f"\n{tally.counts[kind]:>8}  run {visible(kind[0])}, {verifier} {kind[1]}")
         for example in tally.kinds[kind]:
             ending = visible(" ".join(example["response_end"].split())[-100:])
+            said = f" ({visible(example['second_said'][:80])})" if example["second_said"] else ""
             typer.echo(
-                f"          problem {visible(example['problem_id'])}, reference {example['answer']!r}: ...{ending}"
+                f"          {visible(example['file'])}:{example['row']}, problem {visible(example['problem_id'])}, "
+                f"reference {example['answer']!r}: ...{ending}{said}"
             )

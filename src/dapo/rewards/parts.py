@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dapo.config.schema import RewardPart, RewardsConfig
@@ -20,9 +21,12 @@ class PartsJudge:
     failing verifier does: a reward that nobody could measure is reported, and never taken for 0.
     """
 
-    def __init__(self, own: Judge, rewards: RewardsConfig) -> None:
+    def __init__(self, own: Judge, rewards: RewardsConfig, folder: Path | None = None, *, rank: int = 0) -> None:
+        """`folder` is where judges among the parts keep their verdicts."""
         self.own = own
-        self.pools = {name: make_part_pool(part, rewards) for name, part in own_parts(rewards).items()}
+        self.pools = {
+            name: make_part_pool(part, rewards, folder=folder, rank=rank) for name, part in own_parts(rewards).items()
+        }
         self.returned = [name for name in rewards.parts if name not in self.pools and name != CORRECT]
         self.reads_truncated = {name for name, part in own_parts(rewards).items() if part.function is not None}
         self.tickets: dict[int, tuple[dict[str, int], bool]] = {}  # the verifier's -> the parts', was it asked
@@ -70,12 +74,21 @@ def own_parts(rewards: RewardsConfig) -> dict[str, RewardPart]:
     return {name: part for name, part in rewards.parts.items() if part.function or part.verifier}
 
 
-def make_part_pool(part: RewardPart, rewards: RewardsConfig, workers: int | None = None) -> VerifierPool:
+def make_part_pool(
+    part: RewardPart,
+    rewards: RewardsConfig,
+    workers: int | None = None,
+    *,
+    folder: Path | None = None,
+    rank: int = 0,
+) -> VerifierPool:
     return VerifierPool(
         part.function or part.verifier or "",
         workers=workers or rewards.workers,
         seconds=rewards.cpu_seconds,
         memory_mb=rewards.memory_mb,
+        folder=folder,
+        rank=rank,
     )
 
 

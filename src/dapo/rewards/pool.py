@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from dapo.errors import ConfigError
+from dapo.errors import ConfigError, VerifierStopped
 from dapo.rewards import code
 from dapo.rewards.limits import MAX_WORKERS, Limits
 from dapo.rewards.task import Decision, Task
-from dapo.rewards.verifiers import named
+from dapo.rewards.verifiers import is_judge, named
 from dapo.rewards.workers import WorkerPool
 from dapo.types import Judgement, StopReason, Verdict
 
+if TYPE_CHECKING:
+    from dapo.rewards.judging.asking import JudgeThreads
+
 Item = tuple[str, str] | Task
+
+
+_LOOK_SECONDS = 1.0  # between two looks whether somebody wants to stop, while a judge is waited for
+
+
+def to_standard_error(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 class VerifierPool:
@@ -27,6 +39,8 @@ class VerifierPool:
 
     `truncated_may_be_correct` is for reproducing the released DAPO run, whose script lets the text of a truncated
     response decide; it needs verifier "dapo-published". Everywhere else stop reason LENGTH is never CORRECT.
+    `folder` is where a judge keeps its verdicts (none: beside its file), `rank` whose they are; `on_notice` is told, in
+    a thread that waits, what it has to say meanwhile.
     """
 
     def __init__(
@@ -37,6 +51,8 @@ class VerifierPool:
         seconds: float | None = None,
         memory_mb: int | None = None,
         truncated_may_be_correct: bool = False,
+        folder: Path | None = None,
+        rank: int = 0,
     ) -> None:
         self.verifier = named(verifier)
         if truncated_may_be_correct and verifier != "dapo-published":
@@ -60,7 +76,12 @@ class VerifierPool:
         self._changed = threading.Condition()
         self._next_ticket = 0
         self._is_closed = False
-        self._workers: WorkerPool | None = None
+        self._workers: WorkerPool | JudgeThreads | None = None
+        self._cache = (folder, rank)
+        self._notices: list[str] = []
+        self._stopped = ""  # why a judge cannot be asked any more
+        self.on_notice: Callable[[str], None] = to_standard_error
+        self.is_interrupted: Callable[[], bool] = lambda: False
         self.pid = os.getpid()
 
     def submit(
@@ -87,7 +108,7 @@ class VerifierPool:
                 return ticket
             self._pending[ticket] = answer
             if self._workers is None:
-                self._workers = WorkerPool(self.verifier, self.limits, self._n_workers, self._deliver)
+                self._workers = self._start()
                 _OPEN.add(self)
         self._workers.submit(
             {
@@ -114,10 +135,67 @@ class VerifierPool:
             unknown = [ticket for ticket in wanted if ticket not in self._done and ticket not in self._pending]
             if unknown:
                 raise KeyError(f"tickets {unknown[:5]} are unknown or were already collected")
-            self._changed.wait_for(lambda: self._is_closed or all(ticket in self._done for ticket in wanted))
-            if self._is_closed:
-                raise RuntimeError("the verifier pool was closed while it was waited for")
+        while not self._is_settled(wanted):
+            pass
+        with self._changed:
             return {ticket: self._done.pop(ticket) for ticket in wanted}
+
+    def _is_settled(self, wanted: list[int]) -> bool:
+        """Wait for these tickets, or for something to say meanwhile; raises where they will never come."""
+        pause = None if self._workers is None or isinstance(self._workers, WorkerPool) else _LOOK_SECONDS
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or self._stopped or self._notices or self._are_done(wanted), pause
+            )
+            notices, self._notices = self._notices, []
+            is_done, is_closed = self._are_done(wanted), self._is_closed
+        for notice in notices:
+            self.on_notice(notice)
+        if is_closed:
+            raise RuntimeError("the verifier pool was closed while it was waited for")
+        if pause is not None and not is_done:
+            self._check_judge()
+        return is_done
+
+    def _are_done(self, wanted: list[int]) -> bool:
+        return all(ticket in self._done for ticket in wanted)
+
+    def _check_judge(self) -> None:
+        """Raise where its verdicts will not come; a signal ends the waiting for a server that is down."""
+        assert self._workers is not None, "somebody waits for a verdict"
+        if not self._stopped and self.is_interrupted() and getattr(self._workers, "is_down", False):
+            self._stopped = f"{self.verifier.name}: stopped by a signal while its server did not answer."
+        if self._stopped:
+            raise VerifierStopped(
+                self._stopped, remedy="No verdict is lost; once it can be asked again, resume: dapo resume RUN"
+            )
+
+    def _start(self) -> WorkerPool | JudgeThreads:
+        if is_judge(self.verifier.name):
+            from dapo.rewards.judging.asking import JudgeThreads, cache_beside
+
+            folder, rank = self._cache
+            folder = folder or cache_beside(self.verifier.name)
+            return JudgeThreads(self.verifier.name, self._deliver, self._notice, self._stop, folder=folder, rank=rank)
+        return WorkerPool(self.verifier, self.limits, self._n_workers, self._deliver)
+
+    def _notice(self, text: str) -> None:
+        with self._changed:
+            self._notices.append(text)
+            self._changed.notify_all()
+
+    def _stop(self, why: str) -> None:
+        with self._changed:
+            self._stopped = why
+            self._changed.notify_all()
+
+    @property
+    def each(self) -> tuple[VerifierPool, ...]:
+        return (self,)
+
+    def spent(self) -> str:
+        """What a judge was asked and what that has cost, in words; empty for any other verifier."""
+        return "" if self._workers is None or isinstance(self._workers, WorkerPool) else self._workers.summary()
 
     def judge_all(self, items: Sequence[Item]) -> list[Judgement]:
         """Judgements in the order of the items, each a (response, answer) pair or a Task."""
@@ -195,6 +273,7 @@ class VerifierPools:
     def __init__(self, own: VerifierPool, others: Iterable[VerifierPool]) -> None:
         self.own = own
         self.pools = {"": own, own.verifier.name: own} | {pool.verifier.name: pool for pool in others}
+        self.each = tuple(dict.fromkeys(self.pools.values()))
         self._handed: dict[int, tuple[VerifierPool, int]] = {}  # ticket -> whose, and its ticket there
         self._n_tickets = 0
 
@@ -216,14 +295,17 @@ class VerifierPools:
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:
         handed = {ticket: self._handed.pop(ticket) for ticket in tickets}
         judgements: dict[int, Judgement] = {}
-        for pool in dict.fromkeys(self.pools.values()):
+        for pool in self.each:
             mine = {ticket: own for ticket, (whose, own) in handed.items() if whose is pool}
             judged = pool.wait(mine.values())
             judgements |= {ticket: judged[own] for ticket, own in mine.items()}
         return judgements
 
+    def spent(self) -> str:
+        return "; ".join(filter(None, (pool.spent() for pool in self.each)))
+
     def close(self) -> None:
-        for pool in self.pools.values():
+        for pool in self.each:
             pool.close()
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from dapo.types import Score, StopReason, Verdict
 
+JUDGE_PREFIX = "judge:"
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

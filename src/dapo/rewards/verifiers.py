@@ -13,7 +13,7 @@ from dapo.rewards.choice import letter_in, letters_below
 from dapo.rewards.math import rule
 from dapo.rewards.math.extract import final_statement
 from dapo.rewards.math.typography import plain, trimmed
-from dapo.rewards.task import Decision, Outcome, Task
+from dapo.rewards.task import JUDGE_PREFIX, Decision, Outcome, Task
 from dapo.types import Verdict
 
 Judge = Callable[[Task], Outcome]
@@ -31,7 +31,7 @@ class Verifier:
     grace_seconds: float = 0.0  # beyond the limit, for a verifier that counts itself and says what it stopped
 
 
-BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command", "math-verify")
+BUILT_IN = ("math", "dapo-published", "exact", "choice", "code", "command", "math-verify", "gym", "gym-graded")
 COMMAND_PREFIX = "command:"
 KEY = "rewards.verifier (--verifier)"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -52,15 +52,23 @@ def named(name: str, key: str = KEY) -> Verifier:
             return Verifier(name, _undecided, _math_verify, seconds=10.0)
         case "code":
             return Verifier(name, _undecided, _code, seconds=10.0, memory_mb=1024, grace_seconds=1.0)
+        case "gym" | "gym-graded":
+            return Verifier(name, _undecided, _gym(graded=name == "gym-graded"), seconds=10.0, memory_mb=4096)
         case "command":
             return Verifier(name, _undecided, _command, seconds=30.0, memory_mb=8192)
+    if is_judge(name):
+        from dapo.rewards.judging.rubric import read_rubric
+
+        read_rubric(name)  # refuses what is none
+        return Verifier(name, _undecided, _asked_elsewhere)
     if name.startswith(COMMAND_PREFIX) and name[len(COMMAND_PREFIX) :].strip():
         return Verifier(name, _undecided, _command_line(name[len(COMMAND_PREFIX) :]), seconds=30.0, memory_mb=8192)
     if is_function(name):
         return Verifier(name, _undecided, _function(name), seconds=10.0, memory_mb=4096)
     raise ConfigError(
         f"{key} = {name!r}: no such verifier.",
-        remedy=f"Use one of {', '.join(BUILT_IN)}, command:PROGRAM, or your own function as package.module:function.",
+        remedy=f"Use one of {', '.join(BUILT_IN)}, judge:FILE.toml, command:PROGRAM, or your own "
+        "function as package.module:function.",
     )
 
 
@@ -70,6 +78,10 @@ def _cheap(name: str, judge: Callable[[Task], Decision]) -> Verifier:
 
 def _undecided(_task: Task) -> None:
     return None
+
+
+def _asked_elsewhere(_task: Task) -> Decision:
+    raise AssertionError("a judge is asked by threads, not by a worker")
 
 
 def _math(task: Task) -> Decision:
@@ -90,6 +102,15 @@ def _code(task: Task) -> Decision:
     from dapo.rewards import code
 
     return code.decide(task.response, task.answer, task.meta, seconds=task.seconds)
+
+
+def _gym(*, graded: bool) -> Judge:
+    def work(task: Task) -> Outcome:
+        from dapo.rewards.gym import score
+
+        return score.decide(task, graded=graded)
+
+    return work
 
 
 def _command(task: Task) -> Outcome:
@@ -137,14 +158,19 @@ def _choice(task: Task) -> Decision:
     return Decision(Verdict.WRONG, extracted)
 
 
+def is_judge(verifier: str) -> bool:
+    """Whether it is `judge:FILE.toml`, a model behind a server."""
+    return verifier.startswith(JUDGE_PREFIX)
+
+
 def is_own(verifier: str) -> bool:
-    """Whether it is the user's: a program or a function."""
+    """Whether it is the user's: a program, a function, or a server that gets every response."""
     return verifier == "command" or ":" in verifier
 
 
 def is_function(verifier: str) -> bool:
     """Whether it is `package.module:function`."""
-    return bool(_FUNCTION.fullmatch(verifier)) and not verifier.startswith(COMMAND_PREFIX)
+    return bool(_FUNCTION.fullmatch(verifier)) and not verifier.startswith((COMMAND_PREFIX, JUDGE_PREFIX))
 
 
 def needs_reference(verifier: str) -> bool:
@@ -163,6 +189,10 @@ def reference_error(answer: str, *, verifier: str = "math", meta: Mapping[str, o
         return None if letter_in(answer) else "it is not one letter from A to E"
     if verifier in ("dapo-published", "exact"):
         return None if answer.strip() else "it is empty"
+    if verifier in ("gym", "gym-graded") and meta is not None:
+        from dapo.rewards.gym.score import problem_error
+
+        return problem_error(meta)
     if verifier == "code" and meta is not None:
         from dapo.rewards.code import tests_error
 

@@ -91,6 +91,9 @@ def preload(verifier: str) -> None:
         import math_verify  # noqa: F401
 
         logging.disable(logging.CRITICAL)  # math-verify announces on every call that its time-outs are off
+    elif verifier in ("gym", "gym-graded"):
+        with contextlib.suppress(ImportError):  # two tasks need it not, and the others say so
+            import reasoning_gym  # noqa: F401
     elif verifier == "code":
         from dapo.rewards import code  # noqa: F401
     elif ":" in verifier and not verifier.startswith(COMMAND_PREFIX):

@@ -46,7 +46,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if ":" in settings["verifier"] else subprocess.DEVNULL,
-            env=python_environment(with_working_folder=is_function(settings["verifier"])),
+            env=python_environment(with_working_folder=is_function(settings["verifier"])) | fixed(settings["verifier"]),
             start_new_session=True,  # its own process group: killing the group takes its children along
         )
         assert self.process.stdin is not None, "a pipe was asked for"
@@ -337,6 +337,11 @@ class WorkerPool:
         if worker.ticket is not None:
             elapsed = time.monotonic() - worker.since if seconds is None else seconds
             self._deliver(failure(worker.ticket, verdict, message, elapsed))
+
+
+def fixed(verifier: str) -> dict[str, str]:
+    """Of the environment: reasoning-gym makes its entries by the order of sets, and makes them again to score them."""
+    return {"PYTHONHASHSEED": "0"} if verifier in ("gym", "gym-graded") else {}
 
 
 def failure(ticket: int, verdict: str, message: str, seconds: float) -> Reply:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dapo.algorithms.mixed_groups import is_mixed
-from dapo.errors import VerifierError
+from dapo.errors import VerifierError, VerifierStopped
 from dapo.rollout.engine import Engine, NoiseKey, Request
 from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict, engine_fault, outcomes_of
 
@@ -153,7 +154,8 @@ class Collector:
         aborted_tokens = sum(len(completion.tokens) for _, completion in self.engine.abort(running))
         gone = [entry for entry in self.due if entry[1].group in numbers]
         self.due = [entry for entry in self.due if entry[1].group not in numbers]
-        self.judge.wait([ticket for _, _, ticket in gone if ticket is not None])  # leave no ticket behind
+        with suppress(VerifierStopped):  # nobody needs these verdicts
+            self.judge.wait([ticket for _, _, ticket in gone if ticket is not None])  # leave no ticket behind
         for number in numbers:
             del self.groups[number]
         return aborted_tokens

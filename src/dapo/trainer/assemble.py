@@ -17,13 +17,14 @@ from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
-from dapo.files import append_line, read_lines
+from dapo.files import append_line, read_lines, refuse_links
 from dapo.learner.learner import make_learner
 from dapo.models.context import refuse_short_context
 from dapo.models.device import choose_device, choose_dtype
 from dapo.models.load import load_policy
 from dapo.models.policy import Policy, add_lora
 from dapo.rewards import VerifierPool, VerifierPools
+from dapo.rewards.judging import JUDGE_FOLDER
 from dapo.rewards.parts import PartsJudge
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.make import make_engine, refuse_layout
@@ -63,9 +64,10 @@ def assemble(
     wanted = eval_sources(config) if config.eval.every_steps else ()
     eval_sets = [load_encoded(source, config, policy.tokenizer, use="eval") for source in wanted]
     engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
-    pool = make_pools(config)
+    judged = folder / JUDGE_FOLDER
+    pool = make_pools(config, judged, rank=world.rank)
     judge: Judge = pool if world.size == 1 else SharedJudge(pool, world)
-    parts = PartsJudge(pool, config.rewards) if config.rewards.parts else None
+    parts = PartsJudge(pool, config.rewards, judged, rank=world.rank) if config.rewards.parts else None
     graded: Judge = pool if parts is None else parts
     collector = Collector(
         engine,
@@ -97,6 +99,9 @@ def assemble(
         token_pieces=token_pieces(policy.tokenizer) if config.records.every_steps else None,
         world=world,
     )
+    for one in (*pool.each, *(parts.pools.values() if parts is not None else ())):
+        one.on_notice = lambda text: run.event("judge", text)
+        one.is_interrupted = lambda: run.is_stopping
     for observer in observers:
         observer.on_start(run)
     return run
@@ -128,21 +133,26 @@ def make_policy(config: Config, path: str, dtype: torch.dtype, device: str) -> P
     return add_lora(policy, lora.rank, lora.alpha) if lora.rank else policy
 
 
-def make_pools(config: Config) -> VerifierPool | VerifierPools:
+def make_pools(config: Config, folder: Path | None = None, *, rank: int = 0) -> VerifierPool | VerifierPools:
     """The run's verifier; in a mixture, or with evaluation sets that have their own, one pool for each verifier."""
-    own = make_pool(config.rewards, config.rewards.verifier)
+    own = make_pool(config.rewards, config.rewards.verifier, folder, rank=rank)
     names = dict.fromkeys(source.verifier for source, _ in sources_used(config))
-    others = [make_pool(config.rewards, name) for name in names if name != config.rewards.verifier]
+    others = [make_pool(config.rewards, name, folder, rank=rank) for name in names if name != config.rewards.verifier]
     return VerifierPools(own, others) if others else own
 
 
-def make_pool(rewards: RewardsConfig, verifier: str) -> VerifierPool:
+def make_pool(rewards: RewardsConfig, verifier: str, folder: Path | None = None, *, rank: int = 0) -> VerifierPool:
+    """A verifier with its workers; a judge keeps its verdicts in `folder`."""
+    if folder is not None:
+        refuse_links(folder.parent, folder.name)
     return VerifierPool(
         verifier,
         workers=rewards.workers,
         seconds=rewards.cpu_seconds,
         memory_mb=rewards.memory_mb,
         truncated_may_be_correct=rewards.truncated_may_be_correct,
+        folder=folder,
+        rank=rank,
     )
 
 

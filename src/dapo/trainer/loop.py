@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dapo.errors import VerifierStopped
 from dapo.learner.batch import make_batch, nothing_to_imitate
 from dapo.learner.update import update_policy
 from dapo.sampling.groups import sample_step
@@ -17,6 +18,7 @@ from dapo.trainer.step_metrics import selection_metrics, step_metrics
 
 def train(run: Run) -> None:
     """Each step: sample groups, verify them, compute advantages, update, hand the weights to the engine."""
+    stopped: VerifierStopped | None = None
     with stop_on_signals(run):
         try:
             if run.evaluation_is_due():  # before training, or interrupted by a signal
@@ -27,9 +29,15 @@ def train(run: Run) -> None:
                 train_step(run, step)
         except Interrupted:
             run.roll_back_step()
+        except VerifierStopped as error:  # no verdicts for now: as if interrupted, and it says why
+            stopped = error
+            run.roll_back_step()
         if run.saved or run.step or run.value_steps:  # a run stopped before its first update starts over
             save_run(run)
         finish_saving(run)
+    if stopped is not None:
+        run.event("judge", stopped.message)
+        raise stopped
     for observer in run.observers:
         observer.on_end(run)
 

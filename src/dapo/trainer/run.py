@@ -228,6 +228,8 @@ class Run:
             observer.on_update(done, total)
 
     def close(self) -> None:
+        if spent := self.pool.spent():
+            self.event("judge", spent)
         release(self.folder)
         self.pool.close()
         if self.parts is not None:

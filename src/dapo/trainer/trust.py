@@ -23,7 +23,9 @@ from dapo.data.names import KNOWN, Use
 from dapo.data.sources import CALLABLE, file_of
 from dapo.errors import ConfigError, DapoError
 from dapo.files import replace_file, sha256_of
-from dapo.rewards.verifiers import is_own
+from dapo.rewards.gym.names import PREFIX as GYM
+from dapo.rewards.task import JUDGE_PREFIX
+from dapo.rewards.verifiers import is_judge, is_own
 
 if TYPE_CHECKING:
     from dapo.distributed.world import World
@@ -65,7 +67,8 @@ def own_parts_named(parts: Any) -> dict[str, str]:
 
 def is_module(name: str) -> bool:
     """Whether a problem set comes from a function outside this package."""
-    return bool(CALLABLE.fullmatch(name)) and name.partition(":")[0] not in KNOWN and not name.startswith(OURS)
+    is_named = bool(CALLABLE.fullmatch(name)) and name.partition(":")[0] not in KNOWN
+    return is_named and not name.startswith((OURS, GYM))
 
 
 def refuse_strangers(
@@ -75,12 +78,18 @@ def refuse_strangers(
     named = {key: what for key, what in code_named(keys).items() if is_used(key)}
     if trust or not named or is_trusted(folder, keys):
         return
-    listed = "; ".join(f"{key} = {what}{' (programs that its problems name)' * (what == 'command')}"
-                       for key, what in named.items())  # fmt: skip
+    listed = "; ".join(f"{key} = {what}{aside(what)}" for key, what in named.items())
     raise ConfigError(
         f"{folder}: its config names code that would be run, and it was not started by you on this machine: {listed}.",
         remedy=remedy,
     )
+
+
+def aside(what: str) -> str:
+    """What a name does not say itself."""
+    if what == "command":
+        return " (programs that its problems name)"
+    return " (a server that gets every response and your key)" if is_judge(what) else ""
 
 
 def not_typed(overrides: Collection[str]) -> Callable[[str], bool]:
@@ -174,6 +183,8 @@ def record_of(folder: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
     runs_named = {*named.values(), *own_parts_named(keys.get("rewards.parts")).values()}
     files = problem_files(keys) if "command" in runs_named else {}
+    for verifier in sorted(filter(is_judge, runs_named)):
+        files |= judge_file(verifier)
     return {"folder": os.path.realpath(folder), "id": id_of(folder), "code": digest, "files": files}
 
 
@@ -192,6 +203,12 @@ def sets_of(keys: Mapping[str, Any], table: str) -> list[str]:
     paths = [keys.get(f"{table}.{name}.path") for name in sources]
     own = [name if path in (None, "none") else path for name, path in zip(sources, paths, strict=True)]
     return [name for name in (*plain, *own) if isinstance(name, str)]
+
+
+def judge_file(verifier: str) -> dict[str, str]:
+    """The digest of the file that says which server gets the responses."""
+    path = Path(verifier.removeprefix(JUDGE_PREFIX)).expanduser()
+    return {verifier: sha256_of(path)} if path.is_file() else {}
 
 
 def record_file(home: Path, folder: Path) -> Path:

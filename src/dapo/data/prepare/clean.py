@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.chat_client import ChatServer, NoReply
+from dapo.config.own_verifier import own_verifier
 from dapo.data.contamination import SHARE, EvaluationTexts, Overlap, find_contamination, looked_for
 from dapo.data.prepare.integer_answers import Restated, integer_answer, with_answer
 from dapo.data.prepare.journal import Journal
@@ -101,7 +102,7 @@ def prepare(
 def without_contaminated(problems: ProblemSet, against: Sequence[str], *, share: float, twins: bool) -> ProblemSet:
     """The set without problems that resemble one of the evaluation sets named."""
     for name in against:
-        evaluation = load_problems(name, use="eval")
+        evaluation = load_problems(name, verifier=own_verifier(name) or "math", use="eval")
         problems = without_those_like(problems, evaluation, name, share=share, twins=twins)
     if not problems.problems:
         raise DataError(

@@ -1,0 +1,1 @@
+"""Problems of reasoning-gym as a problem set: `gym:TASK?parameter=value`."""
