@@ -13,7 +13,9 @@ torch.set_num_threads(1)
 with contextlib.suppress(ImportError):  # a machine with a GPU may have none; the tests that run there need none
     from hypothesis import settings
 
-    settings.register_profile("dapo", deadline=None, print_blob=True)  # a busy machine is no error of an example's
+    # A busy machine is no error of an example's, and the same examples each time judge a change by itself; new ones:
+    # pytest --hypothesis-profile=default, make fuzz.
+    settings.register_profile("dapo", deadline=None, print_blob=True, derandomize=True)
     settings.load_profile("dapo")
 if not torch.cuda.is_available():  # read when a kernel is defined, so before any of ours is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -1,19 +1,19 @@
 """Writes docs/keys.md: every key of a recipe, from the schema.   python tools/keys_page.py > docs/keys.md"""
 
+import re
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dapo.config.schema import PRESET_KEYS, Config
+from dapo.config.schema import PRESET_KEYS, Config, EvalSetConfig, SourceConfig
 
 HEAD = """# Keys of a recipe
 
-Every key, from `src/dapo/config/schema.py`; a test holds this page against it. A recipe is a TOML file with these
-sections; on the command line it is `--set section.key=value`. Keys marked † may stand in a preset. A dash in place of a
-default: the key must be set (a preset sets most of them). `none` unsets an optional key. What a given recipe comes to:
-`dapo explain RECIPE`.
+A recipe is a TOML file with these sections; on the command line use `--set section.key=value`. Presets may set keys
+marked †. A dash instead of a default: the key must be set (a preset sets most of them). `none` unsets an optional key.
+The keys of a recipe: `dapo explain RECIPE`. This page is made from `src/dapo/config/schema.py`.
 """
 
 
@@ -30,6 +30,8 @@ def section_lines(section: type[BaseModel], prefix: str) -> list[str]:
             inner += section_lines(kind, f"{prefix}{name}.")
         else:
             own.append(row(f"{prefix}{name}", field))
+    if prefix == "data.":
+        inner += [*section_lines(SourceConfig, "data.train.NAME."), *section_lines(EvalSetConfig, "data.eval.NAME.")]
     title = f"## `{prefix.rstrip('.')}`" if prefix else "## The recipe itself"
     table = ["| key | default | meaning |", "|---|---|---|", *own, ""] if own else []
     return [title, "", (section.__doc__ or "").strip(), "", *table, *inner]
@@ -38,7 +40,7 @@ def section_lines(section: type[BaseModel], prefix: str) -> list[str]:
 def row(key: str, field: FieldInfo) -> str:
     mark = " †" if key.startswith(PRESET_KEYS) else ""
     meaning = (field.description or "").replace("|", "\\|")
-    return f"| `{key}`{mark} | {default(field)} | {meaning}{choices(field.annotation)} |"
+    return f"| `{key}`{mark} | {default(field)} | {meaning}{choices(field)} |"
 
 
 def default(field: FieldInfo) -> str:
@@ -54,13 +56,12 @@ def default(field: FieldInfo) -> str:
     return f"`{value}`"
 
 
-def choices(annotation: Any) -> str:
-    """The words a key may be, where they are few."""
-    kinds = get_args(annotation) if get_origin(annotation) is not Literal else ()
-    literal = (
-        annotation if get_origin(annotation) is Literal else next((k for k in kinds if get_origin(k) is Literal), None)
-    )
-    return f" One of {', '.join(f'`{word}`' for word in get_args(literal))}." if literal is not None else ""
+def choices(field: FieldInfo) -> str:
+    """The values a key may have, unless its default and its description name them all."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    words = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+    named = {str(field.default), *re.findall(r"[\w-]+", field.description or "")}
+    return f" One of {', '.join(f'`{word}`' for word in words)}." if set(words) - named else ""
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from dapo.algorithms.advantages import batch_centred, gae, group_advantage, leave_one_out, whiten
 from dapo.algorithms.aggregate import constant_norm, sequence_mean, token_mean
 from dapo.algorithms.losses import clipped_surrogate, importance_weight, kl_penalty, policy_loss, value_loss
+from dapo.algorithms.parts import normalized_contributions
 
 P, G, T = 6, 4, 24
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5}  # of each number
@@ -252,6 +253,7 @@ def advantages(verl: Any, x: Inputs, weights: Tensor) -> Iterator[tuple[Row, lis
     gamma_1 = type("Config", (), {"gamma": 1.0})()
     their_batch, _ = verl.compute_reinforce_plus_plus_outcome_advantage(x.reward.clone(), weights, gamma_1)
     yield Row("REINFORCE++", whitened, known), [batch], [their_batch.flatten()]
+    yield gdpo(verl, x, weights, index)
     for gamma, lam in ((1.0, 1.0), (1.0, 0.95), (0.99, 0.9), (1.0, 0.0)):
         advantage, ret = gae(x.reward, x.value, x.mask, gamma=gamma, lam=lam)
         whitened = whiten(advantage.flatten(), x.mask.flatten()).view_as(advantage)
@@ -260,6 +262,24 @@ def advantages(verl: Any, x: Inputs, weights: Tensor) -> Iterator[tuple[Row, lis
         known = 4e-8 / int(x.mask.sum())
         row = Row("GAE, whitened advantages", "verl adds 1e-8 to the number of tokens: 1e-10 and less", known)
         yield row, [whitened[x.mask]], [their_advantage[x.mask]]
+
+
+def gdpo(verl: Any, x: Inputs, mask: Tensor, index: Any) -> tuple[Row, list[Tensor], list[Tensor]]:
+    """Two parts, each normalized in its group; verl whitens their sum over tokens, so that we do here as well."""
+    parts = {"first": (8 * x.value[:, 0]).round() / 8, "second": (x.value[:, 1] > 0).to(x.value.dtype)}
+    shares = [1.0, 0.5]
+    theirs, _ = verl.compute_gdpo_outcome_advantage(
+        x.reward, mask, index, 1e-6,
+        config={"gdpo_reward_keys": list(parts), "gdpo_reward_weights": shares},
+        non_tensor_batch={name: part.numpy() for name, part in parts.items()},
+        batch={"prompts": mask[:, :1], "attention_mask": torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1).long()},
+    )  # fmt: skip
+    reward = torch.stack(list(parts.values())).view(2, P, G)
+    added = normalized_contributions(reward, torch.tensor(shares, dtype=reward.dtype), std="sample", eps=1e-6)
+    token = added.sum(dim=0).flatten()[:, None].expand(P * G, T)
+    ours = whiten(token.flatten(), x.mask.flatten()).view(P * G, T)
+    row = Row("GDPO, two parts, over tokens", "verl computes it in float32, and whitens over tokens", 1e-6)
+    return row, [ours[x.mask]], [theirs[x.mask].to(ours.dtype)]
 
 
 def apart(ours: Tensor, theirs: Tensor) -> float:

@@ -42,6 +42,8 @@ class Problem:
 
     `id` is stable across runs and files (a hash of the normalised question unless the data brings its own). `answer` is
     the reference as text. `meta` holds what a verifier or a table needs beyond it: a code problem's tests, a level.
+    `verifier` judges its responses, where that is not the run's. `turns` are the (role, text) of a row that is a chat
+    and is put to the model as it is; the last is the user's.
     """
 
     id: str
@@ -49,6 +51,8 @@ class Problem:
     answer: str
     source: str = ""
     meta: Mapping[str, object] = field(default_factory=dict)
+    verifier: str = ""
+    turns: tuple[tuple[str, str], ...] = ()
 
     def for_verifier(self) -> dict[str, object]:
         """Its `meta` with the question and where it is from, which functions of others ask for; its own keys win."""
@@ -103,8 +107,9 @@ class Judge(Protocol):
         *,
         stop_reason: StopReason | None = None,
         meta: Mapping[str, object] | None = None,
+        verifier: str = "",
     ) -> int:
-        """A ticket for this response; judging may begin at once."""
+        """A ticket for this response; judging may begin at once. `verifier` is the problem's own; empty: the run's."""
         ...
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:

@@ -228,6 +228,29 @@ def test_filters(watch: Watch, run: Path):
     watch.check()
 
 
+def test_a_mixture_has_a_curve_per_source_and_a_filter(watch: Watch, tmp_path: Path):
+    names, measured = ("one", "__proto__"), ("share_submitted", "share_kept", "accuracy")
+    lines = [line | {f"source/{name}/{metric}": 0.5 for name in names for metric in measured} for line in metrics(10)]
+    run = write_run(tmp_path / "run", lines, every=10, train="{one = {}, __proto__ = {weight = 2.0}}")
+    pieces = save_tokenizer(run, byte_level())
+    problems = ("one/a", "__proto__/a", "__proto__/b")
+    write_rollouts(run, 10, [row(pieces, "42", problem=p, index=i) for p in problems for i in range(2)])
+    page = watch.open(write_page(run))
+    chart = page.locator("#chart-sources-share")
+    chart.scroll_into_view_if_needed()
+    page.wait_for_selector("#chart-sources-share .readout b")
+    shown = chart.locator(".readout").inner_text()
+    assert all(f"{name} {what}" in shown for name in names for what in ("submitted", "trained on"))
+    assert page.locator("#chart-sources-length").count() == 0  # nothing to draw
+    page.locator("#rollouts").scroll_into_view_if_needed()
+    page.wait_for_selector(".group-row")
+    rows = page.locator(".group-row")
+    assert rows.count() == 3
+    page.select_option("#filter-source", "__proto__")
+    assert rows.count() == 2
+    watch.check()
+
+
 def test_a_problem_is_followed_over_the_steps(watch: Watch, run: Path):
     page = watch.open(run / "report.html")
     pick(page, "p1")
@@ -426,4 +449,47 @@ def test_the_ladders_page_draws_its_table_and_plots_and_keeps_text_as_text(watch
     page.get_by_role("button", name="generated tokens").click()
     assert page.locator("#curves-plot .xtitle").text_content() == "generated tokens"
     assert page.locator("#dots .point").count() == 2
+    watch.check()
+
+
+@pytest.fixture(scope="module")
+def run_in_parts(tmp_path_factory) -> Path:
+    """A reward of two parts beside what is correct, one of them without a weight."""
+    folder = tmp_path_factory.mktemp("runs") / "in parts"
+    shape = {"mean": lambda t: 0.2 + 0.5 * t, "std": 0.4, "unknown": 0.0}
+    named = {
+        f"reward__part__{name}__{of}": value for name in ("correct", "neat", "words") for of, value in shape.items()
+    }
+    named |= {"reward__part__correct__share": 0.8, "reward__part__neat__share": 0.2}
+    config = '[rewards.parts]\nneat = { function = "mine:neat", weight = -0.5 }\n'
+    write_run(folder, metrics(20, **named), every=20, config=config)
+    pieces = save_tokenizer(folder, byte_level())
+    rows = []
+    for p in ("p1", "p2"):
+        for i in range(4):
+            values = {"reward_part_neat": None if i == 3 else i / 4, "reward_part_words": float(3 * i)}
+            rows.append(row(pieces, f"the answer is 4{i}", problem=p, index=i, reward_raw=-1.0 if i else 1.0) | values)
+    write_rollouts(folder, 20, rows)
+    write_page(folder)
+    return folder
+
+
+def test_every_part_has_its_curve_its_histogram_and_its_column(watch: Watch, run_in_parts: Path):
+    page = watch.open(run_in_parts / "report.html")
+    assert "correct 80%, neat 20%" in page.locator(".answer", has_text="Which part of the reward decides?").inner_text()
+    page.locator("#chart-part-neat").scroll_into_view_if_needed()
+    page.wait_for_selector("#chart-part-neat .plot path.js-line")
+    assert page.locator("#chart-part-shares .readout").inner_text().split() == ["correct", "80", "%", "neat", "20", "%"]
+    assert "before its weight of -0.5" in page.locator("#chart-part-neat .note").inner_text()
+    assert "only recorded" in page.locator("#chart-part-words .note").inner_text()
+    pick(page, "p1")
+    shown = page.locator("#part-histograms .histogram")
+    assert [part.split("\n")[0] for part in shown.all_inner_texts()] == ["correct", "neat unknown in 2", "words"]
+    heights = shown.nth(0).locator(".bins span").evaluate_all("bars => bars.map(bar => bar.style.height)")
+    assert [round(float(height.rstrip("%"))) for height in heights] == [100, 33]  # six responses at -1, two at 1
+    assert page.locator(".group-row.head .part").all_inner_texts() == ["neat", "words"]
+    assert page.locator(".group-row", has_text="p1?").locator(".part").all_inner_texts() == ["0.250", "4.500"]
+    first, *_, last = page.locator(".response header").all_inner_texts()
+    assert "neat +0.00 words +0.00" in first
+    assert "neat unknown words +9.00" in last
     watch.check()

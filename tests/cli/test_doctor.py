@@ -33,10 +33,10 @@ def test_a_young_run_is_told_to_be_young(tmp_path: Path, capsys: pytest.CaptureF
     folder = write_run(tmp_path / "run", metrics(3, length__truncated=0.4), wanted=30)
     command(folder, as_json=True)
     told = json.loads(capsys.readouterr().out)
-    assert told["held_back"] == "3 of at least 6 steps"
+    assert told["held_back"] == "3 steps, at least 6 needed"
     assert told["findings"] == []
     command(folder, as_json=False)
-    assert capsys.readouterr().out.startswith("Doctor: Not enough steps: 3 of at least 6")
+    assert capsys.readouterr().out.startswith("Doctor: Not enough steps: 3 steps")
 
 
 def test_this_machine():

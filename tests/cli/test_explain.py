@@ -24,14 +24,14 @@ def test_the_setting_bounds_where_memory_holds_more():
     full = memory["full_length_responses_at_once"]
     assert full > 100
     assert said["concurrent responses"].startswith("100: rollout.max_concurrent_sequences = 100;")
-    assert f"{full:,} at full length (1,536 tokens)" in said["concurrent responses"]
+    assert f"{full:,} of full length (1,536 tokens)" in said["concurrent responses"]
     assert said["responses per step"] == "512, in 6 rounds or more"  # 512 / 100
 
 
 def test_memory_bounds_where_the_setting_allows_more():
     memory, said = words("rollout.max_concurrent_sequences=5000")
     full = memory["full_length_responses_at_once"]
-    assert said["concurrent responses"].startswith(f"{full:,} to 5,000: memory holds {full:,} at full length")
+    assert said["concurrent responses"].startswith(f"{full:,} to 5,000: memory is enough for {full:,} of full length")
     assert said["responses per step"] == "512"
 
 

@@ -132,7 +132,7 @@ def test_keys_of_trl_are_read_as_yaml():
         (["--out", "x", "--sides", "verl"], "no side verl"),
         (["--out", "x", "--seeds", "one"], "--seeds one: not numbers"),
         (["--config", str(Path(__file__))], "is neither YAML nor JSON"),
-        (["--out", "x", "--peer-set", "lr"], "--peer-set lr: is no KEY=VALUE"),
+        (["--out", "x", "--peer-set", "lr"], "--peer-set lr is not KEY=VALUE"),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -259,6 +259,15 @@ def test_yaml_names_them_too(tmp_path: Path, key: str):
     assert out.lists()[0][1][0].setting.startswith(f"{key} = Be brief.")
 
 
+def test_the_aggregation_of_several_rewards_is_carried_over(tmp_path: Path):
+    text = "num_generations: 8\nmax_steps: 4\nmulti_objective_aggregation: {}\n"
+    out = translate(write(tmp_path, "a.yaml", text.format("normalize_then_sum")))
+    assert out.keys["rewards.aggregation"] == "normalize_then_sum"
+    with pytest.raises(ConfigError, match=r"multi_objective_aggregation.*no such aggregation here") as refused:
+        translate(write(tmp_path, "b.yaml", text.format("product")))
+    assert "normalize_then_sum" in refused.value.remedy
+
+
 def test_only_what_was_set_is_listed(tmp_path: Path):
     """TRL's defaults stay silent; what a recipe cannot do without is asked for."""
     out = translate(write(tmp_path, "a.py", 'GRPOTrainer("org/m", accuracy_reward, args=GRPOConfig(max_steps=4))'))
@@ -335,7 +344,7 @@ def test_losses_we_do_not_have_are_refused_with_their_line(tmp_path: Path):
         ("steps_per_generation: 1", "steps_per_generation", None),
         ("warmup_steps: 3", "warmup_steps", "lr / warmup_steps"),
         ("warmup_steps: 0", "warmup_steps", None),
-        ("beta: 0.1", "beta", "at most 10 a token"),
+        ("beta: 0.1", "beta", "at most 10 per token"),
     ],
 )
 def test_what_trl_defines_otherwise_is_said(tmp_path: Path, given: str, setting: str, why: str | None):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dapo.config import load_recipe, to_toml
-from dapo.config.load import find_recipe, flatten, known_keys, preset_names, read_preset, recipe_names, resolve
+from dapo.config.load import RECIPES, find_recipe, flatten, known_keys, preset_names, read_preset, recipe_names, resolve
 from dapo.config.schema import PRESET_KEYS
 from dapo.errors import ConfigError
 
@@ -117,9 +117,9 @@ def test_the_32b_recipe_is_the_released_script():
     assert (c.rollout.tensor_parallel, c.cluster.gpus) == (4, 16 * 8)
 
 
-def test_only_dapo_fast_is_not_the_papers_algorithm():
+def test_presets_that_do_not_draw_problems_uniformly_are_labelled():
     labels = {name: load_recipe("quickstart", [f"preset={name}"]).config.is_paper_algorithm for name in preset_names()}
-    assert [name for name, is_paper in labels.items() if not is_paper] == ["dapo-fast"]
+    assert [name for name, is_paper in labels.items() if not is_paper] == ["dapo-fast", "scalerl"]
 
 
 # ---------------------------------------------------------------- layers
@@ -222,6 +222,32 @@ def part(name: str = "format", **keys: object) -> str:
         ("train.lr", ["--set train.lr: no key and value", "--set section.key=value"]),
         ("=3", ["--set =3: no key and value"]),
         ("sampling.carry_over=true", ["algorithm.correction.cap: missing", "correction.cap = 2.0"]),
+        ("data.train={a={weight=0}}", ["data.train.a.weight = 0: must be greater than 0", "share"]),
+        ("data.train={a={weight=-1}}", ["data.train.a.weight = -1: must be greater than 0"]),
+        ("data.train={a={weight=nan}}", ["data.train.a.weight = nan: must be a finite number"]),
+        ("data.train={a={weight=inf}}", ["data.train.a.weight = inf: must be a finite number"]),
+        ("data.train={a={weight=true}}", ["data.train.a.weight = true: must be a number"]),
+        ("data.train={a={wieght=1}}", ["data.train.a.wieght: no such key", "Did you mean data.train.a.weight?"]),
+        ("data.eval={a={weight=1}}", ["data.eval.a.weight: no such key", "data.eval.a.verifier"]),
+        ("data.train={}", ["data.train = {}: is empty", "table of sources"]),
+        ("data.eval={}", ["data.eval = {}: is empty"]),
+        ("data.train=5", ["data.train = 5: must be a string or a table"]),
+        ("data.train={a={}, a={}}", ["--set data.train", "there already", "two sources need two names"]),
+        ("data.train={a='x.jsonl'}", ["data.train.a = 'x.jsonl': a source is a table", "path"]),
+        ("data.train={'a.b'={}}", ["data.train.'a.b': a source's name has letters, digits", "path = "]),
+        ("data.train={'a/b'={}}", ["data.train.'a/b'"]),
+        ("data.train.a.weight=2", ["data.train.a.weight: data.train = ", "is no table", "Name them all"]),
+        ("data.train.a=3", ["data.train.a = 3: a source is a table"]),
+        (
+            "data.train={a={path='x'}, b={path='x', weight=2}}",
+            ["data.train.b.path = x: data.train.a is the same set", "sum of their weights"],
+        ),
+        (
+            "data.train={a={path='x', system_prompt='Be brief.'}}",
+            ["data.train.a.system_prompt = Be brief.", "data.chat_template is false", "data.chat_template = true"],
+        ),
+        ("sampling.retire_above=1.0", ["sampling.retire_above = 1.0: must be less than 1"]),
+        ("sampling.retire_above=0.95", ["sampling.retire_above = 0.95: no problem would ever rest", "0.92 or less"]),
         ("train.betas=[2.0, 0.9]", ["train.betas = [2.0, 0.9]", "below 1"]),
         ("sampling.max_staleness_updates=4", ["sampling.max_staleness_updates: has no effect here", "carry_over"]),
         ("algorithm.gae.gamma=0.9", ["algorithm.gae.gamma: has no effect here", 'algorithm.advantage = "gae"']),
@@ -351,3 +377,42 @@ def test_a_resolved_config_is_a_recipe(name: str, preset: str, tmp_path: Path):
     config = load_recipe(name, [f"preset={preset}"]).config
     (tmp_path / "config.toml").write_text(to_toml(config))
     assert load_recipe(str(tmp_path / "config.toml")).config == config
+
+
+# ---------------------------------------------------------------- tables of sources
+
+
+def test_a_name_twice_in_a_file_is_said_with_its_line(tmp_path: Path):
+    recipe = tmp_path / "twice.toml"
+    recipe.write_text('preset = "dapo"\n[data.train]\ngsm8k = {}\ngsm8k = {weight = 2}\n')
+    with pytest.raises(ConfigError, match=r"'gsm8k = {weight = 2}' names what is there already.*line 4") as error:
+        load_recipe(str(recipe))
+    assert "two sources need two names" in error.value.remedy
+
+
+def test_sources_are_set_like_other_keys_and_a_table_replaces_them_all(tmp_path: Path):
+    recipe = tmp_path / "mixture.toml"
+    base = (RECIPES / "quickstart.toml").read_text()
+    recipe.write_text(
+        base.replace('train = "dapo.quickstart.task:train_problems"', "") + "\n[data.train]\na = {}\nb = {}\n"
+    )
+    sets = ("data.train.a.weight=2", "data.train.c.path=c.jsonl", "data.train.b={verifier='exact'}")
+    resolved = load_recipe(str(recipe), sets)
+    train = resolved.config.data.train
+    assert isinstance(train, dict)
+    assert [(name, one.path or name, one.weight, one.verifier) for name, one in train.items()] == [
+        ("a", "a", 2.0, None), ("b", "b", 1.0, "exact"), ("c", "c.jsonl", 1.0, None)
+    ]  # fmt: skip
+    assert resolved.origin["data.train.a.path"] == "recipe"
+    assert resolved.origin["data.train.a.weight"] == "--set"
+    assert resolve("mixture", flatten(tomllib.loads(to_toml(resolved.config))), {}).config == resolved.config
+    only = load_recipe(str(recipe), ["data.train={d={}}"])
+    assert list(only.config.data.train) == ["d"]
+    assert not any(key.startswith("data.train.a") for key in only.origin)
+    assert load_recipe(str(recipe), ["data.train=e.jsonl"]).config.data.train == "e.jsonl"
+    assert list(load_recipe("quickstart", ["data.eval={a={path='x', verifier='exact'}}"]).config.data.eval) == ["a"]
+
+
+def test_the_same_set_with_another_verifier_is_another_source():
+    table = "data.train={a={path='x'}, b={path='x', verifier='exact'}, c={path='x', template='dapo'}}"
+    assert len(load_recipe("quickstart", [table]).config.data.train) == 3

@@ -104,17 +104,17 @@ def test_parts_say_what_is_off_too():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["preset=vanilla-ppo"], "λ 0.95 (a reward reaches the last 20 tokens or so)"),
-        (["preset=ppo"], "λ 1 (a reward reaches all tokens)"),
-        (["preset=ppo", "algorithm.gae.gamma=0.9"], "(a reward reaches the last 10 tokens or so)"),
+        (["preset=vanilla-ppo"], "λ 0.95 (effective horizon: about 20 tokens)"),
+        (["preset=ppo"], "λ 1 (effective horizon: the whole response)"),
+        (["preset=ppo", "algorithm.gae.gamma=0.9"], "(effective horizon: about 10 tokens)"),
         (
             ["preset=vapo", "limits.max_response_tokens=20480"],
-            "λ = 1 − 1/max(0.05·length, 400) (a reward reaches the last 1,024 tokens or so of a response of 20,480)",
+            "λ = 1 − 1/max(0.05·length, 400) (effective horizon: about 1,024 tokens of a response of 20,480)",
         ),
-        (["preset=vapo"], "the last 400 tokens or so of a response of 64"),
+        (["preset=vapo"], "about 400 tokens of a response of 64"),
         (
             ["preset=vapo", "algorithm.gae.length_adaptive_floor=1"],
-            "1/(0.05·length) (a reward reaches the last 3 tokens",
+            "1/(0.05·length) (effective horizon: about 3 tokens",
         ),
     ],
 )

@@ -74,7 +74,7 @@ BAD = {
     "parquet, long within lists": ("a.parquet", nested_bomb, "are the most that is read"),
     "parquet, millions of rows": ("a.parquet", row_bomb, "are the most that is read"),
     "parquet named jsonl": ("a.jsonl", torn_parquet, "holds parquet"),
-    "line cut in half": ("a.jsonl", lambda p: p.write_text(GOOD + GOOD[:20]), "row 2: the line is cut off"),
+    "line cut in half": ("a.jsonl", lambda p: p.write_text(GOOD + GOOD[:20]), "row 2: the line is truncated"),
     "line cut inside a value": ("a.jsonl", lambda p: p.write_text(GOOD + GOOD[:-3] + "\n" + GOOD), "row 2: "),
     "list cut in half": ("a.json", lambda p: p.write_text(f"[{GOOD},{GOOD},{GOOD[:25]}"), "row 3: not JSON"),
     "not JSON": ("a.jsonl", lambda p: p.write_text(GOOD + "hello\n"), "row 2: not JSON"),

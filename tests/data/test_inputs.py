@@ -75,6 +75,16 @@ def look(*changes: str) -> None:
             ConfigError,
             "rewards.parts.short: names neither .* the Score of 'own_reward:by_source' has no such part .*: tidy",
         ),
+        (["data.train={a={path='nope.jsonl'}}"], DataError, "data.train.a: nope.jsonl: no such file"),
+        (["data.train={gsm9k={}}"], DataError, "data.train.gsm9k: gsm9k: no such file.*\\n?.*Did you mean gsm8k"),
+        (["data.train={a={path='set.jsonl', verifier='mth'}}"], ConfigError, "data.train.a.verifier = 'mth': no such"),
+        (["data.train={a={path='set.jsonl', template='rwa'}}"], ConfigError, "data.train.a.template = 'rwa': no such"),
+        (["data.eval={a={path='set.jsonl', verifier='mth'}}"], ConfigError, "data.eval.a.verifier = 'mth': no such"),
+        (
+            ["data.train={a={path='set.jsonl'}, b={path='set.jsonl', verifier='own_reward:fails'}}"],
+            ConfigError,
+            "data.train.b.verifier = 'own_reward:fails': .*ValueError: no opinion on 42",
+        ),
     ],
 )
 def test_what_is_missing_or_fails_is_said(changes: list[str], error: type[Exception], says: str):

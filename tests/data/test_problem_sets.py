@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cpu_time import cpu_seconds
 from dapo.data import Why, hold_out, inventory, load_problems
 from dapo.data import rows as rows_module
-from dapo.data.keys import folded, loose, problem_id
+from dapo.data.keys import loose, normalized, problem_id
 from dapo.data.prepare.clean import prepare
 from dapo.data.rows import read_rows
 from dapo.data.sources import hub_rows
@@ -153,7 +153,7 @@ def test_a_file_repeated_k_times_is_the_file_once(pairs, k, data, write_jsonl):
 def outcome(path: Path) -> set[tuple[str, str]]:
     """What is kept, whatever the order; nothing where every question has conflicting answers."""
     try:
-        return {(folded(p.question), p.answer) for p in load_problems(str(path))}
+        return {(normalized(p.question), p.answer) for p in load_problems(str(path))}
     except DataError:
         return set()
 

@@ -6,7 +6,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from dapo.data import PromptFormat, Why, encode_problems
+from dapo.data import PromptFormat, Why, encode_problems, load_problems
+from dapo.data.prepare.clean import write_problems
 from dapo.data.prompts import EXAMPLES, TEMPLATES
 from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX
 from dapo.errors import ConfigError, DataError
@@ -83,3 +84,96 @@ def test_what_cannot_work_is_refused():
     bare = type("Bare", (), {"chat_template": None})()
     with pytest.raises(DataError, match="tokenizer has none"):
         PromptFormat().encode(PROBLEM, bare)
+
+
+# ------------------------------------------------------------------ chats
+
+SYSTEM = (("system", "Brief"), ("user", "What is $2 + 3$?"))
+
+
+def test_a_row_that_is_a_chat_goes_to_the_model_as_it_is(tokenizer):
+    prompt = PromptFormat("dapo", system="What")
+    text = tokenizer.decode(prompt.encode(Problem("id", "", "5", turns=SYSTEM), tokenizer))
+    assert text.startswith("system > Brief")  # its own system message wins
+    assert DAPO_PREFIX.split()[0] not in text
+    turns = (("user", "What is"), ("assistant", "Brief"), SYSTEM[1])
+    assert [turn["role"] for turn in prompt.chat_of(Problem("id", "", "5", turns=turns))] == [
+        "system", "user", "assistant", "user"
+    ]  # fmt: skip
+    with pytest.raises(DataError, match="chat_template = false: the rows are chats"):
+        PromptFormat("raw", chat=False).encode(Problem("id", "", "5", turns=SYSTEM), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}x", "no system role"),
+        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "leaves the system"),
+    ],
+)
+def test_a_template_without_a_system_role_is_refused_not_ignored(tokenizer, template: str, says: str):
+    from copy import copy
+
+    other = copy(tokenizer)
+    other.chat_template = template
+    with pytest.raises(DataError, match=says) as error:
+        PromptFormat("raw", system="Brief").encode(PROBLEM, other)
+    assert "system_prompt" in error.value.remedy
+    assert PromptFormat("raw").encode(PROBLEM, other)
+
+
+def write_rows(path, *rows: dict[str, object]) -> str:
+    import json
+
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def turn(role: str, content: object) -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+def test_messages_are_read_and_two_chats_with_the_same_last_message_stay_two(tmp_path):
+    path = write_rows(
+        tmp_path / "chats.jsonl",
+        {"messages": [turn("system", "Add."), turn("user", "2 and 3")], "answer": "5", "level": 1},
+        {"messages": [turn("system", "Multiply."), turn("user", "2 and 3")], "answer": "6", "level": 2},
+        {"messages": [turn("user", "7?")], "answer": 7},
+    )
+    problems = load_problems(path)
+    assert [(p.turns, p.answer) for p in problems] == [
+        ((("system", "Add."), ("user", "2 and 3")), "5"),
+        ((("system", "Multiply."), ("user", "2 and 3")), "6"),
+        ((("user", "7?"),), "7"),
+    ]
+    assert len({p.id for p in problems}) == 3
+    assert problems[0].meta == {"level": 1}
+    for suffix in (".jsonl", ".parquet"):  # what `dapo data prepare` writes, comes back
+        write_problems(tmp_path / f"again{suffix}", list(problems), suffix)
+        again = load_problems(str(tmp_path / f"again{suffix}"))
+        assert [(p.turns, p.answer, p.meta) for p in again] == [(p.turns, p.answer, p.meta) for p in problems]
+
+
+def test_a_question_beside_messages_is_read_as_before(tmp_path):
+    row = {"problem": "2+3?", "answer": "5", "messages": [turn("user", "x"), turn("assistant", "5")]}
+    assert load_problems(write_rows(tmp_path / "both.jsonl", row))[0].turns == ()
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([], "there are no messages"),
+        ([turn("user", "2?"), turn("assistant", "2")], "the last message is of 'assistant', not of 'user'"),
+        ([turn("user", "2?"), turn("system", "Brief"), turn("user", "3?")], "a system message comes first"),
+        ([turn("tool", "2"), turn("user", "3?")], "roles tool, user"),
+        ([turn("user", "  ")], "a message has no text"),
+        ([turn("user", None)], "a message has no text"),
+        ([{"content": "2?"}], "no column 'role'"),
+        (["2?"], "string indices|not subscriptable"),
+    ],
+)
+def test_a_chat_that_is_none_is_refused_by_its_row(tmp_path, messages, says: str):
+    good = {"messages": [turn("user", "2?")], "answer": "2"}
+    path = write_rows(tmp_path / "chats.jsonl", good, {"messages": messages, "answer": "2"})
+    with pytest.raises(DataError, match=f"row 2: .*({says})"):
+        load_problems(path)

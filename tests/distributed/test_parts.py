@@ -167,7 +167,8 @@ class Own:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def submit(self, response: str, answer: str, **_: Any) -> int:  # noqa: ARG002
+    def submit(self, response: str, answer: str, *, verifier: str = "", **_: Any) -> int:  # noqa: ARG002
+        assert verifier == f"of {response}"
         self.asked.append(response)
         return len(self.asked) - 1
 
@@ -179,7 +180,7 @@ def test_judging_is_shared_and_everybody_learns_every_verdict():
     def judge(world: World) -> Any:
         own = Own()
         shared = SharedJudge(own, world)
-        tickets = [shared.submit(f"r{i}", "") for i in range(7)]
+        tickets = [shared.submit(f"r{i}", "", verifier=f"of r{i}") for i in range(7)]
         judged = shared.wait(tickets)
         return own.asked, [judged[ticket].extracted for ticket in tickets]
 

@@ -229,6 +229,22 @@ def test_the_differences_of_the_half_billion_model_are_those_of_its_problems():
     assert [round(float(value), 2) for value in found] == ratio
 
 
+@pytest.mark.parametrize("name", ["parity", "toy"])
+def test_the_differences_between_trl_and_us_are_those_of_the_problems(name: str):
+    found = read(f"parity-coder-0.5b/{name}.json")
+
+    def scores(side: str, step: int) -> np.ndarray:
+        """[seeds, problems]"""
+        return np.array(
+            [[int(right) / 4 for right in of_seed[str(step)]] for of_seed in found["correct"][side].values()]
+        )
+
+    for point in found["points"]:
+        again = paired_difference(scores("dapo", point["step"]), scores("trl", point["step"]))
+        for key in ("value", "low", "high"):
+            assert point["difference"][key] == pytest.approx(getattr(again, key), abs=1e-6)
+
+
 def test_what_math_shows_of_the_untrained_model_is_that_of_its_problems():
     problems = read("math-coder-1.5b/problems.json")
     shown = read("figures/math.json")["runs"][1]["values"]

@@ -73,7 +73,7 @@ def test_a_response_that_the_engine_gave_up_is_counted_not_judged_and_never_righ
     judged = []
 
     class CountingJudge(VirtualJudge):
-        def submit(self, response, answer, *, stop_reason=None, meta=None):
+        def submit(self, response, answer, *, stop_reason=None, meta=None, verifier=""):  # noqa: ARG002
             judged.append(stop_reason)
             assert {"question", "data_source"} <= meta.keys()  # a reward function may ask for them
             return super().submit(response, answer, stop_reason=stop_reason, meta=meta)

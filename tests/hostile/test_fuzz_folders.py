@@ -21,6 +21,7 @@ FOUND = [
     ("watch", ("json", "metrics.jsonl", 0.0, 1, "10**400")),
     ("verify --verifier exact --audit", ("column", "rollouts/step-000003.parquet", "verdict", "hostile")),
     ("verify --verifier exact --json --audit", ("column", "rollouts/step-000003.parquet", "answer", "hostile")),
+    ("report --terminal --problem p1", ("column", "rollouts/step-000003.parquet", "problem_id", "lists of large")),
     ("verify --verifier exact --audit", ("bytes", "rollouts/step-000002.parquet", 0.1444694548845291, 3, b"9" * 5_000)),
 ]
 

@@ -15,7 +15,16 @@ from dapo.cli.resume import check_early
 from dapo.config.load import load_recipe, to_toml
 from dapo.distributed.world import World
 from dapo.errors import ConfigError
-from dapo.trainer.trust import ID, agree_on_code, is_trusted, keys_of, record_file, state_folder, trust_run
+from dapo.trainer.trust import (
+    ID,
+    agree_on_code,
+    is_trusted,
+    keys_of,
+    record_file,
+    refuse_strangers_run,
+    state_folder,
+    trust_run,
+)
 
 MODULE = "import pathlib\npathlib.Path({canary!r}).touch()\ndef rows():\n    yield {{}}\nreward = rows\n"
 FILES = ("metrics.jsonl", "eval.jsonl", "events.jsonl")
@@ -52,6 +61,16 @@ def planted(kind: str, canary: Path) -> list[str]:
         ],
         "train": ["data.train=planted_module:rows"],
         "eval": ['data.eval=["planted_module:rows"]', "eval.every_steps=1"],
+        "a source's command": [f"data.train={{a={{path='gsm8k', verifier={json.dumps(program(canary))}}}}}"],
+        "a source's module": ["data.train={a={path='gsm8k', verifier='planted_module:reward'}}"],
+        "a source's problems": ["data.train={a={path='planted_module:rows'}, b={path='gsm8k'}}"],
+        "a source that names a command": [
+            f"data.train={{a={{path={json.dumps(problems_with_command(canary))}, verifier='command'}}}}"
+        ],
+        "an evaluation set's module": [
+            "data.eval={a={path='gsm8k', verifier='planted_module:reward'}}",
+            "eval.every_steps=1",
+        ],
     }[kind]
 
 
@@ -96,7 +115,16 @@ def test_every_verb_is_tried_or_takes_no_run():
 
 @pytest.mark.parametrize(
     "kind",
-    ["command", "problems that name a command", "module", "part", "part that is a command", "train", "eval"],
+    [
+        "command",
+        "problems that name a command",
+        "module",
+        "part",
+        "part that is a command",
+        "train",
+        "eval",
+        "a source's command",
+    ],
 )
 def test_no_command_runs_what_a_strangers_folder_names(kind, canary, tmp_path):
     run = strangers_run(tmp_path / "strangers", planted(kind, canary))
@@ -135,6 +163,30 @@ def test_what_was_typed_is_the_users_own(canary, tmp_path):
     answer = run_dapo("train", str(run / "config.toml"), "--set", "rewards.verifier=no-such-verifier", "--out", "new")
     assert "no such verifier" in answer.stderr
     assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "typed"),
+    [
+        ("a source's command", "data.train.a.verifier", "data.train.a.verifier=exact"),
+        ("a source's module", "data.train.a.verifier", "data.train=gsm8k"),
+        ("a source's problems", "data.train.a.path", "data.train={c={path='gsm8k'}}"),
+        ("a source that names a command", "data.train.a.verifier", "data.train.a.verifier=exact"),
+        ("an evaluation set's module", "data.eval.a.verifier", "data.eval=[]"),
+    ],
+)
+def test_every_source_of_a_table_is_looked_at(kind, key, typed, canary, tmp_path):
+    run = strangers_run(tmp_path / "strangers", planted(kind, canary))
+    for changes in ([], ["train.steps=3"], ["data.train.a.weight=2"] * key.startswith("data.train")):
+        with pytest.raises(ConfigError, match=f"names code .*{key} = "):
+            refuse_strangers_run(run, changes, trust=False)
+    refuse_strangers_run(run, [typed], trust=False)  # what is replaced is not run
+    trust_run(run, load_recipe("quickstart", planted(kind, canary)).config)
+    assert is_trusted(run, keys_of(run / "config.toml"))
+    refuse_strangers_run(run, [], trust=False)
+    if kind == "a source that names a command":
+        canary.with_name("problems.jsonl").write_text("{}\n")
+        assert not is_trusted(run, keys_of(run / "config.toml"))
 
 
 def test_the_python_api_refuses_a_strangers_config_as_recipe(canary, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dapo.algorithms import advantages, aggregate, losses
+from dapo.algorithms import advantages, aggregate, losses, parts
 from dapo.bench.parity.cases import CASES, Case
 from dapo.bench.parity.command import SHIPPED, read_config
 from dapo.bench.parity.replay import Gap, Replayed, compare, replay
@@ -72,6 +72,17 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
     "the population's std": (
         "grpo", batch, "group_advantage",
         lambda x, std, eps: advantages.group_advantage(x, std="population", eps=eps),  # noqa: ARG005
+    ),
+    "parts summed before they are normalized": (
+        "normalize_then_sum, two rewards", batch, "normalize_then_sum",
+        lambda x, w, std, eps: advantages.group_advantage(parts.weighted_sum(x, w), std=std, eps=eps),
+    ),
+    "no normalisation over the step": (
+        "normalize_then_sum", batch, "normalize_then_sum",
+        lambda x, w, std, eps: parts.normalized_contributions(x, w, std=std, eps=eps).sum(dim=0),
+    ),
+    "parts without their weights": (
+        "two rewards", batch, "weighted_sum", lambda x, w: parts.weighted_sum(x, torch.ones_like(w)),
     ),
 }  # fmt: skip
 

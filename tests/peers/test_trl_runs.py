@@ -41,5 +41,6 @@ def test_both_train_are_evaluated_alike_and_go_on_where_they_were_stopped(tmp_pa
         assert is_finished(plan, side, 0)
         assert [line["step"] for line in evaluations(plan.run_folder(side, 0))] == [0, 1, 2]
         assert len(seconds(plan, side, 0)) == 2
+        assert 0 < sum(figures["parts"][side].values()) <= figures["s_a_step"][side]
     assert figures["correct"]["dapo"][0][0] == figures["correct"]["trl"][0][0]  # the same model, draws and verdicts
     assert not list(plan.run_folder("trl", 0).glob("step-*"))

@@ -83,6 +83,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "algorithm.group.std_over": "batch",
         "sampling.dynamic": True,
         "sampling.refill": False,
+        "sampling.retire_above": 0.9,
         "train.weight_decay": 0.01,
     },
     "reinforce++": {
@@ -281,6 +282,10 @@ RUN = "tests/trainer/test_run.py::"
 REFUSED = "tests/config/test_load.py::test_bad_overrides_name_key_value_reason_and_remedy"
 SAMPLING = "tests/reference/test_sampling_keys.py::"
 SCHEDULE = SAMPLING + "test_schedule_and_generation_multiple_change_what_is_tried_not_what_is_chosen"
+MIXTURE = (
+    "tests/trainer/test_mixture_runs.py::"
+    "test_each_source_is_judged_by_its_own_verifier_and_a_stopped_run_resumes_exactly"
+)
 WHOLE_RUN = "tests/reference/test_whole_step.py::"
 
 # What acts before a step or beside its mathematics -> the test that shows how.
@@ -316,6 +321,16 @@ ELSEWHERE = {
     "sampling.posteriors": (
         "tests/trainer/test_probe.py::test_a_run_starts_from_the_counts_and_resumes_without_the_file"
     ),
+    "sampling.retire_above": (
+        "tests/sampling/test_predictive.py::"
+        "test_solved_problems_rest_until_nothing_else_is_left_and_wake_when_they_are_failed"
+    ),
+    "data.train.NAME.weight": "tests/data/test_mixture.py::test_no_source_is_ever_a_whole_turn_off_its_share",
+    "data.train.NAME.template": MIXTURE,
+    "data.train.NAME.verifier": MIXTURE,
+    "data.train.NAME.system_prompt": (
+        "tests/data/test_prompt_format.py::test_a_row_that_is_a_chat_goes_to_the_model_as_it_is"
+    ),
     "sampling.max_staleness_updates": SAMPLING + "test_max_staleness_updates",
     "algorithm.critic.pretrain_responses": WHOLE_RUN + "test_value_pretraining_fits_the_critic_to_what_came_out",
     "algorithm.critic.pretrain_epochs": WHOLE_RUN + "test_value_pretraining_fits_the_critic_to_what_came_out",
@@ -341,6 +356,11 @@ NOT_IN_A_STEP = {
     "model.device": "where the same arithmetic happens",
     "data.train": "names the problems; groups are given here",
     "data.eval": "evaluation",
+    "data.train.NAME.path": "names the problems; groups are given here",
+    "data.eval.NAME.path": "evaluation",
+    "data.eval.NAME.template": "evaluation",
+    "data.eval.NAME.system_prompt": "evaluation",
+    "data.eval.NAME.verifier": "evaluation",
     "rollout.tensor_parallel": "how an engine is laid out",
     "rollout.vllm.gpu_memory_utilization": "how an engine is laid out",
     "eval.every_steps": "evaluation",

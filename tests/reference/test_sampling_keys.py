@@ -21,7 +21,7 @@ from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import SampledGroups, SamplingState
 from dapo.sampling.groups import sample_step
 from dapo.sampling.predictive import Posteriors
-from dapo.trainer.assemble import make_source
+from dapo.trainer.assemble import selected
 from dapo.types import Problem
 
 CARRYING = (
@@ -31,7 +31,15 @@ CARRYING = (
 
 
 class EvenIsMixed(VirtualJudge):
-    def submit(self, response: str, answer: str, *, stop_reason: Any = None, meta: Mapping[str, object] = {}) -> int:
+    def submit(
+        self,
+        response: str,
+        answer: str,
+        *,
+        stop_reason: Any = None,
+        meta: Mapping[str, object] = {},
+        verifier: str = "",  # noqa: ARG002
+    ) -> int:
         problem, _, index = response.split("/")
         is_right = int(problem) % 2 == 0 and index == "0"
         return super().submit(response, answer, stop_reason=stop_reason, meta={**meta, "pass_rate": float(is_right)})
@@ -156,7 +164,7 @@ def test_predictive(tmp_path: Path, is_predictive: str):
     problems = [Problem(str(i), "", "") for i in range(40)]
     posteriors = Posteriors(counts={str(i): (0.0, 100.0) for i in range(0, 40, 2)})
     ordered = OrderedSource(EncodedSet("set", "", tuple(problems), ((1,),) * 40), ProblemOrder(40, seed=0))
-    source = make_source(steps.config, ordered, posteriors)
+    source = selected(steps.config, ordered, posteriors)
     source.start_step()
     came = [int(given[0].id) for _ in range(10) if (given := source.next()) is not None]
     hopeless = sum(i % 2 == 0 for i in came)

@@ -16,7 +16,7 @@ CONFIG = """preset = "dapo"
 [model]
 path = "missing-model"
 [data]
-train = "problems.jsonl"
+train = {train}
 [limits]
 max_response_tokens = 1000
 [train]
@@ -86,10 +86,11 @@ def write_run(
     wanted: int | None = None,
     config: str = "",
     every: int = 0,
+    train: str = '"problems.jsonl"',
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     steps = wanted if wanted is not None else (int(lines[-1]["step"]) if lines else 10)
-    (folder / "config.toml").write_text(CONFIG.format(steps=steps, every=every) + config)
+    (folder / "config.toml").write_text(CONFIG.format(steps=steps, every=every, train=train) + config)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluations))
     return folder

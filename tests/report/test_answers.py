@@ -85,7 +85,7 @@ def test_the_headline_says_what_it_is(tmp_path: Path):
 def test_nothing_is_claimed_after_few_steps_or_of_few_problems(tmp_path: Path):
     few = learnt(evaluated(tmp_path / "steps", first(10), first(90), steps=MIN_STEPS - 1))
     assert (few.answer, few.tone) == ("Inconclusive", PLAIN)
-    assert f"{MIN_STEPS - 1} of at least {MIN_STEPS} steps" in few.detail
+    assert f"{MIN_STEPS - 1} steps, at least {MIN_STEPS} needed" in few.detail
     assert learnt(evaluated(tmp_path / "enough", first(10), first(90), steps=MIN_STEPS)).answer == "Improved"
     changed = MIN_CHANGED_PROBLEMS - 1
     assert learnt(evaluated(tmp_path / "changed", first(10), first(10 + changed))).answer == "Inconclusive"

@@ -11,7 +11,8 @@ from fake_runs import evaluation, metrics, write_run
 
 from dapo.report.answers import learnt
 from dapo.report.doctor.diagnose import examine, verdict
-from dapo.report.doctor.findings import NOTE, WARNING, Disk, Finding, Thresholds
+from dapo.report.doctor.findings import NOTE, WARNING, Disk, Finding, Thresholds, Visit
+from dapo.report.doctor.sources import idle_sources
 from dapo.report.load import load_run
 
 T = Thresholds()
@@ -162,9 +163,73 @@ def test_a_level_or_a_trend_is_not_told_of_a_few_steps(tmp_path: Path, name: str
     run = load_run(write_run(tmp_path, young, wanted=30))
     assert names(examine(run)) <= {"non-finite-gradients"}
     if name != "non-finite-gradients":
-        assert verdict(examine(run), run).startswith(f"Not enough steps: {T.min_steps - 1} of at least")
+        assert verdict(examine(run), run).startswith(f"Not enough steps: {T.min_steps - 1} steps")
     else:
         assert names(examine(run)) == {name}
+
+
+def mixture(kept: float, *, accuracy: float = 0.97, tried: int = 10, early: float = 0.5) -> list[dict[str, float]]:
+    """Thirty steps on two sources: `old` gives mixed groups at first, `new` always."""
+    old = {"accuracy": accuracy, "prompts_tried": tried, "share_submitted": 0.25}
+    new = {"accuracy": 0.5, "prompts_tried": 30, "share_submitted": 0.75, "groups_kept": 0.6}
+    return [
+        line
+        | {f"source/old/{name}": value for name, value in old.items()}
+        | {"source/old/groups_kept": early if line["step"] <= 15 else kept}
+        | {f"source/new/{name}": value for name, value in new.items()}
+        for line in metrics()
+    ]
+
+
+MIXED = "{old = {}, new = {weight = 3.0, verifier = 'exact'}}"
+
+
+def test_a_source_without_mixed_groups_is_named_with_what_to_do(tmp_path: Path):
+    kept = T.idle_source_kept
+    finding = the(look(tmp_path / "solved", mixture(kept - 0.01), train=MIXED), "idle-source")
+    assert finding.title == "Source old teaches nothing any more"
+    assert "of its last 100 prompts" in finding.detail
+    assert "solved" in finding.detail
+    assert "25% of the prompts" in finding.detail
+    assert finding.steps == (21, 30)
+    assert "data.train.old.weight" in finding.remedy
+    assert "sampling.retire_above" in finding.remedy
+    hard = the(look(tmp_path / "hard", mixture(0.0, accuracy=0.0, early=0.0), train=MIXED), "idle-source")
+    assert hard.title == "Source old teaches nothing"
+    assert "verifier" in hard.remedy
+
+
+def test_a_source_that_still_teaches_or_was_hardly_asked_is_no_finding(tmp_path: Path):
+    kept, least = T.idle_source_kept, T.idle_source_prompts
+    assert "idle-source" not in names(look(tmp_path / "mixed", mixture(kept + 0.01), train=MIXED))
+    assert "idle-source" in names(look(tmp_path / "n", mixture(0.0, tried=-(-least // 15)), train=MIXED))
+    assert "idle-source" not in names(look(tmp_path / "early", mixture(0.0, tried=least // 15 - 2), train=MIXED))
+    assert "idle-source" not in names(look(tmp_path / "few", mixture(0.0, early=0.0, tried=3), train=MIXED))
+    assert "idle-source" not in names(look(tmp_path / "one", mixture(0.0)))  # no table: there are no sources
+    critic = '[algorithm]\nadvantage = "gae"\n'
+    assert "idle-source" not in names(look(tmp_path / "critic", mixture(0.0), train=MIXED, config=critic))
+
+
+def test_no_recorded_run_taken_for_one_source_is_an_idle_source():
+    """The rate of false alarms, for the page: every recorded run without a critic, looked at after every step."""
+    found = {"runs": 0, "looks": 0, "alarms": 0, "lowest share of mixed groups": 1.0}
+    for path in sorted((ROOT / "docs" / "results").rglob("metrics.jsonl")):
+        run = load_run(path.parent)
+        if run.key("algorithm", "advantage") == "gae" or len(run.metrics) < T.min_steps:
+            continue
+        own = {"groups_kept": "sampling/groups_kept", "accuracy": "accuracy", "prompts_tried": "sampling/prompts_tried"}
+        lines = [
+            {"step": m["step"]} | {f"source/x/{name}": m[there] for name, there in own.items()} for m in run.metrics
+        ]
+        kept = [line["source/x/groups_kept"] for line in lines]
+        for n in range(T.min_steps, len(lines) + 1):
+            one = dataclasses.replace(run, metrics=lines[:n], config={"data": {"train": {"x": {}}}})
+            found["looks"] += 1
+            found["alarms"] += len(list(idle_sources(Visit(one, (), None, T))))
+        found["runs"] += 1
+        found["lowest share of mixed groups"] = min(found["lowest share of mixed groups"], round(min(kept), 2))
+    recorded = json.loads((ROOT / "docs" / "results" / "benchmarks" / "mixture.json").read_text())
+    assert found == recorded["runs"][1]["values"]
 
 
 def test_what_is_told_after_the_first_steps_that_count_is_told_of_their_median(tmp_path: Path):

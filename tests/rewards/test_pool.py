@@ -173,6 +173,22 @@ def test_unknown_verifier_is_refused_with_the_list():
     assert "dapo-published" in error.value.remedy
 
 
+def test_each_response_goes_to_its_problems_verifier_and_tickets_never_mix():
+    """The same response and reference under three verifiers; the run's own where none is named."""
+    pools = rewards.VerifierPools(VerifierPool("math"), [VerifierPool("exact"), VerifierPool("choice")])
+    try:
+        asked = [("1/2", ""), ("1/2", "math"), ("1/2", "exact"), ("A", "choice"), ("1/2", ""), ("0.5", "exact")]
+        tickets = [pools.submit("Answer: 0.5", answer, verifier=name) for answer, name in asked]
+        judged = pools.wait(reversed(tickets))
+        right = [judged[ticket].verdict is Verdict.CORRECT for ticket in tickets]
+        assert right == [True, True, False, False, True, True]
+        assert len(set(tickets)) == len(tickets)
+        with pytest.raises(KeyError):
+            pools.wait(tickets[:1])
+    finally:
+        pools.close()
+
+
 def test_order_is_kept_and_tickets_are_collected_once():
     with VerifierPool("math", workers=2) as pool:
         assert [judgement.verdict for judgement in pool.judge_all(MIXED * 3)] == EXPECTED * 3

@@ -25,7 +25,15 @@ class Says(VirtualJudge):
         self.verdicts = list(verdicts)
         self.asked: list[tuple[str, str, StopReason | None, Any]] = []
 
-    def submit(self, response: str, answer: str, *, stop_reason: StopReason | None = None, meta: Any = None) -> int:
+    def submit(
+        self,
+        response: str,
+        answer: str,
+        *,
+        stop_reason: StopReason | None = None,
+        meta: Any = None,
+        verifier: str = "",  # noqa: ARG002
+    ) -> int:
         self.asked.append((response, answer, stop_reason, meta))
         ticket = super().submit(response, answer, stop_reason=stop_reason, meta=meta)
         if self.verdicts:
@@ -141,7 +149,7 @@ def test_a_response_that_the_engine_gave_up_is_a_crash_that_nobody_judges():
         Verdict.WRONG,
     ]
     assert len(judge.asked) == 2
-    assert collector.n_failures == 0
+    assert collector.n_failures[""] == 0
     assert not collector.journal.known
 
 

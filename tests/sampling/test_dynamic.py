@@ -459,7 +459,7 @@ def test_without_carry_over_what_is_ready_and_not_used_is_surplus():
 class EvenIsMixed(VirtualJudge):
     """Even problems have one right response, the first; odd ones have none."""
 
-    def submit(self, response, answer, *, stop_reason=None, meta=None):  # type: ignore[no-untyped-def]
+    def submit(self, response, answer, *, stop_reason=None, meta=None, verifier=""):  # type: ignore[no-untyped-def]  # noqa: ARG002
         assert {"question", "data_source"} <= meta.keys()  # a reward function may ask for them
         problem, _, index = response.split("/")
         is_right = int(problem) % 2 == 0 and index == "0"

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from toy import recipe
 
-import dapo.checkpoints.save as saving
+from dapo import files
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
 from dapo.trainer.resume import resume_run
@@ -35,13 +35,14 @@ class Killer(Observer):
     def __init__(self, phase: str, n: int) -> None:
         self.phase, self.left = phase, n
         if phase == "checkpoint":
-            flush = saving.sync
+            flush = files.sync
 
             def counted(path: Path) -> None:
-                self.event("checkpoint")
+                if "checkpoints" in path.parts:
+                    self.event("checkpoint")
                 flush(path)
 
-            saving.sync = counted
+            files.sync = counted
 
     def event(self, phase: str) -> None:
         self.left -= phase == self.phase

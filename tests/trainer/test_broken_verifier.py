@@ -1,5 +1,6 @@
 """A verifier that fails on everything stops the run by name; a few failures do not."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,18 @@ def test_a_verifier_that_raises_on_everything_else_stops_the_run(tmp_path: Path,
 
 def test_a_judgement_between_two_failures_starts_the_count_again():
     collector = Collector.__new__(Collector)
-    collector.n_failures = 0
+    collector.n_failures = Counter()
     for verdict in [Verdict.CRASH] * (MOST_FAILURES - 1) + [Verdict.WRONG] + [Verdict.TIMEOUT] * (MOST_FAILURES - 1):
-        collector._count_failure(Judgement(verdict, -1.0))
-    with pytest.raises(VerifierError):
-        collector._count_failure(Judgement(Verdict.TIMEOUT, -1.0))
+        collector._count_failure(Judgement(verdict, -1.0), "")
+    with pytest.raises(VerifierError, match=r"rewards\.verifier: "):
+        collector._count_failure(Judgement(Verdict.TIMEOUT, -1.0), "")
+
+
+def test_a_source_whose_verifier_always_fails_stops_the_run_whatever_the_others_say():
+    collector = Collector.__new__(Collector)
+    collector.n_failures = Counter()
+    for _ in range(MOST_FAILURES - 1):
+        collector._count_failure(Judgement(Verdict.CRASH, -1.0), "mod:broken")
+        collector._count_failure(Judgement(Verdict.CORRECT, 1.0), "")
+    with pytest.raises(VerifierError, match="mod:broken: "):
+        collector._count_failure(Judgement(Verdict.CRASH, -1.0), "mod:broken")

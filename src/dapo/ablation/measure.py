@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dapo.ablation.plan import Job
 from dapo.config.renamed import in_todays_metrics
+from dapo.config.sources import eval_sources
 from dapo.files import read_lines
 
 END_STEPS = 10  # the end of a run is the mean over this many last steps
@@ -101,7 +102,7 @@ def evaluations_of(
     job: Job, metrics: list[dict[str, Any]], pretraining: int
 ) -> tuple[tuple[Evaluated, ...], tuple[str, ...], int]:
     """Every evaluation of the first set, with what had been spent by then."""
-    name = job.config.data.eval[0]
+    name = eval_sources(job.config)[0].name
     updates, tokens = {0: 0}, {0: pretraining}
     for line in metrics:
         step = int(line["step"])

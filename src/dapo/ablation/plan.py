@@ -133,9 +133,9 @@ class Job:
         refuse_unknown(keys, str(path))
         there = flatten(resolve(self.folder.name, keys, {}).config.model_dump(mode="json"))
         wanted = flatten(self.config.model_dump(mode="json"))
-        differing = [key for key in wanted if wanted[key] != there.get(key)]
+        differing = [key for key in there | wanted if wanted.get(key) != there.get(key)]
         if differing:
-            what = ", ".join(f"{key} = {there.get(key)} (now {wanted[key]})" for key in differing)
+            what = ", ".join(f"{key} = {there.get(key)} (now {wanted.get(key)})" for key in differing)
             raise ConfigError(
                 f"--out: {self.folder} was started with other settings: {what}.",
                 remedy="Name another folder, or give the settings it was started with.",

@@ -28,6 +28,7 @@ from dapo.ablation.compare import (
 from dapo.ablation.measure import Measured
 from dapo.ablation.plan import Job
 from dapo.ablation.published import SOURCES, published
+from dapo.config.sources import eval_sources, train_in_words
 from dapo.files import replace_file
 
 BASELINE = "naive"
@@ -142,8 +143,8 @@ def settings_of(
         "budget": budget,
         "seeds": list(seeds),
         "model": config.model.path,
-        "data": config.data.train,
-        "eval": config.data.eval[0],
+        "data": train_in_words(config),
+        "eval": eval_sources(config)[0].name,
         "lr": learning_rates(jobs),
         "prompts_per_step": sampling.prompts_per_step,
         "responses_per_prompt": sampling.responses_per_prompt,

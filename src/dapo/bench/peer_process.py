@@ -19,7 +19,7 @@ Answer = Callable[[Any], Any]  # a question of the peer, one JSON line, and what
 def run_peer(
     python: str, script: Path, folder: Path, *, threads: int, minutes: float, answer: Answer | None = None
 ) -> tuple[str, list[str]]:
-    """Runs `script folder`; returns how it ended, with its last words, and all lines it said.
+    """Runs `script folder`; returns how it ended, with its last lines, and all of its output.
 
     With `answer`, the peer asks on its output and is answered on its input, line by line; what it says goes to stderr.
     """
@@ -28,7 +28,7 @@ def run_peer(
     said = folder / "peer.txt"
     asks = subprocess.PIPE if answer else None
     try:
-        with said.open("wb") as out:  # a file holds what it said also when its time is up
+        with said.open("wb") as out:  # a file keeps the output also when its time is up
             peer = subprocess.Popen(
                 [python, str(script), str(folder)], stdin=asks, stdout=asks or out, stderr=out, env=environment,
                 start_new_session=True,

@@ -126,7 +126,7 @@ def show_presets(figures: dict[str, Any]) -> None:
         f"{setting['parameters'] / 1e6:,.0f} M parameters, {setting['dtype']}, {setting['device']}; one update on "
         f"{figures['prompts']} x {figures['responses']} responses of log-normal length, one epoch"
     )
-    names = ("preset", "ms", "scoring", "updating", "tokens/s", "GiB", "time", "memory", "beside the policy")
+    names = ("preset", "ms", "scoring", "updating", "tokens/s", "GiB", "time", "memory", "also in memory")
     table = table_of(*names, figures=slice(1, 8))
     for name, row in figures["presets"].items():
         if row is None:

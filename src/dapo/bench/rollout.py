@@ -1,4 +1,4 @@
-"""`dapo bench rollout`: tokens per second of this project's engines beside the peers that are installed."""
+"""`dapo bench rollout`: tokens per second of this project's engines and of other installed ones."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def bench_rollout(
     wanted = engines.split(",") if engines else [name for name in ENGINES if is_here(name, device)]
     unknown = [name for name in wanted if name not in ENGINES]
     if unknown:
-        raise ConfigError(f"--engines {engines}: no engine {unknown[0]}.", remedy=f"Choose of {', '.join(ENGINES)}.")
+        raise ConfigError(f"--engines {engines}: no engine {unknown[0]}.", remedy=f"Choose from {', '.join(ENGINES)}.")
     kinds = load.split(",")
     if set(kinds) - set(get_args(Kind)):
-        raise ConfigError(f"--load {load}: unknown.", remedy=f"Choose of {', '.join(get_args(Kind))}.")
+        raise ConfigError(f"--load {load}: unknown.", remedy=f"Choose from {', '.join(get_args(Kind))}.")
     setting = BenchSetup(choose_shape(shape or ("1.5b" if device == "cuda" else "135m"), model), model, device)
     full = slots or (1024 if device == "cuda" else 16)
     loads = [make_load(k, slots=8 if k == "few" else full, new_tokens=new_tokens) for k in kinds]  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ def show(figures: dict[str, Any]) -> None:
     console.print(
         f"{setting['parameters'] / 1e6:,.0f} M parameters ({setting['model']}), {setting['dtype']}, {setting['device']}"
     )
-    table = table_of("engine", "load", "slots", "tokens/s", "ms a step", "of limit", "settings", figures=slice(2, 6))
+    table = table_of("engine", "load", "slots", "tokens/s", "ms per step", "of limit", "settings", figures=slice(2, 6))
     for line in figures["results"]:
         if "tokens_per_s" not in line:
             table.add_row(line["engine"], line["load"], str(line["slots"]), "", "", "", line["settings"])

@@ -92,7 +92,7 @@ def show(figures: dict[str, Any]) -> None:
     load, is_local = figures["load"], figures["engine"] == "local"
     console = wide_console()
     console.print(
-        f"{load['prompts_per_step']} mixed groups x {load['responses_per_prompt']} responses a step, "
+        f"{load['prompts_per_step']} mixed groups x {load['responses_per_prompt']} responses per step, "
         f"{load['max_concurrent']} at a time, half of the problems never mixed; "
         f"means of {load['steps']} steps, {'local engine' if is_local else 'virtual clock'}"
     )

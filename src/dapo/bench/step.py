@@ -1,4 +1,4 @@
-"""`dapo bench step`: a whole DAPO step (rollout, verification, update) beside TRL's GRPOTrainer on the same work."""
+"""`dapo bench step`: a whole DAPO step (rollout, verification, update) and TRL's GRPOTrainer on the same work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIDES = ("dapo", "trl", "trl-vllm")
 
 def bench_step(
     sides: Annotated[str, typer.Option(help="Of dapo, trl, trl-vllm; default: what is here.")] = "",
-    prompts: Annotated[int, typer.Option(min=0, help="Groups a step; 0: 8 on a CPU, 32 on a GPU.")] = 0,
+    prompts: Annotated[int, typer.Option(min=0, help="Groups per step; 0: 8 on a CPU, 32 on a GPU.")] = 0,
     responses: Annotated[int, typer.Option(min=0, help="Responses of a group; 0: 8 or 16.")] = 0,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens of every response; 0: 64 or 512.")] = 0,
     steps: Annotated[int, typer.Option(min=0, help="Steps, the first of which is not counted; 0: 8 or 4.")] = 0,
@@ -36,7 +36,7 @@ def bench_step(
     rounds: Annotated[int, typer.Option(min=1, help="Sides take turns so often, so that a busy hour hits all.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:
-    """A whole step of training: seconds and CPU seconds, beside TRL in a process of its own.
+    """A whole step of training: seconds and CPU seconds, compared with TRL in its own process.
 
     Works as pasted:  dapo bench step --sides dapo --steps 3
     """
@@ -52,7 +52,7 @@ def bench_step(
     wanted = sides.split(",") if sides else ["dapo", "trl", *(["trl-vllm"] if device == "cuda" else [])]
     unknown = [name for name in wanted if name not in SIDES]
     if unknown:
-        raise ConfigError(f"--sides {sides}: no side {unknown[0]}.", remedy=f"Choose of {', '.join(SIDES)}.")
+        raise ConfigError(f"--sides {sides}: no side {unknown[0]}.", remedy=f"Choose one of {', '.join(SIDES)}.")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         n_parameters = save_models(plan, folder)
@@ -101,7 +101,7 @@ def show(figures: dict[str, Any]) -> None:
         f"x {plan['tokens']} tokens, {figures['device']}, {plan['threads']} threads; "
         f"medians of {figures['rounds']} x {plan['steps'] - 1} steps"
     )
-    names = ("side", "s a step", "CPU s a step", "ours is faster", "by CPU s", "settings")
+    names = ("side", "s per step", "CPU s per step", "ours is faster", "by CPU s", "settings")
     table = table_of(*names, figures=slice(1, 5))
     for name, row in figures["sides"].items():
         if "seconds" not in row:

@@ -14,7 +14,7 @@ CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz?.,:"
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What both sides do: `prompts` groups a step, all used, every response exactly `tokens` long, one update."""
+    """What both sides do: `prompts` groups per step, all used, every response exactly `tokens` long, one update."""
 
     prompts: int
     responses: int

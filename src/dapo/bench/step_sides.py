@@ -43,6 +43,7 @@ class DigitFraction:
         *,
         stop_reason: StopReason | None = None,  # noqa: ARG002
         meta: Mapping[str, object] | None = None,  # noqa: ARG002
+        verifier: str = "",  # noqa: ARG002
     ) -> int:
         self.n_tickets += 1
         self.scores[self.n_tickets] = trl_peer.digit_fraction([response])[0]

@@ -1,4 +1,4 @@
-"""`dapo bench train`: a training pass of this project beside plain Hugging Face, on the same loads in one run."""
+"""`dapo bench train`: a training pass of this project and of plain Hugging Face on the same workloads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bench_train(
     moments: Annotated[str, typer.Option(help="AdamW's moments of this project: float32, int8 or host.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:
-    """Forward, backward and AdamW: tokens per second and peak memory, beside Hugging Face with SDPA.
+    """Forward, backward and AdamW: tokens per second and peak memory, compared with Hugging Face with SDPA.
 
     Works as pasted:  dapo bench train --shape 135m
     """
@@ -50,7 +50,7 @@ def bench_train(
     wanted = sides or ("dapo,dapo-plain,hf-masters,hf-bf16" if device == "cuda" else "dapo,hf-masters")
     unknown = [name for name in wanted.split(",") if name not in SIDES]
     if unknown:
-        raise ConfigError(f"--sides {sides}: no side {unknown[0]}.", remedy=f"Choose of {', '.join(SIDES)}.")
+        raise ConfigError(f"--sides {sides}: no side {unknown[0]}.", remedy=f"Choose one of {', '.join(SIDES)}.")
     if moments not in ("float32", "int8", "host"):
         raise ConfigError(f"--moments {moments}: unknown.", remedy="Use float32, int8 or host.")
     setting = TrainSetting(chosen, model, device, repeats, moments)

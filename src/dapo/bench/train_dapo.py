@@ -86,7 +86,7 @@ def plain_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
 def fsdp2_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
     """This project as a run with cluster.shard = full on one rank: FSDP2, and a whole copy for the engine.
 
-    The copy is refreshed once a step, not once an update: its time is named apart.
+    The copy is refreshed once per step, not once per update: its time is reported separately.
     """
     from dapo.distributed.shards import Sharding, refresh
     from dapo.distributed.world import one_rank
@@ -99,4 +99,6 @@ def fsdp2_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
         if result is None:
             return None
         refresh_s, _ = timed(setting, lambda: refresh(policy, sharded))
-    return replace(result, settings=f"{result.settings}; refreshing the engine's copy {1e3 * refresh_s:.1f} ms a step")
+    return replace(
+        result, settings=f"{result.settings}; refresh of the engine's copy {1e3 * refresh_s:.1f} ms per step"
+    )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from dapo.errors import CheckpointError
 from dapo.types import StopReason, Verdict
@@ -37,6 +37,20 @@ class Order(StatePart):
     position: Count
     put_off: list[Count]
     step: list[Count]
+
+
+class MixtureOrder(StatePart):
+    n_problems: Count
+    turns: list[Count]
+    sources: dict[str, Order]
+
+
+def _order_kind(value: Any) -> str:
+    return MIXTURE if isinstance(value, dict) and "sources" in value else PLAIN
+
+
+PLAIN, MIXTURE = "(one set)", "(mixture)"  # pydantic has them in the place of an error
+AnyOrder = Annotated[Annotated[Order, Tag(PLAIN)] | Annotated[MixtureOrder, Tag(MIXTURE)], Discriminator(_order_kind)]
 
 
 class Acceptance(StatePart):
@@ -105,7 +119,7 @@ class InFlight(StatePart):
 
 
 class Sampling(StatePart):
-    order: Order
+    order: AnyOrder
     acceptance: Acceptance
     held: list[WholeGroup]
     carried: list[WholeGroup]
@@ -127,7 +141,7 @@ class HeldOutFitState(StatePart):
 
 
 class OrderAlone(StatePart):
-    order: Order
+    order: AnyOrder
 
 
 class ModelState(StatePart):
@@ -162,7 +176,7 @@ def check_state(path: Path, state: Any) -> dict[str, Any]:
         (ModelState if is_alone else RunState).model_validate(state)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "the whole"
+        key = ".".join(str(part) for part in first["loc"] if part not in (PLAIN, MIXTURE)) or "the whole"
         raise no_state(path, f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
     assert isinstance(state, dict), "both are tables"
     return state

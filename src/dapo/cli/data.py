@@ -35,7 +35,7 @@ Against = Annotated[
 Verifier = Annotated[str, typer.Option(help="The verifier that must be able to parse every reference answer.")]
 Share = Annotated[
     float,
-    typer.Option(min=0.05, max=1.0, help="Share of an evaluation problem's 13-grams that counts as contamination."),
+    typer.Option(min=0.05, max=1.0, help="Fraction of an evaluation problem's 13-grams that counts as contamination."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
@@ -201,7 +201,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
     for one in report.contamination:
         kinds = {"exact": "exact", "loose": "loose", "13-gram": "n-gram", "twin": "twin"}
         found = ", ".join(f"{shown} {one.count(how):,}" for shown, how in kinds.items())
-        hit = f"{one.n_hit:,} of its {one.n_evaluation:,} problems; largest 13-gram share {one.max_share:.2f}"
+        hit = f"{one.n_hit:,} of its {one.n_evaluation:,} problems; largest 13-gram overlap {one.max_share:.2f}"
         rows.append((f"shared with {Path(one.name).name}", f"{found}: {hit}"))
     return rows
 

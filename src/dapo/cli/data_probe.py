@@ -51,7 +51,7 @@ def probe_command(
     ] = None,
     as_json: exam.AsJson = False,
 ) -> None:
-    """Measure pass rate, length and truncated share per problem under a model, sampled as in training.
+    """Measure pass rate, length and truncation per problem under a model, sampled as in training.
 
     \b
     dapo data probe dapo.quickstart.task:eval_problems --model bundled

@@ -42,7 +42,7 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Diagnose a run: what is wrong, and the remedy. Without a run, show what this machine can run.
+    """Diagnose a run: what is wrong, and how to fix it. Without a run, show what this machine can run.
 
     \b
     dapo doctor runs/first

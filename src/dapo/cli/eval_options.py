@@ -79,7 +79,7 @@ def way_of(
         refuse_strangers(
             folder,
             keys_of(folder / "config.toml"),
-            used=("rewards.verifier",) if verifier is None else (),
+            is_used=lambda key: key == "rewards.verifier" and verifier is None,
             trust=trust,
             remedy="Name a verifier: --verifier math. Or, if you trust who made this run, add --trust.",
         )

@@ -32,7 +32,7 @@ def command(
         typer.Option(help="With --problem: colour tokens by probability, entropy, ratio, advantage, clipped or none."),
     ] = "clipped",
 ) -> None:
-    """Write report.html: curves, the doctor's verdict and a rollout browser in a page that opens offline.
+    """Write report.html: curves, the doctor's diagnosis and a rollout browser in a page that opens offline.
 
     \b
     dapo report runs/first

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dapo.cli.train import is_ray_driver
-from dapo.config.load import flatten, load_recipe, parse_override
+from dapo.config.load import load_recipe, parse_override
 from dapo.data.inputs import check_inputs
 from dapo.trainer.trust import agree_on_code, follows_first_rank, refuse_strangers_run
 
@@ -74,6 +74,6 @@ def check_early(folder: Path, changes: list[str], *, trust: bool = False) -> Non
         config = load_recipe(str(folder / "config.toml"), changes).config
         if follows_first_rank(config):
             return
-        refuse_strangers_run(folder, flatten(dict(map(parse_override, changes))), trust=trust)
+        refuse_strangers_run(folder, changes, trust=trust)
         if not is_ray_driver(config.cluster):
             check_inputs(config)

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from dapo.tracking.metrics import PART_PREFIX, part_names
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
 
@@ -42,9 +43,27 @@ def step_line(metrics: Mapping[str, float]) -> str:
         f"entropy {metrics.get('policy/entropy', 0.0):.3f}",
         f"clip {metrics.get('clip/low', 0.0):.4f}/{metrics.get('clip/high', 0.0):.4f}",
         f"groups kept {100 * metrics['sampling/groups_kept']:.0f}%",
+        *part_cells(metrics),
+        *source_cells(metrics),
         f"{metrics['timing.step_s']:.1f} s",
     ]
     return "  ".join(cells)
+
+
+def part_cells(metrics: Mapping[str, float]) -> list[str]:
+    """The mean of each part of the reward, before its weight; none where there is the verifier's alone."""
+    means = {name: metrics.get(f"{PART_PREFIX}{name}/mean") for name in part_names(metrics)}
+    return [f"{name} {mean:+.3f}" for name, mean in means.items() if mean is not None]
+
+
+def source_cells(metrics: Mapping[str, float]) -> list[str]:
+    """Of a mixture, each source's accuracy and the share of its groups kept; and how many problems rest."""
+    names = [name.split("/")[1] for name in metrics if name.startswith("source/") and name.endswith("/accuracy")]
+    cells = [
+        f"{name} {metrics[f'source/{name}/accuracy']:.3f} ({100 * metrics[f'source/{name}/groups_kept']:.0f}% kept)"
+        for name in names
+    ]
+    return [*cells, *([f"rested {metrics['sampling/rested']:.0f}"] if "sampling/rested" in metrics else [])]
 
 
 def evaluation_line(line: Mapping[str, Any]) -> str:
@@ -89,7 +108,7 @@ class PlainLines(Observer):
         """Nothing to restore."""
 
     def on_start(self, run: Run) -> None:
-        for problem_set in (run.problems, *run.eval_sets):
+        for problem_set in (*(run.problems.sources or [run.problems]), *run.eval_sets):
             print(f"{problem_set.name}: {len(problem_set.problems):,} problems", flush=True)
             for note in problem_set.notes:
                 print(f"  {note}", flush=True)
@@ -186,5 +205,6 @@ class LiveView(Observer):
             f"truncated {100 * self.latest.get('length/truncated', 0.0):.1f}%",
             f"entropy {self.latest.get('policy/entropy', 0.0):.3f}",
             f"groups kept {100 * self.latest['sampling/groups_kept']:.0f}%",
+            *part_cells(self.latest),
         ]
         return Group(self.progress, Text(fit(cells, self.console.width)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from dapo.config.schema import Config
+from dapo.config.sources import eval_sources, train_sources
 from dapo.errors import ConfigError
 from dapo.types import CORRECT, PART_NAME
 
@@ -197,6 +199,20 @@ def check_carrying(config: Config) -> None:
         )
 
 
+def check_resting(config: Config) -> None:
+    """A bound that a problem can reach: its posterior remembers at most two groups, older ones count half each time."""
+    above, G = config.sampling.retire_above, config.sampling.responses_per_prompt
+    if above is not None and above >= (1 + 2 * G) / (2 + 2 * G):
+        twice = math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
+        raise _error(
+            "sampling.retire_above",
+            above,
+            f"no problem would ever rest: with sampling.responses_per_prompt = {G} the posterior pass rate of one "
+            f"that is always solved stays below {(1 + 2 * G) / (2 + 2 * G):.4g}.",
+            f"Use {twice:g} or less (two visits, all right, reach it), or more responses per prompt.",
+        )
+
+
 def check_loss(config: Config) -> None:
     """Some loss must be on."""
     if config.algorithm.advantage == "none" and not config.algorithm.positive_nll:
@@ -211,6 +227,7 @@ def check_loss(config: Config) -> None:
 def check_parts(config: Config) -> None:
     """Each part of the reward has a name, a weight and one source; a verifier without parts returns none."""
     rewards = config.rewards
+    silent = next((one.verifier for one in train_sources(config) if not may_return_parts(one.verifier)), None)
     for name, part in rewards.parts.items():
         key = f"rewards.parts.{name}"
         if not PART_NAME.fullmatch(name):
@@ -232,10 +249,9 @@ def check_parts(config: Config) -> None:
             raise _error(
                 f"{key}.verifier", part.verifier, f"it has function = {part.function} as well.", "Name one of the two."
             )
-        elif part.function is None and part.verifier is None and not may_return_parts(rewards.verifier):
+        elif part.function is None and part.verifier is None and silent is not None:
             raise ConfigError(
-                f"{key}: names neither a function nor a verifier, and rewards.verifier = {rewards.verifier} returns "
-                "no parts.",
+                f"{key}: names neither a function nor a verifier, and the verifier {silent} returns no parts.",
                 remedy=f'Add function = "pkg.mod:function", or let a function of yours return '
                 f"dapo.Score(value, correct, parts={{{name!r}: ...}}).",
             )
@@ -268,6 +284,29 @@ def check_aggregation(config: Config) -> None:
         )
 
 
+def check_sources(config: Config) -> None:
+    """Tables of problem sets: what a source cannot have, and one that is there twice."""
+    for source in (*train_sources(config), *eval_sources(config)):
+        if source.system_prompt and not source.chat_template:
+            raise _error(
+                f"{source.key}.system_prompt",
+                source.system_prompt,
+                "a system message needs a chat template, and data.chat_template is false.",
+                "Leave it out, or set data.chat_template = true.",
+            )
+    seen: dict[tuple[str, ...], str] = {}
+    for source in train_sources(config):
+        same = (source.path, source.template, source.system_prompt, source.verifier)
+        if same in seen:
+            raise _error(
+                f"{source.key}.path",
+                source.path,
+                f"{seen[same]} is the same set with the same template, system prompt and verifier.",
+                "Keep one of them, with the sum of their weights.",
+            )
+        seen[same] = source.key
+
+
 def check_advantage(config: Config) -> None:
     """Baseline and std of a response's advantage."""
     group = config.algorithm.group
@@ -298,6 +337,8 @@ def check_advantage(config: Config) -> None:
 
 
 CHECKS = (
+    check_sources,
+    check_resting,
     check_loss,
     check_parts,
     check_aggregation,
@@ -415,8 +456,8 @@ NEEDS = (
     ),
     Needs(
         ("sampling.posteriors",),
-        lambda c: c.sampling.predictive or c.sampling.posteriors is None,
-        "sampling.predictive = true",
+        lambda c: c.keeps_posteriors or c.sampling.posteriors is None,
+        "sampling.predictive = true or a number for sampling.retire_above",
         "sampling.predictive",
     ),
     Needs(

@@ -20,7 +20,8 @@ from dapo.commands import dapo_command
 from dapo.config import renamed
 from dapo.config.checks import check_combinations, unused_keys
 from dapo.config.machine import gpu_memory_gib
-from dapo.config.schema import PRESET_KEYS, Config, RewardPart
+from dapo.config.schema import PRESET_KEYS, Config, EvalSetConfig, RewardPart, SourceConfig
+from dapo.config.sources import NAME, TABLES, as_typed, flat_value, in_schema, is_table, refuse_mixing
 from dapo.config.toml_text import parse_toml, refuse_newer_run
 from dapo.errors import ConfigError
 
@@ -51,15 +52,17 @@ def load_recipe(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     layers = [
         ("preset", flatten(read_preset(preset))),
         ("recipe", flatten(own)),
-        ("--set", flatten(dict(changes))),
+        ("--set", dict(changes)),
     ]
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for layer, keys in layers:
-        refuse_unknown(keys, path.name if layer == "recipe" else layer)
-        for key, value in keys.items():
+        flat = flatten(keys)
+        refuse_unknown(flat, path.name if layer == "recipe" else layer)
+        for key, value in flat.items():
             refuse_old_value(key, value)
-            merged[key], origin[key] = value, layer
+        merged = with_changes(merged, keys)
+        origin = {key: layer if key in flat else origin[key] for key in merged}
     if needs_correction(merged):
         merged[CORRECTION], origin[CORRECTION] = VLLM_CORRECTION, "rollout.engine"
     return resolve(path.stem, merged, origin)
@@ -187,9 +190,21 @@ def read_toml(path: Path) -> Tree:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}.", remedy="Fix the line; strings need quotes.") from None
+        raise not_toml(str(path), text, error) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def not_toml(where: str, text: str, error: ValueError) -> ConfigError:
+    """What is wrong with a text that is no TOML. The parser has several words for a name that is there twice."""
+    place = re.search(r"line (\d+)", str(error))
+    if place and re.match("Cannot (overwrite|declare|mutate)|Duplicate", str(error)):
+        line = text.splitlines()[int(place[1]) - 1].strip()
+        return ConfigError(
+            f"{where}: {line[:80]!r} names what is there already ({error}).",
+            remedy="Remove one of the two, or rename it: two sources need two names.",
+        )
+    return ConfigError(f"{where}: not valid TOML: {error}.", remedy="Fix the line; strings need quotes.")
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -199,7 +214,9 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text}: no key and value.", remedy="Write --set section.key=value.")
     try:
         parsed = parse_toml(f"value = {value}")
-    except ValueError:
+    except ValueError as error:
+        if value.strip().startswith("{"):
+            raise not_toml(f"--set {key.strip()}", value, error) from None
         return key.strip(), value.strip()
     if len(parsed) > 1:
         raise ConfigError(f"--set {key.strip()}: contains several lines.", remedy="Write one --set for each key.")
@@ -224,15 +241,26 @@ NAMED_TABLES = ("data.fields", "rewards.parts")
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}. A table of names of the user's own is a value, not a section."""
+    """{"a": {"b": 1}} -> {"a.b": 1}. A table of the user's own names is a value, data.train perhaps one of sources."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and key not in NAMED_TABLES:
+        if isinstance(value, dict) and key not in NAMED_TABLES and not is_table(key):
             flat |= flatten(value, f"{key}.")
         else:
-            flat[key] = value
+            flat |= flat_value(key, value)
     return flat
+
+
+def with_changes(keys: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat keys with what is typed on top: `data.train` replaces all its sources, a key of a source changes that."""
+    result = dict(keys)
+    for key, value in changes.items():
+        if key in TABLES:
+            result = {other: kept for other, kept in result.items() if not f"{other}.".startswith(f"{key}.")}
+        refuse_mixing(result, key)
+        result |= flatten({key: value})
+    return result
 
 
 def unflatten(flat: Mapping[str, Any]) -> Tree:
@@ -255,8 +283,9 @@ def as_tuples(value: Any) -> Any:
 
 @cache
 def known_keys() -> dict[str, FieldInfo]:
-    """Every key of the schema -> its field."""
-    return dict(_fields(Config, ""))
+    """Every key of the schema -> its field. Those of a table's sources are under the name NAME."""
+    of_sources = (*_fields(SourceConfig, f"data.train.{NAME}."), *_fields(EvalSetConfig, f"data.eval.{NAME}."))
+    return dict((*_fields(Config, ""), *of_sources))
 
 
 def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
@@ -276,7 +305,7 @@ def refuse_old_value(key: str, value: Any) -> None:
 def refuse_unknown(keys: Iterable[str], where: str) -> None:
     sections = {key.rsplit(".", depth)[0] for key in known_keys() for depth in (1, 2) if "." in key}
     for key in keys:
-        if key in known_keys():
+        if in_schema(key) in known_keys():
             continue
         if key in sections:
             raise ConfigError(f"{key}: is a section, not a value.", remedy=f"Set one of its keys: {_keys_of(key)}.")
@@ -293,16 +322,17 @@ def _keys_of(section: str) -> str:
 
 
 def _keys_hint(key: str) -> str:
-    section = key.rpartition(".")[0]
-    return f"Keys of [{section}]: {_keys_of(section)}." if _keys_of(section) else "`dapo explain quickstart` lists all."
+    section = in_schema(key).rpartition(".")[0]
+    known = as_typed(_keys_of(section), key)
+    return f"Keys of [{as_typed(section, key)}]: {known}." if known else "`dapo explain quickstart` lists all."
 
 
 def did_you_mean(key: str) -> str:
-    close = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(in_schema(key), known_keys(), n=1, cutoff=0.6)
     if not close:  # right name, wrong section
         same_name = (known for known in known_keys() if known.rpartition(".")[2] == key.rpartition(".")[2])
         close = sorted(same_name, key=len)[:1]
-    return f"Did you mean {close[0]}?" if close else ""
+    return as_typed(f"Did you mean {close[0]}?", key) if close else ""
 
 
 def suggest(name: str, choices: list[str]) -> str:
@@ -325,12 +355,14 @@ def explain_validation(error: ValidationError) -> ConfigError:
     """The first error: key, value, reason, and the field's description."""
     first = error.errors(include_url=False)[0]
     parts = [str(part) for part in first["loc"]]
+    if ".".join(parts[:2]) in TABLES:
+        del parts[2:3]  # plain, or a table
     key = ".".join(parts)
     if key.startswith("rewards.parts."):
         return explain_part(key, first)
-    while key not in known_keys() and "." in key:  # positions inside a tuple, branches of an optional
+    while in_schema(key) not in known_keys() and "." in key:  # positions inside a tuple, branches of an optional
         key = key.rpartition(".")[0]
-    field = known_keys().get(key)
+    field = known_keys().get(in_schema(key))
     remedy = field.description or "" if field is not None else ""
     if first["type"] == "missing":
         return ConfigError(f"{key}: missing.", remedy=remedy or f"Set one of: {_keys_of(key)}.")
@@ -372,6 +404,8 @@ def _why(first: Mapping[str, Any], field: FieldInfo | None) -> str:
             return f"must be one of {context['expected']}."
         case "finite_number":
             return "must be a finite number."
+        case "too_short":
+            return "is empty."
         case _ if field is not None:
             return f"must be {_type_in_words(field.annotation)}."
         case _:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from dapo.types import CORRECT
 
@@ -43,17 +43,49 @@ class ModelConfig(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
     kernels: Literal["fused", "plain"] = Field(
         "fused",
-        description="fused: on CUDA, Triton kernels for norms, feed-forward, positions and logits; on a CPU, norms, "
-        "feed-forward, positions and attention in C where there is a compiler; plain: none.",
+        description="fused: own kernels for norms, feed-forward, rotary positions and logits (CUDA: Triton, CPU: C). "
+        "plain: none.",
     )
     lora: LoraConfig = LoraConfig()
+
+
+class EvalSetConfig(Section):
+    """One evaluation set of a table: `[data.eval]`, `NAME = {…}`."""
+
+    path: OptionalStr = Field(None, description="What one would write as data.train; none: the name itself.")
+    template: OptionalStr = Field(None, description="Its own prompt template; none: data.template.")
+    system_prompt: OptionalStr = Field(
+        None, description="System message before its questions, by the chat template; a row's own wins. none: none."
+    )
+    verifier: OptionalStr = Field(None, description="Judges its responses; none: rewards.verifier.")
+
+
+class SourceConfig(EvalSetConfig):
+    """One source of a mixture: `[data.train]`, `NAME = {…}`. NAME is letters, digits, - and _."""
+
+    weight: float = Field(
+        1.0, gt=0, description="Its share of the prompts submitted is weight / sum of the weights; above 0."
+    )
+
+
+def _shape(value: Any) -> str:
+    return TABLE if isinstance(value, dict) else PLAIN
+
+
+PLAIN, TABLE = "plain", "table"  # pydantic has them in the place of an error
+Sources = Annotated[dict[str, SourceConfig], Field(min_length=1), Tag(TABLE)]
+EvalSets = Annotated[dict[str, EvalSetConfig], Field(min_length=1), Tag(TABLE)]
 
 
 class DataConfig(Section):
     """Problems to train and evaluate on, and how they become prompts."""
 
-    train: str = Field(description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function.")
-    eval: tuple[str, ...] = Field((), description="Evaluation sets, named like data.train.")
+    train: Annotated[Annotated[str, Tag(PLAIN)] | Sources, Discriminator(_shape)] = Field(
+        description="File, hub name, known name (dapo-math-17k, gsm8k, …) or pkg.mod:function; or a table of sources."
+    )
+    eval: Annotated[Annotated[tuple[str, ...], Tag(PLAIN)] | EvalSets, Discriminator(_shape)] = Field(
+        (), description="Evaluation sets, named like data.train; or a table of them."
+    )
     fields: dict[str, str] = Field({}, description='Columns of an unknown schema: {question = "…", answer = "…"}.')
     template: str = Field("dapo", description="How a question becomes a prompt: dapo, boxed, gsm8k, few-shot or raw.")
     chat_template: bool = Field(True, description="Wrap the prompt with the tokenizer's chat template.")
@@ -169,7 +201,7 @@ class SamplingConfig(Section):
     )
     fill_policy: Literal["train_partial", "error", "relax", "skip"] = Field(
         "train_partial",
-        description="When that is used up: train on fewer groups, stop, admit older groups, or skip the step.",
+        description="Too few mixed groups: train_partial uses fewer, relax old ones, skip none, error stops.",
     )
     carry_over: bool = Field(
         False, description="Keep surplus mixed groups for the next step. Not the paper's algorithm."
@@ -182,7 +214,14 @@ class SamplingConfig(Section):
         description="Prefer problems likely to give a mixed group, by posterior pass rate. Not the paper's algorithm.",
     )
     posteriors: OptionalStr = Field(
-        None, description="With predictive: a file of `dapo data probe --out` with initial pass rates."
+        None, description="With predictive or retire_above: a file of `dapo data probe --out` with initial pass rates."
+    )
+    retire_above: OptionalFloat = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Rest problems whose posterior pass rate over their last visits is at least this (ScaleRL: 0.9); "
+        "none: off. Not the paper's algorithm.",
     )
     max_staleness_updates: OptionalInt = Field(
         None, ge=1, description="Maximum age of a trained token, in updates; for carry_over and partial_rollouts."
@@ -216,7 +255,7 @@ class GroupConfig(Section):
         "are whitened: the mean is subtracted too.",
     )
     std: Literal["sample", "population", "none"] = Field(
-        "sample", description="Divide by the sample std (÷(G−1), the recipe), the population std, or not (Dr. GRPO)."
+        "sample", description="Divide by the sample std (÷(G−1)), the population std, or none (Dr. GRPO)."
     )
     eps: float = Field(1e-6, ge=0, description="Added to the std, outside the root.")
 
@@ -254,8 +293,7 @@ class CriticConfig(Section):
     pretrain_responses: int = Field(
         0,
         ge=0,
-        description="Value pretraining before the first policy update: this many responses of the fixed policy, "
-        "rounded up to whole steps; fewer once the critic stops improving on new problems, or has seen all.",
+        description="Value pretraining: at most this many responses; ends once the critic stops improving.",
     )
     pretrain_epochs: int = Field(
         4, ge=1, description="Passes over each step's responses in value pretraining; fewer overfit less."
@@ -306,14 +344,13 @@ class AlgorithmConfig(Section):
     """Which advantage, clip, loss aggregation and extra losses. A preset is a choice of these."""
 
     advantage: Literal["group", "gae", "none"] = Field(
-        description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: no policy gradient, imitation of "
-        "correct responses alone (positive_nll)."
+        description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: only positive_nll."
     )
     loss: PolicyLossName = Field(
         "clip", description="Policy loss by name; clip is eq. 10 (PPO, GRPO, DAPO). docs/equations.md has them all."
     )
     loss_aggregation: Literal["token", "sequence", "prompt", "constant"] = Field(
-        description="token: eq. 12. sequence: GRPO. prompt: eq. 8 to the letter. constant: Dr. GRPO."
+        description="token: eq. 12. sequence: GRPO. prompt: eq. 8 literally. constant: Dr. GRPO."
     )
     loss_constant_tokens: OptionalInt = Field(
         None,
@@ -423,8 +460,7 @@ class CheckpointConfig(Section):
     every_steps: int = Field(
         10,
         ge=0,
-        description="Write a checkpoint every n steps. One before the first step, at the end and when a signal "
-        "stops the run is always written; 0 writes only those.",
+        description="Save a checkpoint every n steps, and always before the first, at the end and on a signal.",
     )
     keep: int = Field(2, ge=1, description="Number of checkpoints kept on disk, the newest ones.")
     resumable: bool = Field(
@@ -434,8 +470,7 @@ class CheckpointConfig(Section):
     )
     format: Literal["auto", "whole"] = Field(
         "auto",
-        description="auto: where the weights are sharded over ranks, each rank writes its slices in the background. "
-        "whole: the first rank gathers everything and writes it, as a run of one process does.",
+        description="auto: each rank of a sharded run writes its shards. whole: the first rank gathers and writes all.",
     )
 
 
@@ -467,8 +502,7 @@ class ClusterConfig(Section):
     )
     shard: Literal["auto", "full", "none"] = Field(
         "auto",
-        description="full: weights and optimizer are sharded over the ranks (FSDP2). none: every rank holds all of "
-        "them. auto: none where they fit one GPU with room to spare.",
+        description="full: FSDP2. none: every rank holds all weights. auto: none if they take less than half a GPU.",
     )
     timeout_s: int = Field(
         1800, ge=1, le=30 * 86_400, description="Seconds a rank waits for another before the run ends."
@@ -523,9 +557,14 @@ class Config(Section):
         return self.algorithm.kl.coefficient > 0
 
     @property
+    def keeps_posteriors(self) -> bool:
+        """Whether problems are selected by their past pass rates."""
+        return self.sampling.predictive or self.sampling.retire_above is not None
+
+    @property
     def is_paper_algorithm(self) -> bool:
         """False where a switch of `dapo-fast` or a control experiment is on; such a run is labelled everywhere."""
-        fast = self.sampling.carry_over or self.sampling.partial_rollouts or self.sampling.predictive
+        fast = self.sampling.carry_over or self.sampling.partial_rollouts or self.keeps_posteriors
         return not fast and self.rewards.control == "none"
 
 
@@ -540,6 +579,7 @@ PRESET_KEYS = (
     "sampling.carry_over",
     "sampling.partial_rollouts",
     "sampling.predictive",
+    "sampling.retire_above",
     "sampling.max_staleness_updates",
     "sampling.generation_multiple",
     "sampling.fill_policy",

@@ -52,7 +52,7 @@ class Lengths:
 class Report:
     """Counts are of the file taken once: a file that repeats its rows k times is counted as one copy.
 
-    `times` says how many problems occur once, twice, … after folding white space and case.
+    `times` says how many problems occur once, twice, … after normalizing white space and case.
     """
 
     file: str

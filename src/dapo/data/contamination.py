@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from dapo.data.keys import folded, loose, ngrams
+from dapo.data.keys import loose, ngrams, normalized
 from dapo.data.twins import MANY, RUN, STOCK_FRACTION, Templates
 
 NGRAM = 13  # words; shorter runs are stock phrases
@@ -23,7 +23,7 @@ def looked_for(*, share: float = SHARE, twins: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A question that resembles an evaluation question. `how` is "exact" (folded), "loose", "n-gram" or "twin"."""
+    """A question that resembles an evaluation question. `how` is "exact" (normalized), "loose", "n-gram" or "twin"."""
 
     index: int  # of the question in the set that was checked
     how: str
@@ -38,7 +38,7 @@ class EvaluationTexts:
     def __init__(self, name: str, questions: Sequence[str]) -> None:
         self.name = name
         self.questions = questions
-        self.folded = {folded(question): at for at, question in enumerate(questions)}
+        self.exact = {normalized(question): at for at, question in enumerate(questions)}
         self.loose = {loose(question): at for at, question in enumerate(questions)}
         self.n_grams: list[int] = []
         self.holders: dict[int, list[int]] = {}
@@ -58,7 +58,8 @@ class EvaluationTexts:
 
     def nearest(self, index: int, question: str) -> Overlap | None:
         """The evaluation question this one resembles most, however little; None when they share nothing."""
-        for how, at in (("exact", self.folded.get(folded(question))), ("loose", self.loose.get(loose(question)))):
+        exact, alike = self.exact.get(normalized(question)), self.loose.get(loose(question))
+        for how, at in (("exact", exact), ("loose", alike)):
             if at is not None:
                 return Overlap(index, how, 1.0, question, self.questions[at])
         shared = Counter(at for gram in ngrams(question, NGRAM) for at in self.holders.get(gram, ()))

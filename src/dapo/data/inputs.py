@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 
 from dapo.config.hub import is_hub_name
 from dapo.config.model_shapes import BUNDLED
 from dapo.config.schema import Config, RewardPart
+from dapo.config.sources import Source, eval_sources, train_sources
+from dapo.data.encoded import naming
 from dapo.data.inventory import HEAD_ROWS, Counting, judge, merge
 from dapo.data.names import Use
 from dapo.data.problems import keep
+from dapo.data.prompts import PromptFormat
 from dapo.data.sources import DataSource, find_source
 from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool
@@ -24,9 +28,40 @@ from dapo.types import CORRECT, Problem
 
 def check_inputs(config: Config) -> None:
     """DataError for a problem set that is not there, ConfigError for a verifier that is not or fails on a problem."""
+    with keys_named("rewards.verifier (--verifier)"):
+        check_verifier(config.rewards.verifier)
+    tried: set[str] = set()
+    for source, use in sources_used(config):
+        with naming(source), keys_named(verifier_key(source, config), template_key(source, config)):
+            PromptFormat(source.template)
+            check_verifier(source.verifier)
+            found = find_source(source.path, use=use)
+            if is_own(source.verifier) and source.verifier not in tried:
+                tried.add(source.verifier)
+                try_verifier(found, source.verifier, config)
+    check_reward_parts(config)
+
+
+def sources_used(config: Config) -> list[tuple[Source, Use]]:
+    """Every problem set that a run reads."""
+    evaluated = eval_sources(config) if config.eval.every_steps else []
+    return [*((source, "train") for source in train_sources(config)), *((source, "eval") for source in evaluated)]
+
+
+def try_verifier(found: DataSource, verifier: str, config: Config) -> None:
+    """ConfigError where a verifier of the user's fails on the first problem of a set."""
     rewards = config.rewards
-    check_verifier(rewards.verifier)
-    parts = own_parts(rewards)
+    problem = first_problem(found, config.data.fields or None, verifier)
+    if problem is None:
+        return
+    returned = [name for name in rewards.parts if name not in own_parts(rewards) and name != CORRECT]
+    with VerifierPool(verifier, workers=1, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb) as pool:
+        check_call(pool, problem.answer, problem.for_verifier(), parts=returned)
+
+
+def check_reward_parts(config: Config) -> None:
+    """ConfigError for a part of the reward that is not there, or that fails on the first problem."""
+    rewards, parts = config.rewards, own_parts(config.rewards)
     for name, part in parts.items():
         if part.function is not None and not is_function(part.function):
             raise ConfigError(
@@ -34,18 +69,13 @@ def check_inputs(config: Config) -> None:
                 remedy='Write "package.module:function", or verifier = "…" for a verifier.',
             )
         check_verifier(part.function or part.verifier or "", key_of(name, part))
-    train = find_source(config.data.train, use="train")
-    for name in config.data.eval if config.eval.every_steps else ():
-        find_source(name, use="eval")
     own = {name: part for name, part in parts.items() if is_own(part.function or part.verifier or "")}
-    if not is_own(rewards.verifier) and not own:
+    if not own:
         return
-    problem = first_problem(train, config.data.fields or None, rewards.verifier)
+    first = train_sources(config)[0]
+    problem = first_problem(find_source(first.path, use="train"), config.data.fields or None, first.verifier)
     if problem is None:
         return
-    returned = [name for name in rewards.parts if name not in parts and name != CORRECT]
-    with VerifierPool(rewards.verifier, workers=1, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb) as pool:
-        check_call(pool, problem.answer, problem.for_verifier(), parts=returned)
     for name, part in own.items():
         with make_part_pool(part, rewards, workers=1) as pool:
             check_call(pool, problem.answer, problem.for_verifier(), key=key_of(name, part))
@@ -55,8 +85,26 @@ def key_of(name: str, part: RewardPart) -> str:
     return f"rewards.parts.{name}.{'verifier' if part.function is None else 'function'}"
 
 
+def verifier_key(source: Source, config: Config) -> str:
+    return "rewards.verifier (--verifier)" if source.verifier == config.rewards.verifier else f"{source.key}.verifier"
+
+
+def template_key(source: Source, config: Config) -> str:
+    return "data.template" if source.template == config.data.template else f"{source.key}.template"
+
+
+@contextmanager
+def keys_named(verifier: str, template: str = "data.template") -> Iterator[None]:
+    """Messages about a verifier or template name the key it is from."""
+    try:
+        yield
+    except ConfigError as error:
+        message = error.message.replace("rewards.verifier (--verifier)", verifier).replace("data.template", template)
+        raise ConfigError(message, remedy=error.remedy) from None
+
+
 def check_model(config: Config) -> None:
-    """ConfigError for a model that is neither a folder nor can be a name of the hub. A run that goes on needs none."""
+    """ConfigError for a model that is neither a folder nor can be a name of the hub. A resumed run needs none."""
     path = config.model.path
     if path != BUNDLED and not is_hub_name(path) and not os.path.isdir(path):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Everything a source holds, counted once: questions by folded key, their references, rows, and what was recognised."""
+"""Everything a source holds, counted once: questions by normalized key, references, rows, and what was recognised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 
-from dapo.data.keys import folded, problem_id
+from dapo.data.keys import normalized, problem_id
 from dapo.data.names import Use
 from dapo.data.references import answer_key
 from dapo.data.rows import Row
@@ -39,6 +39,7 @@ class Entry:
     question: str
     source: str
     meta: Mapping[str, object]
+    turns: tuple[tuple[str, str], ...] = ()
     references: list[Reference] = field(default_factory=list)
     rows_without: list[int] = field(default_factory=list)
 
@@ -221,16 +222,18 @@ def is_text(record: Record) -> bool:
 
 
 def merge(counted: list[Counting]) -> list[Entry]:
-    """Questions by folded key, in order of first appearance; references that differ in form only are one."""
+    """Questions by normalized key, in order of first appearance; references that differ in form only are one."""
     entries: dict[str, Entry] = {}
     references: dict[tuple[str, str], Reference] = {}
     for one in counted:
         for key, (_, record) in one.first.items():
-            identity = folded(record.question)
+            identity = normalized(record.question)
             entry = entries.get(identity)
             if entry is None:
                 source = record.source or one.source.name
-                entry = entries[identity] = Entry(problem_id(record.question), record.question, source, record.meta)
+                entry = entries[identity] = Entry(
+                    problem_id(record.question), record.question, source, record.meta, record.turns
+                )
             rows = one.rows_of(key)
             if record.answer is None:
                 entry.rows_without += rows

@@ -1,4 +1,4 @@
-"""When two questions are the same text: the folded key merges rows, the loose key and n-grams find suspects."""
+"""When two questions are the same text: the normalized key merges rows, the loose key and n-grams find suspects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ WORD = re.compile(r"[0-9a-z]+|[一-鿿]")
 NOT_LOOSE = re.compile(r"[\W_]+")
 
 
-def folded(question: str) -> str:
-    """White space and case folded. Safe to merge by: signs, operators and digits stay."""
+def normalized(question: str) -> str:
+    """White space and case normalized. Safe to merge by: signs, operators and digits stay."""
     return " ".join(question.split()).casefold()
 
 
@@ -36,5 +36,5 @@ def stable_hash(text: str) -> int:
 
 
 def problem_id(question: str) -> str:
-    """16 hex digits of the folded question: the same problem has the same id in every file and run."""
-    return hashlib.sha256(folded(question).encode()).hexdigest()[:16]
+    """16 hex digits of the normalized question: the same problem has the same id in every file and run."""
+    return hashlib.sha256(normalized(question).encode()).hexdigest()[:16]

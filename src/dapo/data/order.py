@@ -26,7 +26,7 @@ class ProblemOrder:
     position: `rewind` therefore takes back the visits of submissions that were not used.
 
     The prefix rule: a step may submit more than it uses; call `rewind(n_used)` at its end, with the
-    number of submissions up to and including the last group used. The next step goes on just after it.
+    number of submissions up to and including the last group used. The next step continues just after it.
     """
 
     def __init__(self, n_problems: int, *, seed: int) -> None:

@@ -20,7 +20,7 @@ from dapo.types import Problem
 class Why(StrEnum):
     """Why a problem or a row is not in the cleaned set."""
 
-    DUPLICATE = "duplicate"  # the same question (white space and case folded) with the same answer
+    DUPLICATE = "duplicate"  # the same question (white space and case normalized) with the same answer
     CONFLICT = "conflicting answers"
     NO_REFERENCE = "no reference"
     UNPARSEABLE = "unparseable reference"
@@ -32,7 +32,7 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One thing left out: the row it stood in, why, and the evidence."""
+    """One thing left out: the row it was in, why, and the evidence."""
 
     why: Why
     row: int
@@ -51,7 +51,7 @@ class ProblemSet:
     name: str
     problems: tuple[Problem, ...]
     files: Mapping[str, str] = field(default_factory=dict)
-    rows: Mapping[str, int] = field(default_factory=dict)  # where each problem stood first, by id
+    rows: Mapping[str, int] = field(default_factory=dict)  # where each problem was first, by id
     drops: tuple[Drop, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -88,7 +88,7 @@ def load_problems(
     """The problems of a file, a known name, a hub data set or a callable; of several, merged as one.
 
     `fields` is config's data.fields. `use` is "train" or "eval": which split a known name stands for. Duplicates are
-    merged and conflicting problems dropped by the folded key; a reference `verifier` cannot use is refused here, so
+    merged and conflicting problems dropped by the normalized key; a reference `verifier` cannot use is refused here, so
     that nothing is ever trained on it. A DataError is raised when nothing is left.
     """
     sources = [source] if isinstance(source, str) else list(source)
@@ -147,7 +147,7 @@ def keep(entry: Entry, drops: list[Drop]) -> Problem | None:
         return None
     rows = usable[0].rows
     drops += [Drop(Why.DUPLICATE, row, entry.question, f"of row {rows[0]}") for row in rows[1:]]
-    return Problem(entry.id, entry.question, usable[0].text, entry.source, entry.meta)
+    return Problem(entry.id, entry.question, usable[0].text, entry.source, entry.meta, turns=entry.turns)
 
 
 def with_own_ids(problems: list[Problem], inventory: Inventory) -> list[Problem]:
@@ -155,7 +155,7 @@ def with_own_ids(problems: list[Problem], inventory: Inventory) -> list[Problem]
     own = [inventory.own_ids.get(problem.id) for problem in problems]
     if None in own or len(set(own)) != len(own):
         return problems
-    return [Problem(str(i), p.question, p.answer, p.source, p.meta) for i, p in zip(own, problems, strict=True)]
+    return [replace(problem, id=str(own_id)) for own_id, problem in zip(own, problems, strict=True)]
 
 
 def nothing_left(inventory: Inventory, drops: list[Drop]) -> DataError:

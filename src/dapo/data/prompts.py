@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import jinja2
+
 from dapo.data.problems import Drop, Why
 from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX
 from dapo.errors import ConfigError, DataError
@@ -93,6 +95,11 @@ class PromptFormat:
 
     def encode(self, problem: Problem, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Prompt tokens, up to where the response begins."""
+        if not self.chat and problem.turns:
+            raise DataError(
+                "data.chat_template = false: the rows are chats (messages), which need a chat template.",
+                remedy="Set data.chat_template = true (dapo eval: --chat), or write them as question and answer.",
+            )
         if not self.chat:
             return tuple(tokenizer.encode(self.text(problem)))
         if not tokenizer.chat_template:
@@ -100,11 +107,34 @@ class PromptFormat:
                 "data.chat_template = true: the model's tokenizer has none.",
                 remedy="Set data.chat_template = false (dapo eval: --no-chat), or use a model that has one.",
             )
-        turns = [{"role": "user", "content": self.text(problem)}]
-        if self.system:
-            turns.insert(0, {"role": "system", "content": self.system})
-        rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        rendered = rendered_chat(self.chat_of(problem), tokenizer)
         return tuple(tokenizer.encode(rendered, add_special_tokens=False))  # the chat template wrote them
+
+    def chat_of(self, problem: Problem) -> list[dict[str, str]]:
+        """The messages put to the model. A row that is a chat stays as it is, and its own system message wins."""
+        turns = problem.turns or (("user", self.text(problem)),)
+        if self.system and turns[0][0] != "system":
+            turns = (("system", self.system), *turns)
+        return [{"role": role, "content": text} for role, text in turns]
+
+
+def rendered_chat(chat: list[dict[str, str]], tokenizer: Tokenizer) -> str:
+    """The chat template's text, or DataError where the template does not take these messages.
+
+    Some templates refuse a system message, others leave it out without a word.
+    """
+    system = chat[0]["content"].strip() if chat[0]["role"] == "system" else ""
+    try:
+        rendered = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        if system in rendered:
+            return rendered
+        why = f"leaves the system message out: {system[:60]!r}"
+    except jinja2.TemplateError as error:
+        why = f"refuses messages of {', '.join(turn['role'] for turn in chat)}: {error}"
+    raise DataError(
+        f"data.chat_template = true: the model's chat template {why}.",
+        remedy="Leave the system message out (system_prompt, or the rows' own), or use a model whose template has one.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +146,7 @@ class EncodedProblem:
 def encode_problems(
     problems: Iterable[Problem], prompt: PromptFormat, tokenizer: Tokenizer, *, max_prompt_tokens: int
 ) -> tuple[tuple[EncodedProblem, ...], tuple[Drop, ...]]:
-    """Every problem with its prompt, and those over the limit: dropped and named, never cut.
+    """Every problem with its prompt, and those over the limit: dropped and named, never truncated.
 
     Cutting from the left would remove the instruction, from the right the question.
     """

@@ -118,10 +118,10 @@ def parse(path: Path, number: int, text: str) -> object:
         return json.loads(text)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip()) or "Unterminated" in error.msg
-        where = "the line is cut off" if cut else f"not JSON at character {error.pos + 1}"
+        where = "the line is truncated" if cut else f"not JSON at character {error.pos + 1}"
         raise DataError(
             f"{path}: row {number}: {where}: {error.msg}.",
-            remedy="Fetch the file again, or remove this row." if cut else "Write one JSON object a line.",
+            remedy="Fetch the file again, or remove this row." if cut else "Write one JSON object per line.",
         ) from None
     except (ValueError, RecursionError) as error:  # an integer of over 4,300 digits; brackets nested without end
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -159,7 +159,7 @@ def parse_list(path: Path, whole: str) -> list[object]:
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path}: row {broken_row(whole)}: not JSON: {error}.",
-            remedy="Fetch the file again, or mend this row; JSONL files lose only the broken line.",
+            remedy="Fetch the file again, or fix this row; JSONL files lose only the broken line.",
         ) from None
     assert isinstance(value, list), "the text starts with a bracket"
     return value
@@ -205,7 +205,7 @@ def read_parquet(path: Path) -> Rows:
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(
             f"{path}: row {number + 1}: not a whole parquet file: {first_line(error)}.",
-            remedy="It is torn or not parquet at all: fetch it again, or rename it to what it is.",
+            remedy="It is corrupt or not parquet at all: fetch it again, or rename it to what it is.",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Row layouts, recognised by their columns: verl (DAPO-Math-17K), GSM8K, MATH, AIME, plain question and answer."""
+"""Row layouts, recognised by their columns: verl (DAPO-Math-17K), GSM8K, MATH, AIME, chats, question and answer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from dapo.data.rows import Row
 from dapo.data.wrappers import WRAPPER, bare_question
 from dapo.errors import DataError
+from dapo.types import Problem
 
 QUESTION_COLUMNS = ("question", "problem")
 ANSWER_COLUMNS = ("answer", "final_answer", "expected_answer", "ground_truth")
@@ -34,6 +35,7 @@ class Record:
     source: str = ""
     meta: Mapping[str, object] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
+    turns: tuple[tuple[str, str], ...] = ()  # of a row that is a chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ def recognise(row: Row, fields: Mapping[str, str] | None, *, where: str, needs_a
             return Schema("gsm8k", lambda row: read_gsm8k(row, question, answer))
         name = "aime" if columns.keys() & {"year", "aime_number"} else f"{question.lower()}/{answer.lower()}"
         return Schema(name, lambda row: read_plain(row, question, answer, columns.get("solution")))
+    if answer and not question and isinstance(row.get("messages"), list):
+        return Schema(f"messages/{answer.lower()}", lambda row: read_messages(row, answer))
     if question and "solution" in columns:
         return Schema("math", lambda row: read_boxed(row, question, columns["solution"]))
     if question and "tests" in columns:
@@ -220,6 +224,29 @@ def read_tests(row: Row, question: str) -> Record:
     return Record(text, "", id=own_id(row), source=source, meta=rest(row, question), removed=removed)
 
 
+def read_messages(row: Row, answer: str) -> Record:
+    """A chat that is put to the model as it is: perhaps a system message, then turns of which the last is a user's."""
+    turns = tuple((turn["role"], turn["content"]) for turn in row["messages"])
+    roles = [role for role, _ in turns]
+    if not all(isinstance(text, str) and text.strip() for _, text in turns):
+        raise TypeError("a message has no text")
+    if not roles or roles[-1] != "user":
+        raise TypeError(f"the last message is of {roles[-1]!r}, not of 'user'" if roles else "there are no messages")
+    if not set(roles[:1]) <= {"system", "user"} or not set(roles[1:]) <= {"user", "assistant"}:
+        raise TypeError(f"roles {', '.join(map(str, roles))}: a system message comes first, then user and assistant")
+    text = turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
+    source = str(row.get("data_source") or row.get("source") or "")
+    reference = reference_text(row.get(answer))
+    return Record(text, reference, id=own_id(row), source=source, meta=rest(row, "messages", answer), turns=turns)
+
+
+def asked(problem: Problem) -> dict[str, object]:
+    """The column of a problem's question, or of the chat that it is."""
+    if not problem.turns:
+        return {"question": problem.question}
+    return {"messages": [{"role": role, "content": text} for role, text in problem.turns]}
+
+
 def own_id(row: Row) -> str | None:
     """The data's own id where it is text; a bare number is only a row number and would clash between files."""
     value = next((row[name] for name in ID_COLUMNS if row.get(name)), None)
@@ -227,7 +254,7 @@ def own_id(row: Row) -> str | None:
 
 
 def rest(row: Row, *used: str) -> dict[str, object]:
-    """What a table or a verifier may want beside question and answer: a level, a subject, a code problem's tests."""
+    """What a table or a verifier may want in addition: a level, a subject, a code problem's tests."""
     skip = {*used, *ID_COLUMNS, *NOT_META, META_COLUMN, "source"}
     meta = {name: value for name, value in row.items() if name not in skip and value not in (None, "")}
     return {**meta, **unpacked(row.get(META_COLUMN))}

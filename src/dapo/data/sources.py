@@ -14,6 +14,7 @@ from pathlib import Path
 from dapo.config.hub import why_offline
 from dapo.data.names import KNOWN, ROOT_VARIABLE, Use, local_file, local_root
 from dapo.data.rows import SUFFIXES, Rows, cached_sha256, check_file, exists, first_line, read_rows
+from dapo.data.schemas import asked
 from dapo.errors import DataError
 from dapo.processes import search_working_folder
 from dapo.types import Problem
@@ -154,7 +155,7 @@ def numbered(text: str, function: Callable[[], Iterator[object]]) -> Rows:
 
 def as_columns(text: str, number: int, item: object) -> dict[str, object]:
     if isinstance(item, Problem):
-        return {"id": item.id, "question": item.question, "answer": item.answer, "source": item.source, **item.meta}
+        return {"id": item.id, **asked(item), "answer": item.answer, "source": item.source, **item.meta}
     if isinstance(item, dict):
         return item
     raise DataError(

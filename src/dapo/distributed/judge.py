@@ -26,11 +26,14 @@ class SharedJudge:
         *,
         stop_reason: StopReason | None = None,
         meta: Mapping[str, object] | None = None,
+        verifier: str = "",
     ) -> int:
         ticket = self.n_tickets
         self.n_tickets += 1
         if ticket % self.world.size == self.world.rank:
-            self.own_ticket[ticket] = self.own.submit(response, answer, stop_reason=stop_reason, meta=meta)
+            self.own_ticket[ticket] = self.own.submit(
+                response, answer, stop_reason=stop_reason, meta=meta, verifier=verifier
+            )
         return ticket
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:

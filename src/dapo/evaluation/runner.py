@@ -67,6 +67,7 @@ def evaluate(
                 by_request[request.id].answer,
                 stop_reason=completion.stop_reason,
                 meta=by_request[request.id].for_verifier(),
+                verifier=by_request[request.id].verifier,
             )
             for request, completion in ended
             if completion.stop_reason is not StopReason.ABORTED

@@ -17,7 +17,7 @@ GUESS = "a guess"
 
 
 def take_model(out: Translation, found: Value) -> None:
-    """A folder or hub name. A folder that lies under a variable of the peer's machine is taken for the hub model."""
+    """A folder or hub name. A folder that lies under a variable of the other machine is taken for the hub model."""
     if found.value is None:
         out.put("model.path", "MODEL", "not in the file")
         out.means_other("model", "the file names none: set model.path to a folder or a hub name.")
@@ -39,7 +39,7 @@ def take_data(out: Translation, key: str, found: Value, paths: list[str]) -> lis
         if name != path:
             out.means_other(found.origin, f"taken for the known set {name}; its repeated rows are used once.")
         elif "$" in path:
-            out.means_other(found.origin, f"the variable in the path is not set in the file: mend {key}.")
+            out.means_other(found.origin, f"the variable in the path is not set in the file: fix {key}.")
     if key == "data.train" and names:
         out.take(key, found, names[0])
         if len(names) > 1:
@@ -57,7 +57,7 @@ def set_name(path: str) -> str:
 
 
 def take_decay(out: Translation, schedule: Value) -> None:
-    """A peer's learning-rate schedule: its shape after warm-up."""
+    """Another framework's learning-rate schedule: its shape after warm-up."""
     name = str(schedule.value).removeprefix("SchedulerType.").lower()  # the enum of transformers, or its value
     shape = next((shape for shape in ("linear", "cosine") if name.startswith(shape)), None)
     out.take("train.lr_decay", schedule, shape or "none")
@@ -101,11 +101,11 @@ def divided(settings: Settings, whole: int, part: int, setting: Setting | None, 
 
 
 def whole_distribution(out: Translation, top_p: Value, top_k: Value) -> None:
-    """Training on a cut distribution is refused here."""
+    """Training on a truncated distribution is refused here."""
     if top_p.value not in (None, 1.0):
-        out.has_none(top_p.origin, "training samples from the whole distribution: a cut tail makes the ratio wrong.")
+        out.has_none(top_p.origin, "training samples from the whole distribution: truncation makes the ratio wrong.")
     if top_k.value not in (None, -1, 0):
-        out.has_none(top_k.origin, "training samples from the whole distribution: a cut tail makes the ratio wrong.")
+        out.has_none(top_k.origin, "training samples from the whole distribution: truncation makes the ratio wrong.")
 
 
 def without_top_k(found: Value) -> Value:
@@ -116,7 +116,7 @@ def without_top_k(found: Value) -> Value:
 def take_rest(
     settings: Settings, out: Translation, reasons: dict[str, str], *, task: tuple[str, ...], training: tuple[str, ...]
 ) -> None:
-    """What nobody asked for: known, with the reason why it is not needed, or not known.
+    """Settings that no rule has read: known, with the reason why they are not needed, or not known.
 
     `task` and `training` are the keys of these reasons that change the experiment; a key that is not known may too.
     """

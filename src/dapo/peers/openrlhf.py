@@ -26,7 +26,7 @@ ADVANTAGES: dict[str, dict[str, str]] = {  # of a group, what differs from eq. 9
 MEANS = {"token-mean": "token", "seq-mean-token-mean": "sequence"}
 LOSSES = {"ppo": "clip", "gspo": "gspo"}
 LEVELS = {"token": "token", "seq": "sequence", "sequence": "sequence", "geo": "geometric"}
-ENGINE = "our own engine writes the responses, in the trainer's process."
+ENGINE = "our own engine generates the responses, in the trainer's process."
 MEMORY = "cluster.shard = full is FSDP2; train.moments = host offloads the moments."
 REASONS = {
     "vllm*": ENGINE,
@@ -56,7 +56,7 @@ REASONS = {
     "flash_attn": "attention is packed here.",
     "attn_implementation": "attention is packed here.",
     "save_path": "the run's folder: --out; `dapo export RUN --out DIR` makes a Hugging Face folder.",
-    "ckpt*": "the run's folder: --out; `dapo resume RUN` goes on.",
+    "ckpt*": "the run's folder: --out; `dapo resume RUN` continues it.",
     "load_checkpoint": "`dapo resume RUN`.",
     "save_hf_ckpt": "`dapo export RUN --out DIR` makes a Hugging Face folder.",
     "logger.*": "tracking.to; keys and names are the tracker's own settings.",
@@ -210,8 +210,8 @@ def correction(s: Settings, out: Translation) -> None:
     bounds = threshold.value or [0.5, 5.0]
     kind = "truncate" if shape.value == "clip" else "mask"
     floor = bounds[0] if len(bounds) > 1 and bounds[0] > 0 else None
-    origin = threshold if threshold.is_given else older if older.is_given else level
-    take_correction(out, origin, cap=bounds[-1], floor=floor, kind=kind, level=LEVELS[name])
+    given = threshold if threshold.is_given else older if older.is_given else level
+    take_correction(out, given, cap=bounds[-1], floor=floor, kind=kind, level=LEVELS[name])
 
 
 def clip(s: Settings, out: Translation) -> None:

@@ -1,4 +1,4 @@
-"""What a peer's config says, by key and line, and what became of it: carried over, lost, or different."""
+"""What another framework's config says, by key and line, and what became of it: carried over, lost, or different."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST = 1e15  # whole numbers stay whole up to here
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key as the peer spells it, its value (text from a script, typed from YAML or Python), and its line."""
+    """One key as it is spelled there, its value (text from a script, typed from YAML or Python), and its line."""
 
     key: str
     value: Any
@@ -31,7 +31,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value with where it comes from: a setting, or the peer's own default."""
+    """A value with where it comes from: a setting, or the other framework's default."""
 
     value: Any
     origin: str
@@ -56,7 +56,7 @@ class Remark:
 
 
 def shown(key: str, value: object) -> str:
-    """A value on one line, cut where it is long; a secret is not repeated."""
+    """A value on one line, shortened where it is long; a secret is not repeated."""
     if _SECRET.search(key):
         return "…"
     text = " ".join(str(value).split())
@@ -64,7 +64,7 @@ def shown(key: str, value: object) -> str:
 
 
 class Settings:
-    """A peer's settings. Asking for one ticks it off; what nobody asked for is listed at the end."""
+    """Another framework's settings. Reading one ticks it off; those that were never read are listed at the end."""
 
     def __init__(self, file: str, peer: str, settings: Iterable[Setting]) -> None:
         self.file, self.peer = file, peer
@@ -97,7 +97,7 @@ class Settings:
         return self._value(keys, default, lambda setting: unquoted(str(setting.value)))
 
     def choice(self, *keys: str, known: Collection[str], what: str, default: str) -> Value:
-        """One of the words we have a counterpart for; another one is refused, not replaced."""
+        """One of the words we can translate; another one is refused, not replaced."""
         found = self.text(*keys, default=default)
         setting = self.find(*keys)
         if setting is not None and found.value not in known:
@@ -202,7 +202,7 @@ def as_list(value: object) -> list[str]:
 
 @dataclass
 class Translation:
-    """The recipe in the making: our keys with their origin, and what could not be carried over as it was."""
+    """The recipe so far: our keys with their origin, and what could not be carried over as it was."""
 
     peer: str
     keys: dict[str, Any] = field(default_factory=dict)
@@ -214,12 +214,12 @@ class Translation:
         self.keys[key], self.origin[key] = value, origin
 
     def take(self, key: str, found: Value, value: Any = None) -> None:
-        """Our key from a peer's value (or from what was made of it), where there is one."""
+        """Our key from the other framework's value (or from what was made of it), where there is one."""
         if found.value is not None:
             self.put(key, found.value if value is None else value, found.origin)
 
     def take_given(self, key: str, found: Value, value: Any = None) -> None:
-        """As `take`, but the peer's default stays out: ours is as good."""
+        """As `take`, but the other framework's default stays out: ours is as good."""
         if found.is_given:
             self.take(key, found, value)
 

@@ -19,7 +19,7 @@ _DEEPEST = 50
 
 
 class NoScriptError(Exception):
-    """A text that nobody wrote as a script; the message has the line."""
+    """Text that is not a script; the message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def read_dollar(script: Script) -> str:
     value = value_of_dollar(script)
     script.put_in += len(value)
     if script.put_in > _MOST_PUT_IN:  # a=$b$b, c=$a$a, … doubles with every line
-        raise NoScriptError(f"line {script.line}: variables grow without bound; that is no config.")
+        raise NoScriptError(f"line {script.line}: variables grow without bound; this is not a config.")
     return value
 
 
@@ -181,7 +181,7 @@ def balanced(script: Script, opening: str, closing: str) -> str:
         sign = script.step()
         depth += (sign == opening) - (sign == closing)
         if depth > _DEEPEST:
-            raise NoScriptError(f"line {script.line}: nested too deeply; that is no config.")
+            raise NoScriptError(f"line {script.line}: nested too deeply; this is not a config.")
         if depth == 0:
             break
     return script.text[start : script.at]

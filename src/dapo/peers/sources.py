@@ -1,4 +1,4 @@
-"""A peer's file as a list of settings: scripts and override lists, YAML, JSON, Python. Nothing runs."""
+"""Another framework's file as a list of settings: scripts and override lists, YAML, JSON, Python. Nothing runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE + 1)
         if len(data) > LARGEST_FILE:
-            raise ConfigError(f"{path}: larger than 1 MiB; that is no config.", remedy="Name the config alone.")
+            raise ConfigError(f"{path}: larger than 1 MiB; this is not a config.", remedy="Name the config alone.")
         return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None
@@ -59,7 +59,7 @@ def read_text(path: Path) -> str:
 
 
 def overrides_in(text: str) -> list[Setting]:
-    """Hydra's `a.b=value`, wherever they stand in a script: on the command line, in an array, one a line."""
+    """Hydra's `a.b=value`, wherever they stand in a script: on the command line, in an array, one per line."""
     found = []
     for command in commands_of(text):
         for word in command:
@@ -113,7 +113,7 @@ def tree_in(text: str, path: Path) -> list[Setting]:
             f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}.", remedy="Mend the line."
         ) from None
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply; that is no config.") from None
+        raise ConfigError(f"{path}: nested too deeply; this is not a config.") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}, line 1: no keys and values.", remedy="Name a config file of verl or TRL.")
     found: list[Setting] = []
@@ -124,7 +124,7 @@ def tree_in(text: str, path: Path) -> list[Setting]:
 def collect(node: yaml.MappingNode, prefix: str, found: list[Setting], path: Path, depth: int) -> None:
     for key, value in node.value:
         if len(found) >= MOST_SETTINGS or depth > 30:
-            raise ConfigError(f"{path}: more than {MOST_SETTINGS:,} settings, or too deep; that is no config.")
+            raise ConfigError(f"{path}: more than {MOST_SETTINGS:,} settings, or too deep; this is not a config.")
         name = f"{prefix}{key.value}" if isinstance(key.value, str) else ""
         if isinstance(value, yaml.MappingNode):
             collect(value, f"{name}.", found, path, depth + 1)
@@ -155,7 +155,7 @@ def calls_in(text: str, path: Path) -> list[Setting]:
             f"{path}, line {line}: not valid Python: {getattr(error, 'msg', error)}.", remedy="Mend the line."
         ) from None
     except (RecursionError, MemoryError):
-        raise ConfigError(f"{path}: nested too deeply; that is no config.") from None
+        raise ConfigError(f"{path}: nested too deeply; this is not a config.") from None
     names = Names(tree)
     calls = [(node, called(node)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if not any(name == "GRPOConfig" for _, name in calls):
@@ -169,7 +169,7 @@ def calls_in(text: str, path: Path) -> list[Setting]:
             found.append(Setting(f"dataset.{name}{f' {number}' if number > 1 else ''}", what(node), node.lineno))
         if len(found) > MOST_SETTINGS:
             raise ConfigError(
-                f"{path}: more than {MOST_SETTINGS:,} settings; that is no config.", remedy="Name the config alone."
+                f"{path}: more than {MOST_SETTINGS:,} settings; this is not a config.", remedy="Name the config alone."
             )
     return found + system_prompts(tree, names)
 

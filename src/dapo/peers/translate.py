@@ -1,4 +1,4 @@
-"""From a peer's file to a recipe that our schema accepts, with what was lost or means something else."""
+"""From another framework's file to a recipe that our schema accepts, with what was lost or means something else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _VERL_ROOTS = {"actor_rollout_ref", "algorithm", "trainer", "data", "critic", "r
 
 
 def translate(path: Path, *, peer: str | None = None, gpus: int | None = None, rows: int | None = None) -> Translation:
-    """The translation of a file; `peer` is found out unless it is given, and only TRL needs `gpus` (1)."""
+    """The translation of a file; `peer` is detected unless it is given, and only TRL needs `gpus` (1)."""
     kind, settings = read_settings(path, peer)
     if gpus is not None and kind != "trl":
         raise ConfigError(
@@ -56,7 +56,7 @@ def read_settings(path: Path, peer: str | None) -> tuple[str, list[Setting]]:
     try:
         return parsed(path, text, peer)
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply; that is no config.") from None
+        raise ConfigError(f"{path}: nested too deeply; this is not a config.") from None
 
 
 def parsed(path: Path, text: str, peer: str | None) -> tuple[str, list[Setting]]:
@@ -150,7 +150,7 @@ def remarks(title: str, found: list[Remark]) -> list[str]:
 
 
 def comment(text: str) -> str:
-    """One line of printable text: what a peer's file says may not end a comment."""
+    """One line of printable text: what the other file says may not end a comment."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 

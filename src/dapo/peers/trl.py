@@ -18,6 +18,7 @@ from dapo.peers.settings import Settings, Translation, Value, Weight, as_list, s
 MEANS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant", "cispo": "token"}
 LEVELS = {"token": "clip", "sequence": "gspo", "sequence_token": "gspo-token"}  # the last is trl.experimental's
 STDS = {"group": "sample", "true": "sample", "batch": "sample", "none": "none", "false": "none"}
+AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 ROWS = (
     "rows are used as they are in the set: write the changed ones to a file (to_json), or yield them from a function, "
     'data.train = "pkg.mod:function".'
@@ -38,10 +39,10 @@ REASONS = {
     "shuffle_dataset": "each epoch is a new permutation, a function of (train.seed, epoch).",
     "dataloader_*": "has no meaning here.",
     "use_liger_kernel": "model.kernels; the logits matrix never exists here.",
-    "use_vllm": "our own engine writes the responses.",
-    "vllm_*": "our own engine writes the responses; rollout.engine = vllm for an architecture it does not know.",
-    "use_transformers_*": "our own engine writes the responses.",
-    "cache_implementation": "our own engine writes the responses.",
+    "use_vllm": "our own engine generates the responses.",
+    "vllm_*": "our own engine generates the responses; rollout.engine = vllm for an architecture it does not know.",
+    "use_transformers_*": "our own engine generates the responses.",
+    "cache_implementation": "our own engine generates the responses.",
     "generation_kwargs": "sampling.temperature only.",
     "chat_template_kwargs": "the tokenizer's chat template as it is (data.chat_template).",
     "min_p": "training samples from the whole distribution.",
@@ -59,9 +60,9 @@ REASONS = {
     "eval_on_start": "always so where there is an evaluation.",
     "eval_strategy": "eval.every_steps.",
     "evaluation_strategy": "eval.every_steps.",
-    "save_only_model": "a checkpoint holds everything that is needed to go on.",
-    "reward_weights": "one reward; add them up in your own function.",
-    "multi_objective_aggregation": "one reward; add them up in your own function.",
+    "save_only_model": "a checkpoint holds everything that is needed to resume.",
+    "reward_weights": "each function is a part with its weight: rewards.parts = "
+    '{NAME = {function = "MODULE:NAME", weight = 0.5}}.',
     "sync_ref_model": "the reference stays the first model.",
     "ref_model_*": "the reference stays the first model.",
     "disable_dropout": "there is no dropout.",
@@ -97,7 +98,7 @@ REASONS = {
 }
 TASK = (
     "dataset.map*", "dataset.filter*", "dataset.select*", "dataset.take*", "dataset.skip*", "system_prompt*",
-    "reward_weights", "multi_objective_aggregation", "trainer.reward_processing_classes", "chat_template_kwargs",
+    "reward_weights", "trainer.reward_processing_classes", "chat_template_kwargs",
     "trainer.tools", "trainer.rollout_func", "trainer.environment_factory", "max_tool_calling_iterations",
 )  # fmt: skip
 TRAINING = (
@@ -134,7 +135,7 @@ def data(s: Settings, out: Translation) -> str:
     split, config = s.text("dataset_train_split", "dataset.split"), s.find("dataset_config", "dataset.name")
     if name.value is None or not all(sign.isalnum() or sign in "/._-" for sign in name.value):
         out.put("data.train", "TRAIN", "not a literal in the file")
-        out.means_other("train_dataset", "not to be read from the file: set data.train.")
+        out.means_other("train_dataset", "cannot be read from the file: set data.train.")
         return ""
     known = take_data(out, "data.train", name, [name.value])[0]
     if config is not None and known == name.value:
@@ -145,7 +146,7 @@ def data(s: Settings, out: Translation) -> str:
 
 
 def batches(s: Settings, out: Translation, gpus: int) -> tuple[int, int]:
-    """Prompts a step and updates a step. TRL counts completions, per device."""
+    """Prompts and updates per step. TRL counts completions, per device."""
     each = s.count("per_device_train_batch_size", default=8)
     accumulated = s.count("gradient_accumulation_steps", default=1)
     n = s.count("num_generations", default=8)
@@ -211,6 +212,12 @@ def algorithm(s: Settings, out: Translation) -> None:
         out.put("algorithm.group.std_over", "batch_rewards", scale.origin)
     if std != "none":
         out.put("algorithm.group.eps", 1e-4, "TRL adds 1e-4 to the std")
+    aggregation = s.text("multi_objective_aggregation", default="sum_then_normalize")
+    if aggregation.value not in AGGREGATIONS:
+        setting = s.find("multi_objective_aggregation")
+        assert setting is not None, "the default is known"
+        raise s.refuse(setting, "no such aggregation here.", f"There are {', '.join(AGGREGATIONS)}.")
+    out.take_given("rewards.aggregation", aggregation)
     bonus = s.real("entropy_coef", default=0.0)
     if bonus.value:
         out.take("algorithm.entropy_coefficient", bonus)
@@ -221,7 +228,7 @@ def algorithm(s: Settings, out: Translation) -> None:
     if beta.value:
         out.put("algorithm.kl.kind", "k3", "TRL's estimator")
         out.put("algorithm.kl.place", "loss", "TRL's place")
-        why = "k3 in the loss, at most 10 a token, without the factor of use_bias_correction_kl (TRL's default)."
+        why = "k3 in the loss, at most 10 per token, without the factor of use_bias_correction_kl (TRL's default)."
         out.means_other(beta.origin, why)
     s.find("use_bias_correction_kl")
     out.put("sampling.dynamic", False, "TRL has none")
@@ -286,7 +293,7 @@ def lengths(s: Settings, out: Translation) -> None:
     prompt = s.integer("max_prompt_length")
     out.take_given("limits.max_prompt_tokens", prompt)
     if prompt.is_given:
-        out.means_other(prompt.origin, "a longer prompt is dropped and counted, not cut.")
+        out.means_other(prompt.origin, "a longer prompt is dropped and counted, not truncated.")
     length = s.integer("max_completion_length", default=512)
     out.take("limits.max_response_tokens", length)
     masked = s.flag("mask_truncated_completions", default=False)
@@ -370,14 +377,14 @@ def evaluation(s: Settings, out: Translation) -> None:
 
 
 def in_steps(s: Settings, out: Translation, found: Value, theirs: str, ours: str) -> int | None:
-    """Hugging Face counts updates, or a share of all of them below 1; 0 and less is never. None: not to be known."""
+    """Hugging Face counts updates, or, below 1, a fraction of all of them; 0 and less is never. None: not known."""
     if found.value <= 0:
         return 0
     if found.value >= 1:
         per_step = int(out.keys["train.updates_per_step"]) * int(out.keys["train.epochs_per_step"])
         return max(1, int(s.integer(theirs, default=int(found.value)).value) // per_step)
     if out.origin["train.steps"] == GUESS:
-        out.means_other(found.origin, f"a share of all steps, and how many there are is not known: set {ours}.")
+        out.means_other(found.origin, f"a fraction of all steps, and how many there are is not known: set {ours}.")
         return None
     n = max(1, round(float(found.value) * int(out.keys["train.steps"])))
     out.means_other(found.origin, f"a share of all {out.keys['train.steps']:,} steps: every {n:,}.")
@@ -398,7 +405,7 @@ def rewards(s: Settings, out: Translation) -> None:
     for name in lost:
         why = (
             f"{shown('', name)} is not carried over: answers are judged by the verifier math instead. A function of "
-            f'your own works as it is: rewards.verifier = "MODULE:{function_name(name)}".'
+            f'your own works as it is: rewards.verifier = "MODULE:{function_name(name)}", or as one of rewards.parts.'
         )
         out.has_none(functions, why, Weight.TASK)
     if not lost:

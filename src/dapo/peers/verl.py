@@ -42,7 +42,7 @@ ALWAYS = "always so here."
 OWN_REWARD = 'write it as `function(response, answer, meta)`: rewards.verifier = "pkg.mod:function".'
 TOKENS = "micro-batches are made by a token budget: train.tokens_per_microbatch."
 REASONS = {
-    "data.truncation": "a prompt over limits.max_prompt_tokens is dropped and counted, never cut.",
+    "data.truncation": "a prompt over limits.max_prompt_tokens is dropped and counted, never truncated.",
     "data.filter_overlong_prompts*": ALWAYS,
     "data.prompt_key": "known columns need no key; others are mapped by data.fields.",
     "data.return_raw_chat": "has no meaning here.",
@@ -61,7 +61,7 @@ REASONS = {
     f"{ACTOR}.optim.num_cycles": "train.lr_decay falls once.",
     f"{ACTOR}.calculate_entropy": "entropy is logged every step.",
     f"{ACTOR}.shuffle": "groups are shuffled into mini-batches by train.seed.",
-    f"{ACTOR}.checkpoint": "a checkpoint holds everything that is needed to go on.",
+    f"{ACTOR}.checkpoint": "a checkpoint holds everything that is needed to resume.",
     "actor_rollout_ref.ref": "the reference, where there is a KL term, runs like the policy.",
     "actor_rollout_ref.hybrid_engine": ALWAYS,
     f"{MODEL}.use_remove_padding": ALWAYS,
@@ -93,7 +93,7 @@ REASONS = {
     "critic": "a group advantage has no critic.",
     "algorithm.filter_groups.metric": "groups are filtered by the verdict (accuracy), never by the shaped reward.",
     "reward_model.enable": "rewards come from a verifier (rewards.verifier), not from a model.",
-    "reward_model.launch_reward_fn_async": "verdicts are made while the engine writes.",
+    "reward_model.launch_reward_fn_async": "responses are verified while others are generated.",
     "reward_model.num_workers": "rewards.workers.",
     "trainer.val_before_train": "always so where there is an evaluation.",
     "trainer.val_only": "`dapo eval`.",
@@ -136,7 +136,7 @@ def from_verl(s: Settings, *, rows: int | None) -> Translation:
 
 
 def batches(s: Settings, out: Translation) -> tuple[int, int | None, str]:
-    """Prompts a step, prompts a generation batch, and the training set."""
+    """Prompts per step, prompts per generation batch, and the training set."""
     files = s.texts("data.train_files")
     names = take_data(out, "data.train", files, files.value)
     if not names:
@@ -270,7 +270,7 @@ def critic(s: Settings, out: Translation) -> None:
     warmup = s.integer("trainer.critic_warmup", default=0)
     out.take("algorithm.critic.pretrain_responses", warmup, warmup.value * out.responses_per_step)
     if warmup.value:
-        said = "the policy stands still meanwhile, and the critic learns Monte-Carlo returns while it gets better."
+        said = "the policy is frozen meanwhile, and the critic learns Monte-Carlo returns until it stops improving."
         out.means_other(warmup.origin, said)
     for key in [key for key in s.by_key if key.startswith("critic.") and key not in s.asked]:
         s.find(key)
@@ -298,9 +298,9 @@ def dynamic(s: Settings, out: Translation, has_critic: bool) -> None:
         tried = most.value * batch
         out.put("sampling.max_prompts_tried_per_step", tried, f"{most.origin} x gen_batch_size")
         out.put("sampling.fill_policy", "error", "verl's recipe raises")
-        out.means_other(most.origin, f"{tried:,} prompts a step. Other ways out than an error: sampling.fill_policy.")
+        out.means_other(most.origin, f"{tried:,} prompts per step. Other ways out than an error: sampling.fill_policy.")
     elif most.is_given:
-        out.means_other(most.origin, "0 means without end; here the budget is 10 x prompts_per_step, then it goes on.")
+        out.means_other(most.origin, "0 means no limit; here it is 10 x prompts_per_step, then sampling.fill_policy.")
     metric = s.text("algorithm.filter_groups.metric")
     if metric.is_given and metric.value != "acc":
         out.means_other(metric.origin, "groups are filtered by the verdict (accuracy), never by the shaped reward.")
@@ -356,7 +356,7 @@ def rollouts(s: Settings, out: Translation) -> None:
     elif engine.is_given:
         out.means_other(
             engine.origin,
-            'our own engine writes the responses; rollout.engine = "vllm" for an architecture it does not know.',
+            'our own engine generates the responses; rollout.engine = "vllm" for an architecture it does not know.',
         )
 
 

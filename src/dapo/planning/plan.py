@@ -48,7 +48,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("advantage", _advantage(config)),
         ("policy loss", algorithm.loss),
         ("clip", _clip(config)),
-        ("mean", _mean(config)),
+        ("loss aggregation", _mean(config)),
         ("dynamic sampling", _dynamic(config)),
         ("overlong filtering", "on" if shaping.overlong_filter else "off"),
         (
@@ -63,10 +63,11 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "off"),
         ("positive-example NLL", f"{algorithm.positive_nll:g}" if algorithm.positive_nll else "off"),
         ("importance correction", _correction(config)),
-        ("control", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
+        ("control experiment", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
         ("carry-over", _switch(sampling.carry_over)),
         ("partial rollouts", _switch(sampling.partial_rollouts)),
         ("predictive selection", _switch(sampling.predictive)),
+        ("resting", _resting(config)),
     ]
 
 
@@ -99,10 +100,15 @@ def _switch(is_on: bool) -> str:
     return "on (not the paper's algorithm)" if is_on else "off"
 
 
+def _resting(config: Config) -> str:
+    above = config.sampling.retire_above
+    return "off" if above is None else f"problems with a pass rate of {above:g} or more (not the paper's algorithm)"
+
+
 def _advantage(config: Config) -> str:
     algorithm = config.algorithm
     if algorithm.advantage == "none":
-        return "none: imitation of correct responses alone"
+        return "none: supervised loss on correct responses"
     if not config.has_critic:
         return _group_advantage(config)
     gae = algorithm.gae
@@ -146,8 +152,8 @@ def _reach(config: Config) -> str:
     limit = config.limits.max_response_tokens
     reach = horizon(config.algorithm.gae, limit)
     if math.isinf(reach):
-        return "a reward reaches all tokens"
-    return f"a reward reaches the last {reach:,.0f} tokens or so" + (
+        return "effective horizon: the whole response"
+    return f"effective horizon: about {reach:,.0f} tokens" + (
         f" of a response of {limit:,}" if config.algorithm.gae.length_adaptive_alpha is not None else ""
     )
 
@@ -173,7 +179,8 @@ def _dynamic(config: Config) -> str:
     if not sampling.dynamic:
         return "off"
     how = f"rounds of {sampling.generation_multiple} x" if sampling.schedule == "rounds" else "streaming"
-    return f"on, {how}, at most {config.max_prompts_tried_per_step:,} prompts per step, then {sampling.fill_policy}"
+    few = f"if too few groups are mixed: {sampling.fill_policy}"
+    return f"on, {how}, at most {config.max_prompts_tried_per_step:,} prompts per step; {few}"
 
 
 # ------------------------------------------------------------------ memory

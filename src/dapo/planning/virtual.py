@@ -138,7 +138,15 @@ class VirtualJudge:
         self._answers: dict[int, Judgement] = {}
         self._next = 0
 
-    def submit(self, response: str, answer: str, *, stop_reason: StopReason | None = None, meta: Any = None) -> int:
+    def submit(
+        self,
+        response: str,
+        answer: str,
+        *,
+        stop_reason: StopReason | None = None,
+        meta: Any = None,
+        verifier: str = "",  # noqa: ARG002
+    ) -> int:
         passes = uniform_of(f"{self.seed}/verdict/{response}") < meta["pass_rate"]
         is_right = passes and stop_reason is not StopReason.LENGTH
         verdict = Verdict.CORRECT if is_right else Verdict.WRONG

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dapo import __version__
 from dapo.checkpoints.manifest import FORMAT, described
 from dapo.config.schema import Config
+from dapo.config.sources import is_mixture, train_in_words, train_sources
 from dapo.files import read_lines
 from dapo.report.chunks import dropped_path, records_of
 from dapo.report.load import is_evaluation
@@ -71,9 +73,11 @@ def files_of(parquet: Path) -> list[Path]:
 
 def copy_data_manifest(config: Config, record: Path) -> None:
     """The manifest that `dapo data prepare` wrote with the training file, if it made that file."""
-    prepared = Path(f"{config.data.train}.manifest.json")
-    if prepared.is_file():
-        shutil.copyfile(prepared, record / "data.prepared.json")
+    for source in train_sources(config):
+        prepared = Path(f"{source.path}.manifest.json")
+        if prepared.is_file():
+            of_source = f"data.{source.name}.prepared.json" if is_mixture(config) else "data.prepared.json"
+            shutil.copyfile(prepared, record / of_source)
 
 
 def data_manifest(config: Config, state: Mapping[str, Any], record: Path) -> dict[str, Any]:
@@ -81,7 +85,7 @@ def data_manifest(config: Config, state: Mapping[str, Any], record: Path) -> dic
     sets = {line["set"]: line.get("problems") for line in filter(is_evaluation, read_lines(record / "eval.jsonl"))}
     return {
         "train": {
-            "name": config.data.train,
+            "name": train_in_words(config),
             "problems": state["sampling"]["order"]["n_problems"],
             "sha256_of_ids_questions_answers": state["data"],
         },
@@ -89,6 +93,7 @@ def data_manifest(config: Config, state: Mapping[str, Any], record: Path) -> dic
         "template": config.data.template,
         "chat_template": config.data.chat_template,
         "verifier": config.rewards.verifier,
+        **({"sources": [asdict(source) for source in train_sources(config)]} if is_mixture(config) else {}),
         "seed": config.train.seed,
     }
 

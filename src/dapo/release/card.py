@@ -11,6 +11,7 @@ from dapo import __version__
 from dapo.commands import visible
 from dapo.config.load import flatten, read_preset
 from dapo.config.schema import Config
+from dapo.config.sources import train_in_words
 from dapo.release.base_model import BaseModel, base_model_of
 
 PLAIN = re.compile(r"[\w./@:+-]+( [\w./@:+-]+)*")
@@ -114,7 +115,7 @@ def deviations(config: Config) -> str:
 
 
 def switches_on(config: Config) -> list[str]:
-    names = ("carry_over", "partial_rollouts", "predictive")
+    names = ("carry_over", "partial_rollouts", "predictive", "retire_above")
     return [f"`sampling.{name}`" for name in names if getattr(config.sampling, name)]
 
 
@@ -159,7 +160,7 @@ def with_interval(line: Mapping[str, Any] | None, score: str, *, k: int) -> str:
 def data(config: Config, state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
     n_problems = state["sampling"]["order"]["n_problems"]
     parts = [
-        f"Trained on `{inert(config.data.train)}`: {n_problems:,} problems, "
+        f"Trained on `{inert(train_in_words(config))}`: {n_problems:,} problems, "
         f"SHA-256 of their ids, questions and answers `{state['data']}`."
     ]
     if sets := dict.fromkeys(line["set"] for line in lines):

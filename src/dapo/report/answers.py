@@ -12,6 +12,7 @@ from dapo.report.doctor.run import PHASES, time_fractions
 from dapo.report.evidence import too_few_steps
 from dapo.report.learning import IMPROVED, WORSE, change_of
 from dapo.report.load import RunRecord
+from dapo.report.parts import parts_of
 
 GOOD, BAD, PLAIN = "good", "bad", "plain"
 
@@ -45,7 +46,7 @@ def answer_all(
     flips: Sequence[Mapping[str, Any]],
 ) -> list[Answer]:
     """Did it learn, did entropy collapse, why is it slow, what was clipped, what was wasted, what flipped."""
-    return [
+    answers = [
         learnt(run),
         collapsed(run, findings),
         slow(run),
@@ -53,6 +54,7 @@ def answer_all(
         wasted(run),
         flipped(run, flips),
     ]
+    return answers if len(parts_of(run)) < 2 else [*answers, decided(run)]
 
 
 def learnt(run: RunRecord) -> Answer:
@@ -137,6 +139,30 @@ def wasted(run: RunRecord) -> Answer:
     causes = ", ".join(f"{label} {fraction:.0%}" for label, fraction in fractions[:3])
     detail = f"Of {generated:,.0f} generated tokens" + (f": {causes}." if causes else " all were trained on.")
     return Answer("waste", question, f"{lost:.0%} of the tokens", detail, PLAIN, [("trained on", 1 - lost), *fractions])
+
+
+def decided(run: RunRecord) -> Answer:
+    """For a reward in parts: how much of the advantages is due to each, and how each has moved."""
+    question = "Which part of the reward decides?"
+    moved, shares = [], []
+    for name, weight in parts_of(run):
+        series = run.series(f"reward/part/{name}/mean")
+        share = run.median(f"reward/part/{name}/share", slice(-20, None))
+        if share is not None:
+            shares.append((name, share))
+        if series:
+            how = "recorded only" if weight is None else f"weight {weight:g}"
+            moved.append(f"{name} ({how}) {series[0][1]:.3f} → {series[-1][1]:.3f}")
+    detail = f"Means before their weights: {', '.join(moved)}."
+    if not shares:
+        return Answer("parts", question, "Not measured", detail)
+    answer = ", ".join(
+        f"{name} {round(100 * share)}%" for name, share in sorted(shares, key=lambda share: -share[1])[:3]
+    )
+    drawn = [(name, max(0.0, share)) for name, share in shares]
+    total = sum(share for _, share in drawn) or 1.0
+    detail = f"Shares of the advantages' variance. {detail}"
+    return Answer("parts", question, answer, detail, PLAIN, [(name, share / total) for name, share in drawn])
 
 
 def flipped(run: RunRecord, flips: Sequence[Mapping[str, Any]]) -> Answer:

@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from dapo.files import folder_written_aside
 from dapo.parquet_size import is_text, too_large
 from dapo.report.behaviour import KINDS, Phrases, is_answer_only, load_phrases
+from dapo.report.part_columns import PART_COLUMN, histogram, is_histogram, is_row_of_parts, mean_of, part_names
 from dapo.report.pieces import TokenPieces
 from dapo.rewards.math.answer_values import Value, value_of
+from dapo.types import CORRECT
 
 FORMAT = 1
 PIECE_CHARACTERS = 1_000_000  # about what one script holds: quick to load, and not one file per group
@@ -34,7 +36,6 @@ PREFIX, SUFFIX = "dapo.put(", ");\n"
 MAX_SCRIPT_BYTES = 64 << 20  # a piece holds about a megabyte, or one group that is larger
 
 DROPPED = "dropped"  # column: why a group was not trained on (all_correct, all_wrong, all_equal); empty where it was
-PART_COLUMN = "reward_part_"  # columns: a further part of the reward, before its weight
 PER_TOKEN = ("tokens", "logp", "logp_old", "entropy", "advantage", "ratio", "clip")
 
 Row = Mapping[str, Any]
@@ -60,7 +61,7 @@ def make_chunks(
     table: pa.Table, step_name: str, pieces: TokenPieces | None, phrases: Phrases
 ) -> Iterator[tuple[str, str]]:
     """(name, script) of each piece, and of the index last."""
-    index = Index(step_name, phrases)
+    index = Index(step_name, phrases, part_names(table.column_names))
     held: list[str] = []
     size = number = 0
     for rows in groups_of(table):
@@ -125,11 +126,12 @@ def is_index(index: Any, step_name: str) -> bool:
 def is_columns(groups: dict[str, Any]) -> bool:
     texts, numbers = ("id", "question", "answer", DROPPED), ("tokens", "reward")
     counts = ("visit", "piece", "at", "size", "correct", "unparseable", "truncated", "answers", "low", "high", *KINDS)
-    columns = [groups.get(name) for name in (*texts, *numbers, *counts)]
+    columns = [groups.get(name) for name in (*texts, *numbers, *counts, *(("parts",) if "parts" in groups else ()))]
     if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) for column in columns):
         return False
     return (
-        all(isinstance(value, str) for name in texts for value in groups[name])
+        all(is_row_of_parts(row) for row in groups.get("parts", ()))
+        and all(isinstance(value, str) for name in texts for value in groups[name])
         and all(value is None or isinstance(value, int | float) for name in numbers for value in groups[name])
         and all(is_whole(value) for name in counts for value in groups[name])
         and all(value >= 0 for value in (*groups["piece"], *groups["at"], *groups["size"]))
@@ -140,8 +142,12 @@ def is_summary(summary: dict[str, Any]) -> bool:
     counts = ("responses", "pieces", "groups", DROPPED, "answer_only")
     behaviour, top = summary.get("behaviour"), summary.get("top_answer")
     pairs = [summary.get(name) for name in ("verdicts", "clipped_low", "clipped_high")]
+    parts = summary.get("parts", [])  # of a reward that has several
     return (
-        summary.keys() == {*counts, "behaviour", "top_answer", "verdicts", "clipped_low", "clipped_high"}
+        isinstance(parts, list)
+        and all(map(is_histogram, parts))
+        and summary.keys() - {"parts"}
+        == {*counts, "behaviour", "top_answer", "verdicts", "clipped_low", "clipped_high"}
         and all(is_whole(summary[name]) for name in counts)
         and isinstance(behaviour, dict)
         and behaviour.keys() == set(KINDS)
@@ -276,6 +282,7 @@ def readable_or_not(row: Row, pieces: TokenPieces | None, phrases: Phrases) -> d
 def plain_facts(row: Row) -> dict[str, Any]:
     """What can be said of any row, whatever it holds."""
     tokens = row.get("tokens")
+    names = part_names(row)
     return {
         "n": 0 if tokens is None else len(tokens),
         "verdict": clean(row.get("verdict")),
@@ -283,6 +290,7 @@ def plain_facts(row: Row) -> dict[str, Any]:
         "reward": number(row.get("reward")),
         "raw": number(row.get("reward_raw")),
         "overlong": number(row.get("reward_overlong")),
+        **({"parts": [[name, number(row[f"{PART_COLUMN}{name}"])] for name in names]} if names else {}),
         "stop": clean(row.get("stop_reason")),
         "behaviour": [],
         "is_answer_only": False,
@@ -354,14 +362,16 @@ def encode(values: NDArray[Any]) -> str:
 class Index:
     """What the page knows of a step without loading its responses: one line per group, and sums over all of them."""
 
-    def __init__(self, step_name: str, phrases: Phrases) -> None:
+    def __init__(self, step_name: str, phrases: Phrases, parts: Sequence[str] = ()) -> None:
+        self.parts = list(parts)
+        self.values: dict[str, list[float | None]] = {name: [] for name in (CORRECT, *parts)} if parts else {}
         self.step = int(step_name.removeprefix("step-"))
         self.phrases = phrases.name
         self.groups: dict[str, list[Any]] = {
             name: []
             for name in (
                 "id", "visit", "question", "answer", "piece", "at", "size", "correct", "unparseable", "truncated",
-                "answers", "tokens", "reward", "low", "high", DROPPED, *KINDS,
+                "answers", "tokens", "reward", "low", "high", DROPPED, *KINDS, *(("parts",) if parts else ()),
             )
         }  # fmt: skip
         self.answers: Counter[Value] = Counter()
@@ -403,12 +413,18 @@ class Index:
             "high": int(sum((clip > 0).sum() for clip in clips)),
             DROPPED: clean(first.get(DROPPED)),
         }
+        if self.parts:
+            by_part = list(zip(*([value for _, value in r["parts"]] for r in responses), strict=True))
+            line["parts"] = [mean_of(values) for values in by_part]
         for kind in KINDS:
             line[kind] = sum(kind in r["behaviour"] for r in responses)
         for name, value in line.items():
             self.groups[name].append(value)
         if line[DROPPED]:  # shown, but in no sum: the sums describe what the step was trained on
             return
+        if self.parts:
+            for name, values in zip(self.values, ([r["raw"] for r in responses], *by_part), strict=True):
+                self.values[name] += values
         self.references[value_of(clean(first.get("answer")))] += 1
         for said in (r["extracted"] for r in responses if r["extracted"] is not None):
             self.answers[value_of(said)] += 1
@@ -444,6 +460,11 @@ class Index:
                 "top_answer": [*top[0][1:], self.references[top[0][0]]] if top else None,
                 "clipped_low": self.clipped[-1].most_common(TOP),
                 "clipped_high": self.clipped[1].most_common(TOP),
+                **(
+                    {"parts": [[name, *histogram(values)] for name, values in self.values.items()]}
+                    if self.parts
+                    else {}
+                ),
             },
         }
 

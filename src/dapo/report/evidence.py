@@ -8,7 +8,7 @@ MIN_CHANGED_PROBLEMS = 10  # scored differently in two evaluations; with fewer, 
 
 def too_few_steps(steps: int) -> str:
     """Why nothing is reported after this many steps; empty where there are enough."""
-    return f"{steps} of at least {MIN_STEPS} steps" if steps < MIN_STEPS else ""
+    return f"{steps} step{'s' * (steps != 1)}, at least {MIN_STEPS} needed" if steps < MIN_STEPS else ""
 
 
 def too_little(*, steps: int, changed: int) -> str:
@@ -19,5 +19,5 @@ def too_little(*, steps: int, changed: int) -> str:
     if steps < MIN_STEPS:
         return too_few_steps(steps)
     if changed < MIN_CHANGED_PROBLEMS:
-        return f"{changed} of at least {MIN_CHANGED_PROBLEMS} changed problems"
+        return f"{changed} changed problems, at least {MIN_CHANGED_PROBLEMS} needed"
     return ""

@@ -65,6 +65,7 @@ class RunRecord:
         """False where a switch of dapo-fast or a control experiment is on: config.schema.Config has the same rule."""
         switches = ("carry_over", "partial_rollouts", "predictive")
         is_fast = any(self.key("sampling", switch, default=False) for switch in switches)
+        is_fast |= self.key("sampling", "retire_above", default="none") != "none"
         return not is_fast and self.key("rewards", "control", default="none") == "none"
 
     def key(self, *path: str, default: Any = None) -> Any:

@@ -18,14 +18,17 @@ from dapo.report.doctor.diagnose import held_back, to_json, verdict
 from dapo.report.examined import DiagnosedRun
 from dapo.report.learning import change_of, is_graded
 from dapo.report.load import RunRecord, is_number
-from dapo.tracking.metrics import METRICS
+from dapo.report.parts import parts_of
+from dapo.report.sources import METRICS as SOURCE_METRICS
+from dapo.report.sources import SourceRecord, sources_of, train_of
+from dapo.tracking.metrics import METRICS, PART_METRICS, PART_PREFIX, declared
 
 SHOWN_EVENTS = 200
 SHOWN_FLIPS = 400
 
 
 def page_data(runs: Sequence[DiagnosedRun], places: Sequence[str], overlay: list[dict[str, Any]]) -> dict[str, Any]:
-    used = {name for examined in runs for line in examined.run.metrics for name in line}
+    used = {declared(name) for examined in runs for line in examined.run.metrics for name in line}
     return {
         "runs": [run_data(examined, place) for examined, place in zip(runs, places, strict=True)],
         "differences": [differences.to_json(differences.compare(one.run, runs[0].run)) for one in runs[1:]],
@@ -49,8 +52,9 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         "preset": str(run.key("preset", default="?")),
         "is_paper_algorithm": run.is_paper_algorithm,
         "model": str(run.key("model", "path", default="?")),
-        "data": str(run.key("data", "train", default="?")),
+        "data": train_of(run),
         "verifier": str(run.key("rewards", "verifier", default="?")),
+        "parts": [list(part) for part in parts_of(run)],
         "commands": [
             ["resume", dapo_command("resume", run.folder)],
             ["evaluate", dapo_command("eval", "--model", run.folder, "--data", "FILE", "--k", 32)],
@@ -66,7 +70,8 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
             asdict(answer) for answer in answer_all(run, examined.findings, examined.summaries, flips)
         ],
         "missing": [*run.missing, *examined.missing],
-        "metrics": columns(run.metrics),
+        "metrics": columns(run.metrics, [name for name, _ in parts_of(run)]),
+        "sources": [source_data(source) for source in sources_of(run)],
         "evaluations": evaluations,
         "flips": flips[:SHOWN_FLIPS],
         "n_flips": {
@@ -81,6 +86,19 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         "n_events": len(run.events),
         "rollouts": [{"step": step, **summary} for step, summary in examined.summaries],
     }  # fmt: skip
+
+
+def source_data(source: SourceRecord) -> dict[str, Any]:
+    """A source of a mixture with its curves; its name is a value, never a key."""
+    return {
+        "name": source.name,
+        "path": source.path,
+        "verifier": source.verifier,
+        "wanted": source.wanted,
+        "submitted": source.submitted,
+        "kept": source.kept,
+        "metrics": {name: [finite(value) for value in source.series(name)] for name in SOURCE_METRICS},
+    }
 
 
 def headline(run: RunRecord) -> dict[str, Any]:
@@ -132,9 +150,11 @@ def trimmed(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def columns(lines: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+def columns(lines: Sequence[dict[str, Any]], parts: Sequence[str] = ()) -> dict[str, list[float | None]]:
     """Metrics by name, one entry per step, None where a step has none. Only declared names: others are not ours."""
-    names = [name for name in METRICS if any(name in line for line in lines)]
+    seen = {name for line in lines for name in line}
+    names = [name for name in METRICS if name in seen]
+    names += [own for part in parts for of in PART_METRICS if (own := f"{PART_PREFIX}{part}/{of}") in seen]
     return {name: [finite(line.get(name)) for line in lines] for name in names}
 
 

@@ -17,15 +17,18 @@ from dapo.commands import visible as shown
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
-from dapo.report.chunks import DROPPED, groups_of, read_step, readable_or_not, why_unread
+from dapo.report.chunks import DROPPED, groups_of, number, read_step, readable_or_not, values_of, why_unread
 from dapo.report.differences import compare
 from dapo.report.doctor.diagnose import verdict
 from dapo.report.examined import DiagnosedRun, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
+from dapo.report.part_columns import PART_COLUMN, mean_of, part_names
 from dapo.report.pieces import TokenPieces, find_tokenizer
+from dapo.report.sources import sources_of
 
 HEATS = ("probability", "entropy", "ratio", "advantage", "clipped", "none")
 SHOWN_PROBLEMS = 40
+LAST_PROMPTS = 100  # of a source
 
 
 def print_run(
@@ -75,7 +78,7 @@ def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:
             raise DataError(f"--step {step}: not recorded.", remedy=f"Recorded steps: {shown}.")
         return by_step[step]
     for path in reversed(run.rollouts):
-        if problem is None or any(str(name).startswith(problem) for name in problem_ids(path)):
+        if problem is None or any(name.startswith(problem) for name in problem_ids(path)):
             return path
     raise DataError(
         f"--problem {problem}: no recorded step has it.",
@@ -83,9 +86,13 @@ def pick_step(run: RunRecord, step: int | None, problem: str | None) -> Path:
     )
 
 
-def problem_ids(path: Path) -> list[str]:
+def problem_ids(path: Path) -> set[str]:
     table = read_step(path)
-    return [] if table is None or "problem_id" not in table.column_names else table["problem_id"].unique().to_pylist()
+    return (
+        set()
+        if table is None or "problem_id" not in table.column_names
+        else {*map(str, values_of(table["problem_id"]))}
+    )
 
 
 def matching(groups: list[list[dict[str, Any]]], problem: str, path: Path) -> list[list[dict[str, Any]]]:
@@ -113,6 +120,29 @@ def print_overview(examined: DiagnosedRun, console: Console) -> None:
             Text(answer.question, style="dim"), Text(shown(answer.answer), style="bold"), Text(shown(answer.detail))
         )
     console.print(grid)
+    print_sources(run, console)
+
+
+def print_sources(run: RunRecord, console: Console) -> None:
+    """Of a mixture: what was asked of each source and what came of it, a line each."""
+    sources = sources_of(run)
+    if not sources:
+        return
+    titles = ("source", "weight", "submitted", "trained on", "mixed", "accuracy", "length", "verifier")
+    table = Table(*titles, box=None, padding=(0, 2, 0, 0))
+    for source in sources:
+        ends = [source.over_last(name, LAST_PROMPTS)[0] for name in ("groups_kept", "accuracy", "length")]
+        cells = [*map(percent, (source.wanted, source.submitted, source.kept, ends[0], ends[1])), whole(ends[2])]
+        table.add_row(*(Text(shown(cell)) for cell in (source.name, *cells, source.verifier)))
+    console.print(table)
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def whole(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
 def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Console) -> None:
@@ -120,8 +150,10 @@ def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Cons
     also = f", {n_dropped} of them dropped" if n_dropped else ""
     title = f"{path.stem.replace('-', ' ')}: {len(groups)} problems{also}"
     table = Table(title=title, title_justify="left", box=None)
-    for name in ("problem", "correct", "tokens", "question"):
-        table.add_column(name, justify="right" if name == "tokens" else "left", no_wrap=name != "question")
+    parts = part_names(groups[0][0]) if groups else []
+    for name in ("problem", "correct", "tokens", *parts, "question"):
+        is_number = name == "tokens" or name in parts
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=name != "question")
     for rows in groups[:SHOWN_PROBLEMS]:
         right = sum(row.get("verdict") == "CORRECT" for row in rows)
         tokens = float(np.mean([len(row.get("tokens", ())) for row in rows]))
@@ -130,11 +162,17 @@ def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Cons
             Text(shown(str(rows[0]["problem_id"]))),
             f"{right}/{len(rows)}",
             f"{tokens:.0f}",
+            *("–" if mean is None else f"{mean:.2f}" for mean in means_of(rows, parts)),
             Text(shown(f"{dropped_word(rows[0])}{question}")),
         )
     console.print(table)
     if len(groups) > SHOWN_PROBLEMS:
         console.print(Text(f"and {len(groups) - SHOWN_PROBLEMS} more"))
+
+
+def means_of(rows: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> list[float | None]:
+    """Of each part of the reward over a group."""
+    return [mean_of([number(row.get(f"{PART_COLUMN}{name}")) for row in rows]) for name in parts]
 
 
 def dropped_word(row: Mapping[str, Any]) -> str:
@@ -155,6 +193,9 @@ def print_group(
     for at, row in enumerate(rows):
         response = readable_or_not(row, pieces, phrases)
         parts = [f"{name} {response[key] or 0.0:+.2f}" for name, key in (("verdict", "raw"), ("overlong", "overlong"))]
+        parts += [
+            f"{name} {'unknown' if value is None else f'{value:+.2f}'}" for name, value in response.get("parts", ())
+        ]
         about = (
             f"{at + 1}  {response['verdict']}  reward {response['reward'] or 0.0:+.2f} ({', '.join(parts)})  "
             f"{response['n']} tokens, {response['stop']}"

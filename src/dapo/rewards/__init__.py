@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dapo.rewards.pool import VerifierPool, shared_pool
+from dapo.rewards.pool import VerifierPool, VerifierPools, shared_pool
 from dapo.rewards.task import Task
 from dapo.rewards.verifiers import needs_reference, reference_error
 from dapo.types import Judgement, StopReason, Verdict
@@ -39,4 +39,4 @@ def verify(response: str, answer: str, *, stop_reason: StopReason | None = None)
     return judge(response, answer, stop_reason=stop_reason).verdict
 
 
-__all__ = ["Task", "VerifierPool", "judge", "needs_reference", "reference_error", "verify"]
+__all__ = ["Task", "VerifierPool", "VerifierPools", "judge", "needs_reference", "reference_error", "verify"]

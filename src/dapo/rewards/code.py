@@ -39,7 +39,7 @@ _FENCE = "```"
 _LANGUAGE = re.compile(r"[ \t]*([A-Za-z0-9+_-]*)")
 _NEAR_INTEGER = 1e-6  # what rounding leaves: nine digits alone would take 1000000000500.0 for 10^12
 _LOOK_SECONDS = 0.1  # between two looks at what a program has used
-_UID_BASE = 1_500_000_000  # a user id nobody has, one per worker: its limit on processes is then its own
+_UID_BASE = 1_500_000_000  # an unused user id, one per worker: its limit on processes is then its own
 ISOLATION_REMEDY = (
     "Programs run only where Linux namespaces isolate them: run as root, or allow unprivileged user namespaces "
     "(sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces > 0)."
@@ -237,7 +237,7 @@ def run_jailed(
         "program": program,
         "function": function,
         "calls": list(calls),
-        "seconds": math.ceil(allowance.left()),  # of CPU time: the kernel's own limit, should nobody look
+        "seconds": math.ceil(allowance.left()),  # of CPU time: the kernel's limit, in case the parent misses it
         "memory_mb": PROGRAM_MEMORY_MB,
         "uid": _UID_BASE + os.getpid() if os.geteuid() == 0 else 0,
     }

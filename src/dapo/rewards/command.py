@@ -144,7 +144,7 @@ class Program:
         return self.process
 
     def _dismiss_if_gone(self) -> None:
-        """Forget a process that has left; what it said since its last answer was asked for by nobody."""
+        """Forget a process that has left; what it wrote since its last answer belongs to no request."""
         if self.process is None:
             return
         self._drain()

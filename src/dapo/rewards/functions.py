@@ -1,4 +1,4 @@
-"""Reward functions of the user's own: how each is called, told by its parameters' names, and what it may return.
+"""The user's own reward functions: how each is called, by its parameters' names, and what it may return.
 
 Ours is `function(response, answer, meta)`. TRL's (`completions`, columns as keyword arguments) and verl's
 (`solution_str`, `ground_truth`) are called by name with what a task holds. Imported in workers only.

@@ -34,8 +34,9 @@ class PartsJudge:
         *,
         stop_reason: StopReason | None = None,
         meta: Mapping[str, object] | None = None,
+        verifier: str = "",
     ) -> int:
-        ticket = self.own.submit(response, answer, stop_reason=stop_reason, meta=meta)
+        ticket = self.own.submit(response, answer, stop_reason=stop_reason, meta=meta, verifier=verifier)
         asked = {
             name: pool.submit(
                 response, answer, stop_reason=None if name in self.reads_truncated else stop_reason, meta=meta

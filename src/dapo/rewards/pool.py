@@ -70,8 +70,10 @@ class VerifierPool:
         *,
         stop_reason: StopReason | None = None,
         meta: Mapping[str, object] | None = None,
+        verifier: str = "",
     ) -> int:
-        """Hand in a response; the ticket names its judgement in `poll` and `wait`."""
+        """Hand in a response; the ticket names its judgement in `poll` and `wait`. It judges by one verifier alone."""
+        assert verifier in ("", self.verifier.name), f"a pool of {self.verifier.name} was asked for {verifier}"
         task = Task(response, answer, stop_reason, meta or {})
         judgement = self._decide(task)
         with self._changed:
@@ -185,6 +187,44 @@ class VerifierPool:
             )
             del self._pending[ticket]  # only now: a reply that cannot be read leaves its task pending, not lost
             self._changed.notify_all()
+
+
+class VerifierPools:
+    """A pool for each verifier of a run, each with its own workers and limits; responses go to their problem's."""
+
+    def __init__(self, own: VerifierPool, others: Iterable[VerifierPool]) -> None:
+        self.own = own
+        self.pools = {"": own, own.verifier.name: own} | {pool.verifier.name: pool for pool in others}
+        self._handed: dict[int, tuple[VerifierPool, int]] = {}  # ticket -> whose, and its ticket there
+        self._n_tickets = 0
+
+    def submit(
+        self,
+        response: str,
+        answer: str,
+        *,
+        stop_reason: StopReason | None = None,
+        meta: Mapping[str, object] | None = None,
+        verifier: str = "",
+    ) -> int:
+        pool = self.pools[verifier]
+        handed = pool, pool.submit(response, answer, stop_reason=stop_reason, meta=meta)
+        self._n_tickets += 1
+        self._handed[self._n_tickets] = handed
+        return self._n_tickets
+
+    def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:
+        handed = {ticket: self._handed.pop(ticket) for ticket in tickets}
+        judgements: dict[int, Judgement] = {}
+        for pool in dict.fromkeys(self.pools.values()):
+            mine = {ticket: own for ticket, (whose, own) in handed.items() if whose is pool}
+            judged = pool.wait(mine.values())
+            judgements |= {ticket: judged[own] for ticket, own in mine.items()}
+        return judgements
+
+    def close(self) -> None:
+        for pool in self.pools.values():
+            pool.close()
 
 
 _OPEN: weakref.WeakSet[VerifierPool] = weakref.WeakSet()

@@ -61,7 +61,7 @@ class Sleep:
         self.seconds = 0.0
 
     def look(self) -> None:
-        """Add the time since the last look, but what was worked in it, if nobody is at work now.
+        """Add the time since the last look, less what was worked in it, if no process is working now.
 
         A look that comes later than twice the interval adds no more than that: who looks late was kept from its core,
         as the tree may have been. Look where nothing has come from the tree: what has ended is not asleep.
@@ -86,7 +86,7 @@ def children(pid: int) -> list[int]:
     threads = _listed(f"/proc/{pid}/task")
     try:
         lists = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
-    except FileNotFoundError:  # a kernel without these lists; or it is gone, and then nobody has it for a parent
+    except FileNotFoundError:  # a kernel without these lists; or it is gone, and then it is no process's parent
         return _children_by_search(pid)
     except ProcessLookupError:
         return []
@@ -127,7 +127,7 @@ def _listed(folder: str) -> list[str]:
 
 
 def die_with_parent() -> None:
-    """SIGKILL for this process when the thread that started it ends, on Linux. Its own children are not told."""
+    """SIGKILL for this process when the thread that started it ends, on Linux. Its own children are not notified."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 

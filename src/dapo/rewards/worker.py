@@ -1,7 +1,7 @@
 """A worker process: reads tasks as JSON lines from standard input, writes decisions as JSON lines. No torch, no pickle.
 
 It leaves when its input ends. The kernel ends it when its parent is gone (Linux), and anywhere when a task uses more
-CPU time than it may or sleeps too long, even if nobody is left to kill it.
+CPU time than it may or sleeps too long, even if no process is left to kill it.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class WorkerPool:
             while not self._is_closing:
                 self._hand_out()
                 self._watch()
-        except Exception as error:  # nobody else would answer those who wait
+        except Exception as error:  # otherwise the waiting callers would never be answered
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{os.path.basename(place.filename)}:{place.lineno}"
             self._stop(f"the verifier's thread ended: {type(error).__name__}: {error} ({where})")
@@ -267,13 +267,13 @@ class WorkerPool:
             worker.deadline = worker.since + self._wall_seconds
             worker.look_at = self._next_look(0.0)
         elif worker.ticket is not None and message.get("ticket") == worker.ticket:
-            worker.idle()  # before anybody is told: who has the judgement sees no worker at it
+            worker.idle()  # before the caller is notified: once it has the judgement, no worker is busy with it
             self._deliver(self._within_limit(message))
             if message["leaving"]:
                 self._replace(worker, "CRASH", "")
 
     def _within_limit(self, reply: Reply) -> Reply:
-        """The reply; TIMEOUT where it took too long and nobody looked in time, so that luck decides nothing."""
+        """The reply; TIMEOUT where it took too long and nothing checked in time: no verdict depends on luck."""
         if reply["seconds"] < self._seconds or reply["verdict"] == "TIMEOUT":
             return reply
         return failure(reply["ticket"], "TIMEOUT", self._overrun_message(), reply["seconds"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -102,7 +103,7 @@ class Collector:
         self.delay_ticks = delay_ticks
         self.journal = journal or VerdictJournal()
         self.n_submitted = 0
-        self.n_failures = 0  # judgements in a row that failed
+        self.n_failures: Counter[str] = Counter()  # judgements in a row that failed, by verifier
         self.groups: dict[int, PendingGroup] = {}
         self.due: list[tuple[int, Request, int | None]] = []  # (tick, request, ticket), in order of tick
 
@@ -181,6 +182,7 @@ class Collector:
                 group.problem.answer,
                 stop_reason=completion.stop_reason,
                 meta=group.problem.for_verifier(),
+                verifier=group.problem.verifier,
             )
         self.due.append((tick, request, ticket))
 
@@ -200,15 +202,17 @@ class Collector:
                 if (
                     completion is not None and completion.stop_reason is StopReason.EOS
                 ):  # a truncated one is not verified
-                    self._count_failure(judgement)
+                    self._count_failure(judgement, group.problem.verifier)
             group.judge(request.key.response_index, judgement)
 
-    def _count_failure(self, judgement: Judgement) -> None:
+    def _count_failure(self, judgement: Judgement, verifier: str) -> None:
         """A verifier that fails on every response does not measure them: stop instead of training on its verdicts."""
-        self.n_failures = self.n_failures + 1 if judgement.verdict in (Verdict.TIMEOUT, Verdict.CRASH) else 0
-        if self.n_failures >= MOST_FAILURES:
+        has_failed = judgement.verdict in (Verdict.TIMEOUT, Verdict.CRASH)
+        self.n_failures[verifier] = self.n_failures[verifier] + 1 if has_failed else 0
+        if self.n_failures[verifier] >= MOST_FAILURES:
             is_part = judgement.message.startswith("rewards.parts.")  # which names itself
-            key, message = judgement.message.split(": ", 1) if is_part else ("rewards.verifier", judgement.message)
+            of = verifier or "rewards.verifier"
+            key, message = judgement.message.split(": ", 1) if is_part else (of, judgement.message)
             raise VerifierError(
                 f"{key}: {MOST_FAILURES} judgements in a row ended in {judgement.verdict.value}, "
                 f"the last: {message or 'no message'}",

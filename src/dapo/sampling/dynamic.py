@@ -63,6 +63,7 @@ class SampledGroups:
     accounting: Accounting
     events: list[str] = field(default_factory=list)
     resolved: list[Group] = field(default_factory=list)  # every complete group of the step, mixed or not
+    submitted: list[Problem] = field(default_factory=list)  # of the prompts tried, in order
     seconds: float = 0.0
 
 

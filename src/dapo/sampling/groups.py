@@ -57,7 +57,8 @@ def sample_groups(
     if len(groups) < config.prompts_per_step and (config.refill or not config.dynamic):
         groups = apply_fill_policy(config, state, groups, step.accounting, events)
     step.accounting.trained(groups, filter_truncated=filter_truncated)
-    return SampledGroups(groups, step.accounting, events, step.resolved, time.perf_counter() - start)
+    submitted = [group.problem for group in step.groups[: step.accounting.prompts_tried]]
+    return SampledGroups(groups, step.accounting, events, step.resolved, submitted, time.perf_counter() - start)
 
 
 def apply_fill_policy(

@@ -1,4 +1,4 @@
-"""Predictive selection (not the paper's algorithm): prefer problems whose past pass rate promises a mixed group."""
+"""Selection by past pass rates (not the paper's algorithm): prefer what promises a mixed group, rest what is solved."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ class Posteriors:
         right, wrong = self.counts.get(problem, (0.0, 0.0))
         return chance_mixed(1 + right, 1 + wrong, G)
 
+    def pass_rate(self, problem: str) -> float:
+        """The posterior's mean; 1/2 for a problem never visited."""
+        right, wrong = self.counts.get(problem, (0.0, 0.0))
+        return (1 + right) / (2 + right + wrong)
+
+    def is_solved(self, problem: str, above: float) -> bool:
+        return self.pass_rate(problem) >= above
+
     def to_state(self) -> dict[str, list[float]]:
         return {problem: list(counts) for problem, counts in self.counts.items()}
 
@@ -82,21 +90,24 @@ def counts_in(path: Path) -> dict[str, tuple[float, float]]:
     return counts
 
 
-class PredictiveSource:
-    """Passes a problem on with the probability that its group will be mixed, never less than the exploration floor.
+class Selection:
+    """Passes some problems of a source on and others over; those come after everything else of the step.
 
-    Whether a visit is passed on is fixed by (seed, problem, visit). What was passed over comes after everything else of
-    the step, so that a small set never runs dry. Posteriors change between steps only.
+    So a small set never runs dry. Whether a problem is passed on does not change while a step fills.
     """
 
-    def __init__(self, base: ProblemSource, posteriors: Posteriors, *, G: int, seed: int) -> None:
+    def __init__(self, base: ProblemSource) -> None:
         self.base = base
-        self.posteriors = posteriors
-        self.G = G
-        self.seed = seed
         self._passed_over: list[Submission] = []
         self._drawn = 0  # from the base source, this step
         self._drawn_at: list[int] = []  # that count at each submission
+
+    def passes(self, came: Submission) -> bool:
+        raise NotImplementedError
+
+    def best(self, passed_over: Sequence[Submission]) -> Submission:
+        """Which of those passed over comes first."""
+        return passed_over[0]
 
     def start_step(self) -> None:
         self.base.start_step()
@@ -105,14 +116,12 @@ class PredictiveSource:
     def next(self) -> Submission | None:
         while (came := self.base.next()) is not None:
             self._drawn += 1
-            problem, visit, _ = came
-            chance = max(EXPLORATION_FLOOR, self.posteriors.chance(problem.id, self.G))
-            if uniform_of(f"{self.seed}/predictive/{problem.id}/{visit}") < chance:
+            if self.passes(came):
                 return self._submitted(came)
             self._passed_over.append(came)
         if not self._passed_over:
             return None
-        best = max(self._passed_over, key=lambda came: self.posteriors.chance(came[0].id, self.G))
+        best = self.best(self._passed_over)
         self._passed_over.remove(best)
         return self._submitted(best)
 
@@ -123,3 +132,40 @@ class PredictiveSource:
     def _submitted(self, came: Submission) -> Submission:
         self._drawn_at.append(self._drawn)
         return came
+
+
+class PredictiveSource(Selection):
+    """Passes a problem on with the probability that its group will be mixed, never less than the exploration floor.
+
+    Whether a visit is passed on is fixed by (seed, problem, visit). Posteriors change between steps only.
+    """
+
+    def __init__(self, base: ProblemSource, posteriors: Posteriors, *, G: int, seed: int) -> None:
+        super().__init__(base)
+        self.posteriors = posteriors
+        self.G = G
+        self.seed = seed
+
+    def passes(self, came: Submission) -> bool:
+        problem, visit, _ = came
+        chance = max(EXPLORATION_FLOOR, self.posteriors.chance(problem.id, self.G))
+        return uniform_of(f"{self.seed}/predictive/{problem.id}/{visit}") < chance
+
+    def best(self, passed_over: Sequence[Submission]) -> Submission:
+        return max(passed_over, key=lambda came: self.posteriors.chance(came[0].id, self.G))
+
+
+class RestingSource(Selection):
+    """Lets problems rest that are solved by now: those whose posterior pass rate is at or above a bound.
+
+    ScaleRL (arXiv:2510.13786) drops prompts with a pass rate of 0.9 for good. Differs from it: the pass rate is that of
+    the last visits, older ones count half each time, and where a step has nothing else left, the rested ones come.
+    """
+
+    def __init__(self, base: ProblemSource, posteriors: Posteriors, *, above: float) -> None:
+        super().__init__(base)
+        self.posteriors = posteriors
+        self.above = above
+
+    def passes(self, came: Submission) -> bool:
+        return not self.posteriors.is_solved(came[0].id, self.above)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
+
+OF_A_SOURCE = re.compile(r"^source/[\w-]+/")
 
 METRICS: dict[str, tuple[str, str]] = {
     "step": ("", "training step, counted from 1"),
@@ -71,6 +74,22 @@ METRICS: dict[str, tuple[str, str]] = {
     "tokens/wasted_aborted": ("tokens", "tokens of responses aborted as surplus, or given up by the engine"),
     "tokens/wasted_truncated": ("tokens", "tokens of truncated responses taken out of the loss"),
     "tokens/wasted_stale": ("tokens", "tokens of groups that grew too old"),
+    "sampling/rested": ("", "problems that rest after this step: their pass rate is at or above sampling.retire_above"),
+    "source/NAME/prompts_tried": ("", "of a mixture: prompts of this source submitted up to the last group used"),
+    "source/NAME/share_submitted": (
+        "",
+        "its share of the prompts submitted; in the long run, of the weights",
+    ),
+    "source/NAME/share_kept": ("", "its share of the groups the step trained on"),
+    "source/NAME/accuracy": ("", "share of correct responses among all of this source that were judged"),
+    "source/NAME/groups_kept": ("", "share of its resolved groups that are mixed"),
+    "source/NAME/length": ("tokens", "mean length of its judged responses"),
+    "source/NAME/waste": ("", "share of its judged tokens that are in groups without information"),
+    "source/NAME/pass_rate": (
+        "",
+        "mean posterior pass rate of its problems seen; with predictive or retire_above",
+    ),
+    "source/NAME/rested": ("", "its problems that rest after this step"),
     "timing.rollout_s": ("s", "time to sample the step's groups: generation and verdicts"),
     "timing.old_logp_s": ("s", "time of the π_old pass"),
     "timing.update_s": ("s", "time of the updates"),
@@ -86,13 +105,14 @@ def finite(line: Mapping[str, float]) -> dict[str, float]:
 
 
 PART_PREFIX = "reward/part/"
+PART_METRICS = ("mean", "std", "share", "unknown")
 
 
 def declared(name: str) -> str:
-    """The name under which a metric is declared: that of a part of the reward has NAME for the part's own name."""
-    if not name.startswith(PART_PREFIX):
-        return name
-    return f"{PART_PREFIX}NAME/{name.rpartition('/')[2]}"
+    """The name under which a metric is declared: a part of the reward and a source of a mixture are NAME there."""
+    if name.startswith(PART_PREFIX):
+        return f"{PART_PREFIX}NAME/{name.rpartition('/')[2]}"
+    return OF_A_SOURCE.sub(r"source/NAME/", name)
 
 
 def part_names(names: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoints.load import newest_intact
-from dapo.config.load import Resolved, flatten, load_recipe, parse_override, refuse_unknown, resolve
+from dapo.config.load import Resolved, flatten, load_recipe, parse_override, refuse_unknown, resolve, with_changes
 from dapo.config.schema import Config
 from dapo.data.prepare.clean import write_jsonl
 from dapo.data.whole_file import write_whole
@@ -124,13 +124,14 @@ def with_overrides(config_or_recipe: str | Path | Config | Resolved, overrides: 
             f"config_or_recipe = {config_or_recipe!r}: is a {type(config_or_recipe).__name__}.",
             remedy="Pass a recipe's name, a TOML file, or what dapo.load_recipe returns.",
         )
-    changes = flatten(dict(parse_override(text) for text in overrides))
+    typed = dict(parse_override(text) for text in overrides)
+    changes = flatten(typed)
     refuse_unknown(changes, "--set")
     if "preset" in changes:
         raise ConfigError(
             f"preset = {changes['preset']}: cannot change in a resolved config.", remedy="Load the recipe with it."
         )
-    keys = flatten(config.model_dump(mode="json")) | changes
+    keys = with_changes(flatten(config.model_dump(mode="json")), typed)
     return resolve(name, keys, origin | dict.fromkeys(changes, "--set"))
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import torch
 
 from dapo.config.schema import Config, RewardsConfig
-from dapo.data.encoded import EncodedSet, OrderedSource, load_encoded
-from dapo.data.inputs import check_inputs
+from dapo.config.sources import eval_sources, train_in_words, train_sources
+from dapo.data.encoded import EncodedSet, OrderedSource, load_encoded, load_train
+from dapo.data.inputs import check_inputs, sources_used
+from dapo.data.keys import stable_hash
+from dapo.data.mixture.source import MixtureSource
 from dapo.data.order import ProblemOrder
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.world import ALONE, World
@@ -20,14 +23,14 @@ from dapo.models.context import refuse_short_context
 from dapo.models.device import choose_device, choose_dtype
 from dapo.models.load import load_policy
 from dapo.models.policy import Policy, add_lora
-from dapo.rewards import VerifierPool
+from dapo.rewards import VerifierPool, VerifierPools
 from dapo.rewards.parts import PartsJudge
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.make import make_engine, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import ProblemSource, SamplingState
-from dapo.sampling.predictive import Posteriors, PredictiveSource, counts_in
+from dapo.sampling.predictive import Posteriors, PredictiveSource, RestingSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
 from dapo.trainer.budget import RunBudget
 from dapo.trainer.observer import Observer
@@ -56,11 +59,11 @@ def assemble(
     torch.manual_seed(config.train.seed)
     policy = make_policy(config, model_path, dtype, device)
     learner = make_learner(config, policy, model_path, critic_path, dtype, device, world)
-    problems = load_encoded(config.data.train, config, policy.tokenizer, use="train")
-    wanted = config.data.eval if config.eval.every_steps else ()
-    eval_sets = [load_encoded(name, config, policy.tokenizer, use="eval") for name in wanted]
+    problems = load_train(config, policy.tokenizer)
+    wanted = eval_sources(config) if config.eval.every_steps else ()
+    eval_sets = [load_encoded(source, config, policy.tokenizer, use="eval") for source in wanted]
     engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
-    pool = make_pool(config.rewards)
+    pool = make_pools(config)
     judge: Judge = pool if world.size == 1 else SharedJudge(pool, world)
     parts = PartsJudge(pool, config.rewards) if config.rewards.parts else None
     graded: Judge = pool if parts is None else parts
@@ -72,9 +75,8 @@ def assemble(
         seed=config.train.seed,
         journal=open_journal(folder / "verdicts.jsonl", is_writer=world.is_first),
     )
-    order = ProblemOrder(len(problems.problems), seed=config.train.seed)
-    ordered = OrderedSource(problems, order)
     posteriors = first_posteriors(config, problems) if is_start else Posteriors()
+    ordered, source = make_source(config, problems, posteriors)
     run = Run(
         config=config,
         folder=folder,
@@ -87,7 +89,7 @@ def assemble(
         problems=problems,
         eval_sets=eval_sets,
         ordered=ordered,
-        source=make_source(config, ordered, posteriors),
+        source=source,
         posteriors=posteriors,
         sampling=SamplingState(),
         observers=observers,
@@ -126,9 +128,17 @@ def make_policy(config: Config, path: str, dtype: torch.dtype, device: str) -> P
     return add_lora(policy, lora.rank, lora.alpha) if lora.rank else policy
 
 
-def make_pool(rewards: RewardsConfig) -> VerifierPool:
+def make_pools(config: Config) -> VerifierPool | VerifierPools:
+    """The run's verifier; in a mixture, or with evaluation sets that have their own, one pool for each verifier."""
+    own = make_pool(config.rewards, config.rewards.verifier)
+    names = dict.fromkeys(source.verifier for source, _ in sources_used(config))
+    others = [make_pool(config.rewards, name) for name in names if name != config.rewards.verifier]
+    return VerifierPools(own, others) if others else own
+
+
+def make_pool(rewards: RewardsConfig, verifier: str) -> VerifierPool:
     return VerifierPool(
-        rewards.verifier,
+        verifier,
         workers=rewards.workers,
         seconds=rewards.cpu_seconds,
         memory_mb=rewards.memory_mb,
@@ -136,11 +146,32 @@ def make_pool(rewards: RewardsConfig) -> VerifierPool:
     )
 
 
-def make_source(config: Config, ordered: OrderedSource, posteriors: Posteriors) -> ProblemSource:
-    """Where prompts come from: the order of the run, or predictive selection on top of it."""
-    if not config.sampling.predictive:
-        return ordered
-    return PredictiveSource(ordered, posteriors, G=config.sampling.responses_per_prompt, seed=config.train.seed)
+def make_source(
+    config: Config, problems: EncodedSet, posteriors: Posteriors
+) -> tuple[OrderedSource | MixtureSource, ProblemSource]:
+    """Where prompts come from: what keeps their order, and what they are drawn from, by turns in a mixture."""
+    seed = config.train.seed
+    if not problems.sources:
+        ordered = OrderedSource(problems, ProblemOrder(len(problems.problems), seed=seed))
+        return ordered, selected(config, ordered, posteriors)
+    orders = {
+        one.name: OrderedSource(one, ProblemOrder(len(one.problems), seed=stable_hash(f"{seed}/{one.name}")))
+        for one in problems.sources
+    }
+    drawn = [selected(config, order, posteriors) for order in orders.values()]
+    mixture = MixtureSource(orders, drawn, [source.weight for source in train_sources(config)])
+    return mixture, mixture
+
+
+def selected(config: Config, ordered: OrderedSource, posteriors: Posteriors) -> ProblemSource:
+    """A source in its order, or with predictive selection and resting on top of it."""
+    sampling = config.sampling
+    source: ProblemSource = ordered
+    if sampling.predictive:
+        source = PredictiveSource(source, posteriors, G=sampling.responses_per_prompt, seed=config.train.seed)
+    if sampling.retire_above is not None:
+        source = RestingSource(source, posteriors, above=sampling.retire_above)
+    return source
 
 
 def open_journal(path: Path, *, is_writer: bool) -> VerdictJournal:
@@ -158,10 +189,12 @@ def first_posteriors(config: Config, problems: EncodedSet) -> Posteriors:
     path = config.sampling.posteriors
     if path is None:
         return Posteriors()
-    counts = {name: seen for name, seen in counts_in(Path(path)).items() if name in problems.by_id}
+    probed = counts_in(Path(path))
+    own_ids = {problem: problem if not problems.sources else problem.partition("/")[2] for problem in problems.by_id}
+    counts = {problem: probed[own] for problem, own in own_ids.items() if own in probed}
     if not counts:
         raise ConfigError(
-            f"sampling.posteriors = {path}: holds none of the problems of data.train = {config.data.train}.",
+            f"sampling.posteriors = {path}: holds none of the problems of data.train = {train_in_words(config)}.",
             remedy="Probe that set: dapo data probe FILE --model M --out PATH.",
         )
     return Posteriors(counts=counts)

@@ -14,6 +14,7 @@ from dapo.checkpoints.save import STATE_JSON, name_of, save_checkpoint
 from dapo.checkpoints.sharded import Background, RankPart, has_slices, read_slices
 from dapo.checkpoints.state import fits
 from dapo.config.load import flatten
+from dapo.config.sources import train_in_words
 from dapo.distributed.balance import balanced
 from dapo.distributed.shards import whole_weights
 from dapo.errors import CheckpointError, DiskError
@@ -151,7 +152,7 @@ def load_state(run: Run, checkpoint: Checkpoint) -> None:
     state = checkpoint.state
     if state["data"] != run.problems.checksum:
         raise CheckpointError(
-            f"{checkpoint.folder}: was trained on other problems than data.train = {run.config.data.train} holds.",
+            f"{checkpoint.folder}: was trained on other problems than data.train = {train_in_words(run.config)} holds.",
             remedy="Restore the file, or start a new run.",
         )
     run.step, run.saved = checkpoint.step, checkpoint.folder.name

@@ -12,7 +12,7 @@ from dapo.trainer.interrupt import Interrupted, stop_on_signals
 from dapo.trainer.pretrain_value import pretrain_value
 from dapo.trainer.records import begin_record, write_record
 from dapo.trainer.run import Run
-from dapo.trainer.step_metrics import step_metrics
+from dapo.trainer.step_metrics import selection_metrics, step_metrics
 
 
 def train(run: Run) -> None:
@@ -54,6 +54,7 @@ def train_step(run: Run, step: int) -> None:
     if run.is_recorded(step, sampled.accounting.generated_tokens):
         write_record(run, step, sampled, batch, record)
     metrics = step_metrics(step, sampled, batch, version) | updated
+    metrics |= selection_metrics(run.config, run.posteriors, [one.name for one in run.problems.sources], sampled)
     run.track(metrics | {"engine/faults": faults} | run.timing(sampled))
     if run.evaluation_is_due():
         evaluate_run(run)

@@ -17,7 +17,8 @@ from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
 from dapo.learner.step import StepRecord
 from dapo.parquet_size import FORMAT, FORMAT_KEY
-from dapo.report.chunks import DROPPED, PART_COLUMN, chunk_folder, dropped_path, joined, write_chunks
+from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
+from dapo.report.part_columns import PART_COLUMN
 from dapo.report.pieces import TokenPieces
 from dapo.sampling.accounting import outcome_of
 from dapo.sampling.dynamic import SampledGroups

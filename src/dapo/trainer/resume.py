@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoints.load import Checkpoint, newest_intact, read_checkpoint
-from dapo.config.load import flatten, read_toml, refuse_unknown, resolve, to_toml
+from dapo.config.load import flatten, read_toml, refuse_unknown, resolve, to_toml, with_changes
 from dapo.config.model_shapes import model_location
 from dapo.config.renamed import in_todays_keys
 from dapo.config.schema import Config
@@ -111,8 +111,8 @@ def read_run_config(folder: Path, overrides: Sequence[tuple[str, Any]]) -> Confi
     path = folder / "config.toml"
     if not path.is_file():
         raise ConfigError(f"{folder}: is not a run: it has no config.toml.", remedy="Name the folder of a run.")
-    refuse_unknown(dict(overrides), "--set")
-    keys = in_todays_keys(flatten(read_toml(path))) | dict(overrides)
+    refuse_unknown(flatten(dict(overrides)), "--set")
+    keys = with_changes(in_todays_keys(flatten(read_toml(path))), dict(overrides))
     refuse_unknown(keys, "config.toml")
     return resolve(folder.name, keys, {}).config
 

@@ -14,14 +14,14 @@ import torch
 from dapo.checkpoints.sharded import Background
 from dapo.config.schema import Config
 from dapo.data.encoded import EncodedSet, OrderedSource
-from dapo.data.order import ProblemOrder
+from dapo.data.mixture.source import MixtureSource
 from dapo.distributed.world import ALONE, World
 from dapo.files import append_line
 from dapo.learner.critic import HeldOutFit, has_stopped_rising
 from dapo.learner.learner import Learner
 from dapo.models.policy import Policy
 from dapo.report.pieces import TokenPieces
-from dapo.rewards import VerifierPool
+from dapo.rewards import VerifierPool, VerifierPools
 from dapo.rewards.parts import PartsJudge
 from dapo.rollout.engine import Engine
 from dapo.sampling.collect import Collector
@@ -45,13 +45,13 @@ class Run:
     learner: Learner
     engine: Engine
     judge: Judge
-    pool: VerifierPool  # this rank's own judges
+    pool: VerifierPool | VerifierPools  # this rank's own judges
     parts: PartsJudge | None  # with the further parts of the reward, where there are any; training alone asks it
     collector: Collector
     problems: EncodedSet
     eval_sets: list[EncodedSet]
-    ordered: OrderedSource
-    source: ProblemSource  # the ordered one, or predictive selection on top of it
+    ordered: OrderedSource | MixtureSource
+    source: ProblemSource  # what prompts are drawn from: the ordered one, or with selection on top of it
     posteriors: Posteriors
     sampling: SamplingState
     observers: Sequence[Observer]
@@ -83,8 +83,8 @@ class Run:
     @property
     def is_pretraining(self) -> bool:
         """Until the responses are used up, every problem was seen, or the critic's fit to new ones stops improving."""
-        is_all_seen = self.ordered.order.n_submitted >= len(self.problems.by_id)
-        return self.value_steps < self.pretrain_steps and not is_all_seen and not has_stopped_rising(self.held_out_fits)
+        is_over = self.ordered.has_seen_all or has_stopped_rising(self.held_out_fits)
+        return self.value_steps < self.pretrain_steps and not is_over
 
     @property
     def is_complete(self) -> bool:
@@ -140,10 +140,10 @@ class Run:
         self.engine.load_weights(self.learner.publish(), version=self.version)
 
     def end_step(self, step: int, sampled: SampledGroups) -> None:
-        """The updates are done, and the step can no longer be rolled back. Predictive selection counts its groups."""
+        """The updates are done, and the step can no longer be rolled back. Posteriors count its groups."""
         self.step = step
         self._boundary = None
-        if self.config.sampling.predictive:
+        if self.config.keeps_posteriors:
             for group in sampled.resolved:
                 self.posteriors.observe(group)
         for message in sampled.events:
@@ -167,7 +167,7 @@ class Run:
         carried, more = groups_to_state(self.sampling.carried, "carried")
         in_flight, most = collector_to_state(self.collector)
         state = {
-            "order": self.ordered.order.state(),
+            "order": self.ordered.state(),
             "acceptance": asdict(self.sampling.acceptance),
             "held": held,
             "carried": carried,
@@ -177,8 +177,8 @@ class Run:
         return state, tensors | more | most
 
     def restore_sampling(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        problems, train = self.problems.by_id, self.config.train
-        self.ordered.order = ProblemOrder.restore(state["order"], n_problems=len(problems), seed=train.seed)
+        problems = self.problems.by_id
+        self.ordered.restore(state["order"])
         self.collector.forget_all()
         self.sampling = SamplingState(
             AcceptanceRate(**state["acceptance"]),

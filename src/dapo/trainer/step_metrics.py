@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
+from dapo.config.schema import Config
 from dapo.learner.batch import Batch
-from dapo.sampling.accounting import CAUSES
+from dapo.sampling.accounting import CAUSES, n_tokens
 from dapo.sampling.carry import oldest_version
 from dapo.sampling.dynamic import SampledGroups
+from dapo.sampling.predictive import Posteriors
 from dapo.types import CORRECT, Verdict
 
 
@@ -36,6 +39,55 @@ def step_metrics(step: int, sampled: SampledGroups, batch: Batch, version: int) 
     if accounting.responses_judged:
         metrics["length/truncated"] = accounting.responses_truncated / accounting.responses_judged
     return metrics | batch_metrics(batch)
+
+
+def selection_metrics(
+    config: Config, posteriors: Posteriors, sources: Sequence[str], sampled: SampledGroups
+) -> dict[str, float]:
+    """What rests by now, and of a mixture each source on its own."""
+    above = config.sampling.retire_above
+    metrics: dict[str, float] = {}
+    if above is not None:
+        metrics["sampling/rested"] = sum(posteriors.is_solved(problem, above) for problem in posteriors.counts)
+    for name in sources:
+        own = source_metrics(sampled, name)
+        if config.keeps_posteriors:
+            own |= posterior_metrics(posteriors, name, above)
+        metrics |= {metric.replace("NAME", name, 1): value for metric, value in own.items()}
+    return metrics
+
+
+def source_metrics(sampled: SampledGroups, name: str) -> dict[str, float]:
+    """Of one source. What it cannot be known for, for want of a group in this step, is left out."""
+    tried = sum(problem.source == name for problem in sampled.submitted)
+    metrics: dict[str, float] = {"source/NAME/prompts_tried": tried}
+    if sampled.submitted:
+        metrics["source/NAME/share_submitted"] = tried / len(sampled.submitted)
+    if sampled.groups:
+        trained = sum(group.problem.source == name for group in sampled.groups)
+        metrics["source/NAME/share_kept"] = trained / len(sampled.groups)
+    groups = [group for group in sampled.resolved if group.problem.source == name]
+    if not groups:
+        return metrics
+    n_responses = sum(len(group.completions) for group in groups)
+    tokens = sum(map(n_tokens, groups))
+    metrics["source/NAME/accuracy"] = sum(group.n_correct for group in groups) / n_responses
+    metrics["source/NAME/groups_kept"] = sum(group.is_mixed for group in groups) / len(groups)
+    metrics["source/NAME/length"] = tokens / n_responses
+    if tokens:
+        idle = sum(n_tokens(group) for group in groups if not group.is_mixed)
+        metrics["source/NAME/waste"] = idle / tokens
+    return metrics
+
+
+def posterior_metrics(posteriors: Posteriors, name: str, above: float | None) -> dict[str, float]:
+    visited = [problem for problem in posteriors.counts if problem.startswith(f"{name}/")]
+    metrics: dict[str, float] = {}
+    if visited:
+        metrics["source/NAME/pass_rate"] = sum(map(posteriors.pass_rate, visited)) / len(visited)
+    if above is not None:
+        metrics["source/NAME/rested"] = sum(posteriors.is_solved(problem, above) for problem in visited)
+    return metrics
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:

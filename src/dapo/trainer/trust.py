@@ -11,13 +11,14 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.config.load import flatten, parse_override, read_toml
 from dapo.config.schema import Config
+from dapo.config.sources import NAME, TABLES, in_schema
 from dapo.data.names import KNOWN, Use
 from dapo.data.sources import CALLABLE, file_of
 from dapo.errors import ConfigError, DapoError
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 ID = ".id"
 OURS = "dapo.quickstart.task:"  # problem sets that come with the package
 MAX_ID_BYTES = 64
-CODE_KEYS = ("rewards.verifier", "rewards.parts", "data.train", "data.eval")
+# Of the schema: what may name a program or a module, and a module alone.
+VERIFIERS = ("rewards.verifier", *(f"{table}.{NAME}.verifier" for table in TABLES))
+SETS = (*TABLES, *(f"{table}.{NAME}.path" for table in TABLES))
 # Names found next to the config of a run, or of the record in an exported bundle.
 BESIDE = ("metrics.jsonl", "checkpoints", "rollouts", "MANIFEST.json", ID)
 
@@ -38,16 +41,15 @@ BESIDE = ("metrics.jsonl", "checkpoints", "rollouts", "MANIFEST.json", ID)
 def code_named(keys: Mapping[str, Any]) -> dict[str, str]:
     """Of a flat config, the keys that name a program or a module, and what they name."""
     named = {}
-    verifier = str(keys.get("rewards.verifier", ""))
-    if is_own(verifier):
-        named["rewards.verifier"] = verifier
+    for key, value in keys.items():
+        if in_schema(key) in VERIFIERS and is_own(str(value)):
+            named[key] = str(value)
+        elif in_schema(key) in SETS:
+            sets = value if isinstance(value, list | tuple) else [value]
+            if modules := [str(name) for name in sets if is_module(str(name))]:
+                named[key] = ", ".join(modules)
     if parts := own_parts_named(keys.get("rewards.parts")):
         named["rewards.parts"] = ", ".join(f"{name}: {what}" for name, what in parts.items())
-    for key in ("data.train", "data.eval"):
-        value = keys.get(key, ())
-        sets = value if isinstance(value, list | tuple) else [value]
-        if modules := [str(name) for name in sets if is_module(str(name))]:
-            named[key] = ", ".join(modules)
     return named
 
 
@@ -67,10 +69,10 @@ def is_module(name: str) -> bool:
 
 
 def refuse_strangers(
-    folder: Path, keys: Mapping[str, Any], *, used: Collection[str] = CODE_KEYS, trust: bool, remedy: str
+    folder: Path, keys: Mapping[str, Any], *, is_used: Callable[[str], bool], trust: bool, remedy: str
 ) -> None:
-    """ConfigError where the `used` keys of a folder's config name code, and it is no run of this user's here."""
-    named = {key: what for key, what in code_named(keys).items() if key in used}
+    """ConfigError where keys of a folder's config that are used name code, and it is no run of this user's here."""
+    named = {key: what for key, what in code_named(keys).items() if is_used(key)}
     if trust or not named or is_trusted(folder, keys):
         return
     listed = "; ".join(f"{key} = {what}{' (programs that its problems name)' * (what == 'command')}"
@@ -81,12 +83,19 @@ def refuse_strangers(
     )
 
 
-def refuse_strangers_run(folder: Path, changed: Collection[str], *, trust: bool) -> None:
-    """The same for a run that is to be resumed; keys passed by --set are the user's own."""
+def not_typed(overrides: Collection[str]) -> Callable[[str], bool]:
+    """Whether a key is not the user's own by --set. One that replaces a whole table of sources stands for them all."""
+    changes = dict(parse_override(text) for text in overrides)
+    own = flatten(changes).keys() | (changes.keys() & set(TABLES))
+    return lambda key: key not in own and not any(table in own and key.startswith(f"{table}.") for table in TABLES)
+
+
+def refuse_strangers_run(folder: Path, overrides: Collection[str], *, trust: bool) -> None:
+    """The same for a run that is to be resumed."""
     refuse_strangers(
         folder,
         keys_of(folder / "config.toml"),
-        used=set(CODE_KEYS) - set(changed),
+        is_used=not_typed(overrides),
         trust=trust,
         remedy="Read it; if you trust who made this run, add --trust.",
     )
@@ -97,11 +106,10 @@ def refuse_strangers_recipe(recipe: str, overrides: Collection[str], *, trust: b
     path = Path(recipe)
     if trust or not os.path.isfile(path) or not is_record(path):
         return
-    typed = flatten(dict(parse_override(text) for text in overrides))
     refuse_strangers(
         path.parent,
         keys_of(path),
-        used=set(CODE_KEYS) - set(typed),
+        is_used=not_typed(overrides),
         trust=False,
         remedy="Read it; if you trust who made it, add --trust. Or name your own for each of these keys with --set.",
     )
@@ -164,18 +172,26 @@ def record_of(folder: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Which run it is, and what it may run. Problem files that name programs are known by their content."""
     named = code_named(keys)
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-    runs_named = {named.get("rewards.verifier"), *own_parts_named(keys.get("rewards.parts")).values()}
+    runs_named = {*named.values(), *own_parts_named(keys.get("rewards.parts")).values()}
     files = problem_files(keys) if "command" in runs_named else {}
     return {"folder": os.path.realpath(folder), "id": id_of(folder), "code": digest, "files": files}
 
 
 def problem_files(keys: Mapping[str, Any]) -> dict[str, str]:
     """Digests of the problem sets that are files, by their names in the config. One that is not there runs nothing."""
-    value = keys.get("data.eval", ())
-    sets: list[tuple[Any, Use]] = [(keys.get("data.train"), "train")]
-    sets += [(name, "eval") for name in (value if isinstance(value, list | tuple) else [value])]
-    found = {name: file_of(name, use=use) for name, use in sets if isinstance(name, str)}
+    uses: tuple[tuple[str, Use], ...] = (("data.train", "train"), ("data.eval", "eval"))
+    found = {name: file_of(name, use=use) for table, use in uses for name in sets_of(keys, table)}
     return {name: sha256_of(path) for name, path in found.items() if path is not None}
+
+
+def sets_of(keys: Mapping[str, Any], table: str) -> list[str]:
+    """What data.train or data.eval names, in whichever shape; a source without a path is named by its name."""
+    value = keys.get(table, ())
+    plain = value if isinstance(value, list | tuple) else [value]
+    sources = dict.fromkeys(key.split(".")[2] for key in keys if key.startswith(f"{table}."))
+    paths = [keys.get(f"{table}.{name}.path") for name in sources]
+    own = [name if path in (None, "none") else path for name, path in zip(sources, paths, strict=True)]
+    return [name for name in (*plain, *own) if isinstance(name, str)]
 
 
 def record_file(home: Path, folder: Path) -> Path:

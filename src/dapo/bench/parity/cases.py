@@ -43,6 +43,8 @@ class Case:
 LINEAR = {"lr_scheduler_type": "linear"}
 ONCE = {"num_iterations": 1}
 BETA = {"beta": 0.1, "use_bias_correction_kl": False, "learning_rate": 3e-4}
+TWO_REWARDS = {"reward_weights": [1.0, -0.5]}
+GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
 SEQUENCE = {"importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.05}
 MASKED = {"mask_truncated_completions": True}
 MICRO = {"per_device_train_batch_size": ROWS // 4, "gradient_accumulation_steps": 4}
@@ -56,6 +58,9 @@ CASES = (
     Case("one clip", {"epsilon_high": None}),
     Case("delta", {"delta": 1.3}),
     Case("scale_rewards none", {"scale_rewards": "none"}),
+    Case("two rewards", TWO_REWARDS),
+    Case("normalize_then_sum", GDPO),
+    Case("normalize_then_sum, two rewards", TWO_REWARDS | GDPO),
     Case("scale_rewards batch", {"scale_rewards": "batch"}),
     Case("cispo", {"loss_type": "cispo", "epsilon_high": 1.2}),
     *(Case(f"sequence level, {loss}", SEQUENCE | {"loss_type": loss}) for loss in ("grpo", "dapo")),

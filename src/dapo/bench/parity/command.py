@@ -21,7 +21,7 @@ SHIPPED = Path(__file__).with_name("trl_grpo.yaml")
 
 def bench_parity(
     out: Annotated[
-        Path | None, typer.Option(help="Train both for real into this folder; what is there goes on.")
+        Path | None, typer.Option(help="Train both for real into this folder; an unfinished run resumes.")
     ] = None,
     config: Annotated[
         Path,
@@ -46,7 +46,7 @@ def bench_parity(
         list[str] | None, typer.Option("--peer-set", metavar="KEY=VALUE", help="A key of TRL's, for both sides.")
     ] = None,
     minutes: Annotated[
-        float, typer.Option(min=0, help="With --out: stop after so long, to go on later; 0: never.")
+        float, typer.Option(min=0, help="With --out: stop after so long, to resume later; 0: never.")
     ] = 0,
     peer_vllm: Annotated[bool, typer.Option("--peer-vllm", help="With --out: TRL generates with vLLM.")] = False,
     peer_python: Annotated[str, typer.Option(help="Interpreter that has TRL, if this one has not.")] = sys.executable,
@@ -134,7 +134,7 @@ def show(gaps: list[Gap], versions: str) -> None:
         )  # fmt: skip
     console.print(table)
     wrong = [gap.case.name for gap in gaps if not gap.is_as_told]
-    console.print(f"Not as told: {', '.join(wrong)}" if wrong else f"All {len(gaps)} cases as told.")
+    console.print(f"Not as expected: {', '.join(wrong)}" if wrong else f"All {len(gaps)} cases as expected.")
 
 
 def verdict(gap: Gap) -> str:
@@ -156,7 +156,7 @@ def peer_keys(overrides: list[str], *, model: str, steps: int) -> dict[str, Any]
     for text in overrides:
         key, sign, value = text.partition("=")
         if not sign:
-            raise ConfigError(f"--peer-set {text}: is no KEY=VALUE.")
+            raise ConfigError(f"--peer-set {text} is not KEY=VALUE.")
         changes[key] = yaml.safe_load(value)
     given = {"model_name_or_path": model, "max_steps": steps}
     return changes | {key: value for key, value in given.items() if value}
@@ -173,7 +173,7 @@ def run_both(
     wanted = sides.split(",")
     unknown = [name for name in wanted if name not in SIDES]
     if unknown:
-        raise ConfigError(f"--sides {sides}: no side {unknown[0]}.", remedy=f"Choose of {', '.join(SIDES)}.")
+        raise ConfigError(f"--sides {sides}: no side {unknown[0]}.", remedy=f"Choose one of {', '.join(SIDES)}.")
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
@@ -207,8 +207,8 @@ def show_runs(figures: dict[str, Any], out: Path) -> None:
         )
         console.print(
             f"All evaluations after the first: {whole['value']:+.4f} ({whole['low']:+.4f} to {whole['high']:+.4f}). "
-            f"Seconds a step, median: dapo {pace['dapo']:.2f}, TRL {pace['trl']:.2f}"
+            f"Seconds per step, median: dapo {pace['dapo']:.2f}, TRL {pace['trl']:.2f}"
         )
     for name in figures["missing"]:
-        console.print(f"Not finished: {name}. Repeat the command to go on.")
+        console.print(f"Not finished: {name}. Repeat the command to resume.")
     console.print(f"Written to {out / 'parity.json'}")

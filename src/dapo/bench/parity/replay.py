@@ -105,7 +105,7 @@ def record(folder: Path) -> list[list[Group]]:
     save_file(dict(policy.base.state_dict()), folder / "policy.safetensors")
     steps = [groups_of(policy, step) for step in range(STEPS)]
     ends = [c.tokens[-1] for groups in steps for group in groups for c in group.completions if c.is_truncated]
-    assert PAD not in ends, "TRL takes a response that is cut after a padding token for a finished one"
+    assert PAD not in ends, "TRL takes a response truncated after a padding token for a finished one"
     told = [[told_of(group) for group in groups] for groups in steps]
     (folder / "rollouts.json").write_text(json.dumps(told), encoding="utf-8")
     return steps
@@ -132,7 +132,7 @@ def save_models(folder: Path) -> None:
 
 
 def groups_of(policy: Policy, step: int) -> list[Group]:
-    """Prompts of uneven length, responses that end or are cut; the second group's rewards are equal."""
+    """Prompts of uneven length, responses that end or are truncated; the second group's rewards are equal."""
     from dapo.rollout.engine import NoiseKey, Request, SamplingParams
     from dapo.rollout.plain.engine import PlainEngine
     from dapo.types import Group, Problem
@@ -163,17 +163,18 @@ def judgement(completion: Completion, group: int) -> Judgement:
     from dapo.types import Judgement, Verdict
 
     fraction = sum(map(str.isdigit, completion.text)) / len(completion.tokens)
+    parts = {"length": len(completion.tokens) / LONGEST if group != 3 else 0.5}  # which is equal in the last group
     if group == 1:
-        return Judgement(Verdict.WRONG, -1.0)
+        return Judgement(Verdict.WRONG, -1.0, parts=parts)
     if group == 2:
-        return Judgement(Verdict.WRONG, fraction, graded=True)
+        return Judgement(Verdict.WRONG, fraction, graded=True, parts=parts)
     is_right = fraction < 0.2
-    return Judgement(Verdict.CORRECT if is_right else Verdict.WRONG, 1.0 if is_right else -1.0)
+    return Judgement(Verdict.CORRECT if is_right else Verdict.WRONG, 1.0 if is_right else -1.0, parts=parts)
 
 
 def told_of(group: Group) -> dict[str, Any]:
     responses = [
-        {"tokens": completion.tokens.tolist(), "logp": completion.logp.tolist(), "reward": judged.value}
+        {"tokens": completion.tokens.tolist(), "logp": completion.logp.tolist(), "reward": judged.value, **judged.parts}
         for completion, judged in zip(group.completions, group.judgements, strict=True)
     ]
     return {"prompt": group.problem.question, "prompt_tokens": group.prompt_tokens, "responses": responses}
@@ -196,11 +197,16 @@ def write_case(folder: Path, case: Case, shipped: dict[str, Any]) -> None:
 
 def imported(folder: Path) -> Config:
     """The case's config as `dapo import-config` makes it."""
+    import yaml
+
     from dapo.peers.translate import check, translate
     from dapo.trainer.api import with_overrides
 
     resolved = check(translate(folder / "trl.yaml"), folder.name)
-    return with_overrides(resolved, ["model.device=cpu", "model.dtype=float32"]).config
+    weights = yaml.safe_load((folder / "trl.yaml").read_text(encoding="utf-8")).get("reward_weights", [])
+    # Which function is which is not in the file: the first is the verifier, the second what it records as a part.
+    parts = [f"rewards.parts={{length = {{function = 'recorded:length', weight = {w}}}}}" for w in weights[1:]]
+    return with_overrides(resolved, ["model.device=cpu", "model.dtype=float32", *parts]).config
 
 
 def our_updates(
@@ -315,7 +321,7 @@ def policy_weights(folder: Path) -> Named:
 
 
 def known_factors(case: Case, config: Config, step: int, groups: list[Group]) -> list[float]:
-    """Theirs / ours in each update of a step, where the definitions part by a factor; 1 where they do not."""
+    """Theirs / ours in each update of a step, where the definitions differ by a factor; 1 where they do not."""
     completions = [completion for group in groups for completion in group.completions]
     lengths = [len(completion.tokens) for completion in completions]
     ours = our_update_rows(config, step=step)

@@ -1,7 +1,7 @@
 """One config in TRL's form, trained by both sides on the same model, data, order and seeds, and evaluated alike.
 
 A folder holds it all: `trl.yaml`, one folder a run (`dapo-seed-0`, `trl-seed-0`), `parity.json`. A run that is there
-is not run again, one that was stopped goes on, so that sides, seeds and minutes may be spread over several calls.
+is not run again, one that was stopped resumes, so that sides, seeds and minutes may be spread over several calls.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.bench.setting import device_name
 from dapo.bench.timing import free_memory
+from dapo.config.sources import eval_sources, is_mixture
 from dapo.errors import ConfigError
 from dapo.files import append_line, read_lines, replace_file
 from dapo.trainer.observer import Observer
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from dapo.data.encoded import EncodedSet
 
 SIDES = ("dapo", "trl")
+# What a step's seconds are made of, and under which key they are noted; the rest of TRL's is its update.
+PARTS = {
+    "dapo": {"rollout": "timing.rollout_s", "old log-probs": "timing.old_logp_s", "update": "timing.update_s"},
+    "trl": {"generation": "generation", "rewards": "rewards"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,11 @@ def check_plan(plan: ParityPlan, config: Config) -> None:
             f"{plan.steps // config.train.steps}, so that the same steps would not be compared.",
             remedy="Let steps_per_generation be gradient_accumulation_steps, and num_iterations 1.",
         )
+    if is_mixture(config) or isinstance(config.data.eval, dict):
+        raise ConfigError(
+            "data.train, data.eval: a table of sources; the two sides are compared on one set.",
+            remedy="Name one training set (--train) and one evaluation set (--eval).",
+        )
     if not config.data.eval:
         raise ConfigError("--eval: is missing.", remedy="Name the problems that both sides are evaluated on.")
     if plan.keys.get("shuffle_dataset", True):
@@ -101,7 +112,7 @@ def check_plan(plan: ParityPlan, config: Config) -> None:
 
 
 class Clock:
-    """The minutes of this call; a run that is under way then stops after its step, and can go on."""
+    """The minutes of this call; a run that is under way then stops after its step, and can be resumed."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.monotonic() + 60 * minutes if minutes else float("inf")
@@ -189,13 +200,13 @@ def run_theirs(plan: ParityPlan, seed: int, clock: Clock) -> None:
             "use_cpu": use_cpu, "use_vllm": plan.use_vllm, "seconds": min(clock.seconds_left, 1e9),
         }  # fmt: skip
         replace_file(folder / "plan.json", json.dumps(told))
-        with make_pool(config.rewards) as pool:
+        with make_pool(config.rewards, config.rewards.verifier) as pool:
             reason, _ = run_peer(
                 plan.python, Path(trl_parity.__file__), folder, threads=threads(), minutes=1e4,
                 answer=lambda rows: rewards_of(rows, problems, pool),
             )  # fmt: skip
         if not reason.startswith("exit 0"):
-            raise ConfigError(f"TRL did not train: {reason}.", remedy=f"All it said is in {folder / 'peer.txt'}.")
+            raise ConfigError(f"TRL did not train: {reason}.", remedy=f"Its output is in {folder / 'peer.txt'}.")
     for step in plan.evaluated_steps[1:]:
         snapshot = folder / f"step-{step}"
         if snapshot.exists():
@@ -223,13 +234,13 @@ def model_folder(config: Config) -> str:
 
 def write_rows(folder: Path, config: Config) -> EncodedSet:
     """The problems with their prompts, in the order in which our run visits them."""
-    from dapo.data.encoded import load_encoded
+    from dapo.data.encoded import load_train
     from dapo.data.order import ProblemOrder
     from dapo.data.prompts import PromptFormat
     from dapo.models.load import load_pretrained_tokenizer
 
     tokenizer = load_pretrained_tokenizer(model_folder(config), revision=None)
-    problems = load_encoded(config.data.train, config, tokenizer, use="train")
+    problems = load_train(config, tokenizer)
     prompt = PromptFormat(config.data.template, config.data.chat_template)
     order = ProblemOrder(len(problems.problems), seed=config.train.seed)
     lines = []
@@ -264,7 +275,7 @@ def evaluate_snapshot(folder: Path, config: Config, step: int, model: str) -> No
         return
     settings = config.eval
     offline = OfflineEval(
-        model=model, data=config.data.eval[0], use="eval", k=settings.k, temperature=settings.temperature,
+        model=model, data=eval_sources(config)[0].path, use="eval", k=settings.k, temperature=settings.temperature,
         top_p=settings.top_p, max_response_tokens=config.limits.max_response_tokens,
         max_prompt_tokens=config.limits.max_prompt_tokens, template=config.data.template,
         chat=config.data.chat_template, verifier=config.rewards.verifier, seed=config.train.seed,
@@ -306,6 +317,7 @@ def compared(plan: ParityPlan, seeds: Sequence[int]) -> dict[str, Any]:
         "apart_at": apart, "correct": {side: {seed: counts(plan, side, seed) for seed in seeds} for side in SIDES},
         "seconds": {side: {seed: seconds(plan, side, seed) for seed in seeds} for side in SIDES},
         "s_a_step": {side: pace(plan, side, seeds) for side in SIDES},
+        "parts": {side: {part: pace(plan, side, seeds, key) for part, key in PARTS[side].items()} for side in SIDES},
     }  # fmt: skip
 
 
@@ -327,13 +339,14 @@ def counts(plan: ParityPlan, side: str, seed: int) -> dict[int, list[int]]:
     return {line["step"]: line["correct"] for line in evaluations(plan.run_folder(side, seed))}
 
 
-def seconds(plan: ParityPlan, side: str, seed: int) -> list[float]:
-    """Of every step: rollout, rewards and update, without evaluations."""
-    name, key = ("metrics.jsonl", "timing.step_s") if side == "dapo" else ("times.jsonl", "seconds")
-    by_step = {line["step"]: float(line[key]) for line in read_lines(plan.run_folder(side, seed) / name)}
+def seconds(plan: ParityPlan, side: str, seed: int, key: str = "") -> list[float]:
+    """Of every step: rollout, rewards and update, without evaluations; or of one part of them."""
+    name, whole = ("metrics.jsonl", "timing.step_s") if side == "dapo" else ("times.jsonl", "seconds")
+    lines = read_lines(plan.run_folder(side, seed) / name)
+    by_step = {line["step"]: float(line.get(key or whole, 0.0)) for line in lines}
     return [round(by_step[step], 3) for step in sorted(by_step)]
 
 
-def pace(plan: ParityPlan, side: str, seeds: Sequence[int]) -> float:
+def pace(plan: ParityPlan, side: str, seeds: Sequence[int], key: str = "") -> float:
     """The median step; the first of a run warms up."""
-    return statistics.median(s for seed in seeds for s in seconds(plan, side, seed)[1:])
+    return statistics.median(s for seed in seeds for s in seconds(plan, side, seed, key)[1:])

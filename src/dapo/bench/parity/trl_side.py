@@ -55,6 +55,7 @@ def replay(folder: Path) -> None:
     recorded = iter(steps)
     found: dict[str, Any] = {}
     losses: list[float] = []
+    rewards: list[Any] = [recorded_reward, recorded_part]
 
     class Watched(GRPOTrainer):  # type: ignore[misc, unused-ignore]
         def compute_loss(self, *parts: Any, **more: Any) -> Any:
@@ -79,7 +80,7 @@ def replay(folder: Path) -> None:
     trainer = Watched(
         model=settings.pop("model_name_or_path"),
         processing_class=AutoTokenizer.from_pretrained(folder.parent / "reference", padding_side="left"),
-        reward_funcs=[recorded_reward],
+        reward_funcs=rewards[: len(settings.get("reward_weights", [1.0]))],
         args=trl_config(settings, folder),
         train_dataset=Dataset.from_list([{"prompt": group["prompt"]} for step in steps for group in step]),
         rollout_func=lambda prompts, _trainer: rollouts(next(recorded), prompts),
@@ -100,6 +101,7 @@ def rollouts(groups: list[dict[str, Any]], prompts: list[str]) -> dict[str, list
         "completion_ids": [response["tokens"] for _, response in rows],
         "logprobs": [response["logp"] for _, response in rows],
         "recorded": [response["reward"] for _, response in rows],
+        "length": [response["length"] for _, response in rows],
     }
 
 
@@ -128,6 +130,10 @@ def recorded_reward(recorded: list[float], **_: Any) -> list[float]:
     return recorded
 
 
+def recorded_part(length: list[float], **_: Any) -> list[float]:
+    return length
+
+
 # ------------------------------------------------------------------ a whole run
 
 
@@ -142,25 +148,38 @@ def train(folder: Path, plan: dict[str, Any]) -> None:
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(plan["model"], padding_side="left")
     check_prompts(tokenizer, rows)
-    settings = read_config(folder) | {"use_cpu": plan["use_cpu"], "use_vllm": plan["use_vllm"]}
+    settings = read_config(folder) | {"use_cpu": plan["use_cpu"], "use_vllm": plan["use_vllm"], "logging_steps": 1}
+    settings["logging_strategy"] = "steps"  # each step's reward, length, entropy and gradient norm
     settings.pop("model_name_or_path")
     if plan["use_vllm"]:
         settings = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3} | settings
     options = trl_config(settings, folder)
+    parts = {"generation": 0.0, "rewards": 0.0}  # seconds of the step under way
+
+    class Timed(GRPOTrainer):  # type: ignore[misc, unused-ignore]
+        def _generate(self, *given: Any, **more: Any) -> Any:
+            """With the new weights on their way into vLLM; it returns lists, so that no work of the card is pending."""
+            start = time.perf_counter()
+            generated = super()._generate(*given, **more)
+            parts["generation"] += time.perf_counter() - start
+            return generated
 
     def reward(completions: list[Any], completion_ids: list[list[int]], row: list[int], **_: Any) -> Any:
         texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
         cut = [len(ids) >= options.max_completion_length and ids[-1] not in ends for ids in completion_ids]
         asked = zip(row, texts, cut, strict=True)
-        return ask([{"row": r, "text": text, "is_truncated": is_cut} for r, text, is_cut in asked])
+        start = time.perf_counter()
+        told = ask([{"row": r, "text": text, "is_truncated": is_cut} for r, text, is_cut in asked])
+        parts["rewards"] += time.perf_counter() - start
+        return told
 
-    trainer = GRPOTrainer(
+    trainer = Timed(
         model=AutoModelForCausalLM.from_pretrained(plan["model"], dtype=torch.float32),
         processing_class=tokenizer,
         reward_funcs=[reward],
         args=options,
         train_dataset=Dataset.from_list([{"prompt": row["prompt"], "row": row["row"]} for row in rows]),
-        callbacks=[watch(folder, plan)],
+        callbacks=[watch(folder, plan, parts)],
     )
     ends = set(trainer.eos_token_ids)
     checkpoints = sorted((folder / "out").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -194,8 +213,8 @@ def check_prompts(tokenizer: Any, rows: list[dict[str, Any]]) -> None:
             raise SystemExit(f"problem {row['row']}: TRL makes other tokens of its prompt than we do")
 
 
-def watch(folder: Path, plan: dict[str, Any]) -> Any:
-    """Notes every step's seconds, keeps the model where it is evaluated, and stops in time with a checkpoint."""
+def watch(folder: Path, plan: dict[str, Any], spent: dict[str, float]) -> Any:
+    """Notes every step's seconds and parts, keeps the model where it is evaluated, stops in time with a checkpoint."""
     import torch
     from transformers import TrainerCallback
 
@@ -203,17 +222,22 @@ def watch(folder: Path, plan: dict[str, Any]) -> Any:
 
     class Watch(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
+            spent.update(dict.fromkeys(spent, 0.0))
             self.start = self.now()
 
         def on_step_end(self, *parts: Any, **more: Any) -> None:
             state, control = parts[1], parts[2]
-            line = {"step": state.global_step, "seconds": self.now() - self.start}
+            line = {"step": state.global_step, "seconds": self.now() - self.start, **spent}
             with (folder / "times.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             if state.global_step in plan["snapshots"]:
                 keep(more["model"], more["processing_class"], folder / f"step-{state.global_step}", plan["use_cpu"])
             if time.perf_counter() > end and state.global_step < state.max_steps:
                 control.should_save = control.should_training_stop = True
+
+        def on_log(self, *parts: Any, **more: Any) -> None:
+            with (folder / "log.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": parts[1].global_step} | more["logs"]) + "\n")
 
         def now(self) -> float:
             if not plan["use_cpu"]:

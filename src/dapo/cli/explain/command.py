@@ -23,6 +23,7 @@ from dapo.config.load import flatten, load_recipe_or_run, suggest
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
 from dapo.config.model_shapes import shape_of
 from dapo.config.schema import TrainConfig
+from dapo.config.sources import eval_sources, is_mixture, shares, train_sources
 from dapo.errors import ConfigError
 from dapo.planning.cluster import SHEET
 from dapo.planning.plan import concurrency_of, memory_of, parts_of, work_of
@@ -150,6 +151,7 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
         ),
         ("learning rate", learning_rate_in_words(config.train)),
         ("evaluation", evaluation_in_words(config)),
+        *(mixture_in_words(config) if is_mixture(config) else ()),
     ]
     print_table(console, None, lines)
     print_table(console, "Algorithm", list(plan["parts"].items()))
@@ -176,7 +178,8 @@ def print_memory(console: Console, config: Config, memory: dict[str, Any] | None
     rows.append(("KV cache", f"{memory['kv_mib_per_1000_tokens']:,.2f} MiB per 1,000 tokens"))
     rows += at_once_in_words(config, memory)
     each = f" on each of {memory['gpus']}" if memory["gpus"] > 1 else ""
-    title = f"Memory, estimated{each} ({memory['device']}, {memory['parameters'] / 1e9:,.3g} B parameters)"
+    unit, size = ("B", 1e9) if memory["parameters"] >= 1e8 else ("M", 1e6)
+    title = f"Memory, estimated{each} ({memory['device']}, {memory['parameters'] / size:,.3g} {unit} parameters)"
     print_table(console, title, rows, escaped=False)
 
 
@@ -201,11 +204,11 @@ def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, 
     shared = f" / {replicas:,} replicas = {allowed:,} each" if replicas > 1 else ""
     setting = f"rollout.max_concurrent_sequences = {config.rollout.max_concurrent_sequences:,}{shared}"
     if fits >= allowed:
-        verdict = f"{allowed:,}: {setting}; memory would hold {fits:,} at full length ({limit:,} tokens)"
+        verdict = f"{allowed:,}: {setting}; memory is enough for {fits:,} of full length ({limit:,} tokens)"
     else:
         verdict = (
-            f"{fits:,} to {allowed:,}: memory holds {fits:,} at full length ({limit:,} tokens), more while they are "
-            f"shorter, up to {setting}"
+            f"{fits:,} to {allowed:,}: memory is enough for {fits:,} of full length ({limit:,} tokens), for more while "
+            f"they are shorter, up to {setting}"
         )
     per_step = config.responses_per_step
     rounds = -(-per_step // min(per_step, allowed * replicas))
@@ -218,8 +221,24 @@ def learning_rate_in_words(train: TrainConfig) -> str:
     return f"{train.lr:g} after {train.warmup_steps} steps of warm-up, then {after}"
 
 
+def mixture_in_words(config: Config) -> list[tuple[str, str]]:
+    """A line per source: its share of the prompts submitted, where it is from, who judges it."""
+    sources = train_sources(config)
+    of, per_step = shares(sources), config.sampling.prompts_per_step
+    return [
+        (
+            f"source {source.name}",
+            f"{of[source.name]:.1%} of prompts submitted, about {of[source.name] * per_step:.1f} in {per_step:,}: "
+            f"{source.path}, template {source.template}"
+            + (", with a system prompt" if source.system_prompt else "")
+            + f", judged by {source.verifier}",
+        )
+        for source in sources
+    ]
+
+
 def evaluation_in_words(config: Config) -> str:
     if not config.data.eval or not config.eval.every_steps:
         return "none"
-    sets = ", ".join(config.data.eval)
+    sets = ", ".join(source.name for source in eval_sources(config))
     return f"{sets}: avg@{config.eval.k} before step 1 and every {config.eval.every_steps} steps"

@@ -11,18 +11,37 @@ from rich.table import Table
 from dapo.cli.explain.tables import in_words
 from dapo.config.load import flatten, known_keys, load_recipe_or_run, preset_names, read_preset
 from dapo.config.schema import PRESET_KEYS
+from dapo.config.sources import TABLES, in_schema
 from dapo.console import Pipe
+
+MISSING = object()
 
 
 def difference(first: str, second: str, overrides: list[str]) -> list[tuple[str, str, str, str]]:
     """(key, first, second, meaning) where they differ; against a preset only algorithm keys are compared."""
     sides = [preset_keys(name) if is_preset(name) else recipe_keys(name, overrides) for name in (first, second)]
-    keys = [key for key in known_keys() if key in sides[0] and key in sides[1]]
+    place = {key: at for at, key in enumerate(known_keys())}
+    either = sorted(sides[0] | sides[1], key=lambda key: (place[in_schema(key)], key))
     return [
-        (key, in_words(sides[0][key]), in_words(sides[1][key]), known_keys()[key].description or "")
-        for key in keys
-        if sides[0][key] != sides[1][key] and key != "preset"
+        (key, said(sides[0], key), said(sides[1], key), meaning(key))
+        for key in either
+        if sides[0].get(key, MISSING) != sides[1].get(key, MISSING) and key != "preset" and is_compared(key, sides)
     ]
+
+
+def is_compared(key: str, sides: list[dict[str, Any]]) -> bool:
+    """A key that both have; of data.train and data.eval also what one has as a list and the other as a table."""
+    return all(key in side for side in sides) or all(
+        any(other.startswith("data.") for other in side) and key.startswith(TABLES) for side in sides
+    )
+
+
+def said(side: dict[str, Any], key: str) -> str:
+    return in_words(side[key]) if key in side else ""
+
+
+def meaning(key: str) -> str:
+    return known_keys()[in_schema(key)].description or ""
 
 
 def is_preset(name: str) -> bool:

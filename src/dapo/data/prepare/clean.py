@@ -17,6 +17,7 @@ from dapo.data.prepare.integer_answers import Restated, integer_answer, with_ans
 from dapo.data.prepare.journal import Journal
 from dapo.data.prepare.restate import PROMPT_VERSION, NotVerified, ask_for_restatement, cannot_verify
 from dapo.data.problems import Drop, ProblemSet, Why, hold_out, load_problems
+from dapo.data.schemas import asked
 from dapo.data.whole_file import refuse_existing, write_whole
 from dapo.errors import DataError
 from dapo.files import sha256_of
@@ -241,7 +242,7 @@ def outcome_of(problem: Problem, line: dict[str, Any]) -> Restated | str:
 def row_of(problem: Problem) -> dict[str, object]:
     return {
         "id": problem.id,
-        "question": problem.question,
+        **asked(problem),
         "answer": problem.answer,
         "source": problem.source,
         **problem.meta,
@@ -264,9 +265,9 @@ def write_parquet(path: Path, problems: Sequence[Problem]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {name: [getattr(p, name) for p in problems] for name in ("id", "question", "answer", "source")}
-    meta = [json.dumps(dict(p.meta), default=str) for p in problems]
-    pq.write_table(pa.table({**columns, "meta_json": meta}), path)
+    rows = [row_of(replace(problem, meta={})) | {"meta_json": json.dumps(dict(problem.meta), default=str)}
+            for problem in problems]  # fmt: skip
+    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in rows[0]}), path)
 
 
 def write_json(path: Path, value: object) -> None:

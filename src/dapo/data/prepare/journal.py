@@ -1,4 +1,4 @@
-"""What a model answered so far, a line each, so that a long preparation goes on where it stopped."""
+"""What a model answered so far, a line each, so that a long preparation resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dapo.files import append_line, read_lines
 
 
 class Journal:
-    """A JSONL file with a header that says what it belongs to. A torn line costs that line, and no other."""
+    """A JSONL file with a header that says what it belongs to. A truncated line costs that line, and no other."""
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path = path
@@ -24,7 +24,7 @@ class Journal:
 
     def _read(self, header: dict[str, Any]) -> None:
         lines = list(read_lines(self.path))
-        if not lines and b"\n" not in self.path.read_bytes():  # torn while its header was written
+        if not lines and b"\n" not in self.path.read_bytes():  # truncated while its header was written
             append_line(self.path, header)
         elif lines[:1] != [header]:
             raise DataError(

@@ -18,7 +18,7 @@ const CHARTS = [
   { id: "accuracy", title: "Training accuracy", series: [["accuracy", "all verified"]], unit: "share",
     note: "Share of correct responses among all that were verified, dropped groups included." },
   { id: "reward", title: "Reward and its components", series: [["reward/mean", "reward"], ["reward/raw", "verdict"], ["reward/overlong", "overlong"]],
-    note: () => `Mean of the trained responses: ${dapo.data.runs.some((run) => run.verifier.includes(":") || run.verifier === "command") ? "what the reward function gives" : "the verifier’s ±1"}, plus the overlong penalty.`,
+    note: () => `Mean of the trained responses: ${dapo.data.runs.some((run) => run.verifier.includes(":") || run.verifier === "command") ? "what the reward function gives" : "the verifier’s ±1"}, plus the overlong penalty${partNames().length ? " and the other parts by their weights" : ""}.`,
     paper: "DAPO Fig. 7b: the training reward rises steadily and predicts held-out accuracy poorly." },
   { id: "length", title: "Response length", series: [["length/mean", "mean"], ["length/p10", "10 %"], ["length/p90", "90 %"]], unit: "tokens",
     note: "Tokens of the trained responses: mean, 10th and 90th percentile.", paper: "DAPO Fig. 7a: grows overall, with phases of stagnation or decline." },
@@ -42,10 +42,30 @@ const CHARTS = [
     paper: "DAPO Fig. 3b: the share of all-correct prompts keeps growing, so fewer give a gradient." },
   { id: "waste", title: "Wasted tokens, by cause", stacked: true, unit: "share", series: WASTE.map((cause) => [wasteShare(cause), { all_wrong: "all wrong", all_correct: "all correct", all_equal: "all equal", truncated: "truncated", surplus: "surplus", aborted: "aborted", stale: "stale" }[cause]]),
     note: "Share of all generated tokens that entered no update." },
+  { id: "sources-share", title: "Sources: prompts submitted, groups trained on", kind: "sources", unit: "share", series: [["share_submitted", "submitted"], ["share_kept", "trained on"]],
+    note: "Each source’s share of the prompts submitted (thick; its weight, in the long run) and of the groups trained on (dotted)." },
+  { id: "sources-accuracy", title: "Sources: accuracy", kind: "sources", unit: "share", series: [["accuracy", ""]], note: "Share of correct responses among all of a source that were verified." },
+  { id: "sources-kept", title: "Sources: mixed groups (kept)", kind: "sources", unit: "share", series: [["groups_kept", ""]], note: "Share of a source’s groups that are mixed. A source near 0 teaches nothing any more." },
+  { id: "sources-length", title: "Sources: response length", kind: "sources", unit: "tokens", series: [["length", ""]], note: "Mean length of a source’s responses." },
+  { id: "sources-waste", title: "Sources: wasted tokens", kind: "sources", unit: "share", series: [["waste", ""]], note: "Share of a source’s tokens in groups that are not mixed." },
+  { id: "sources-posterior", title: "Sources: posterior pass rate", kind: "sources", unit: "share", series: [["pass_rate", ""]], note: "Mean over the problems of a source seen so far." },
+  { id: "sources-rested", title: "Rested problems", kind: "sources", series: [["rested", ""]], note: "Problems of a source that rest: their posterior pass rate is at or above sampling.retire_above." },
+  { id: "rested", title: "Rested problems, all", series: [["sampling/rested", "rested"]], note: "Problems whose posterior pass rate is at or above sampling.retire_above." },
   { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[phase("rollout"), "rollout and reward"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step." },
   { id: "speed", title: "Tokens per second", unit: "tokens/s", series: [[(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/generated") / m("timing.step_s") : null)), "generated"], [(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/trained") / m("timing.step_s") : null)), "trained on"]],
     note: "Over the whole step." },
 ];
+
+// A reward in parts: the mean of each, and how much of the advantages is due to each. Names come from the config.
+const partNames = () => [...new Set(dapo.data.runs.flatMap((run) => run.parts.map(([name]) => name)))];
+const weightOf = (name) => dapo.data.runs.flatMap((run) => run.parts).find(([own]) => own === name)[1];
+const partCharts = () => (partNames().length ? [
+  { id: "part-shares", title: "What decides the advantage", every: true, unit: "share", series: partNames().map((name) => [`reward/part/${name}/share`, name]),
+    note: "Share of the advantages’ variance that is due to each part of the reward; all parts sum to 100 %, one that pulls against the others is negative." },
+  ...partNames().map((name) => ({ id: `part-${name}`, title: `Reward part: ${name}`, every: true, series: [[`reward/part/${name}/mean`, "mean"], [`reward/part/${name}/std`, "std"]],
+    note: `Over the trained responses, before its weight${weightOf(name) === null ? ": it has none and is only recorded" : ` of ${weightOf(name)}`}.${name === "correct" ? " The verifier’s own: what counts as correct." : ""}` })),
+] : []);
+const allCharts = () => CHARTS.flatMap((chart) => (chart.id === "reward" ? [chart, ...partCharts()] : [chart]));
 
 const whenIdle = (work) => (window.requestIdleCallback || setTimeout)(work);
 
@@ -60,7 +80,7 @@ const curves = {
   draw() {
     const section = $("curves");
     const grid = el("div", { class: "charts" });
-    for (const chart of CHARTS) if (curves.linesOf(chart).length) grid.append(curves.card(chart));
+    for (const chart of allCharts()) if (curves.linesOf(chart).length) grid.append(curves.card(chart));
     section.replaceChildren(
       el("div", { class: "title-row" }, el("h2", {}, "Curves"), curves.controls()),
       dapo.data.runs.length > 1 ? curves.legend() : "",
@@ -151,6 +171,7 @@ const curves = {
     const lines = [];
     dapo.data.runs.forEach((run, at) => {
       if (chart.kind === "evaluation") lines.push(...curves.evaluationLines(run, at, several));
+      else if (chart.kind === "sources") lines.push(...curves.sourceLines(chart, run, at, several));
       else if (chart.kind === "behaviour") lines.push(...behaviour.lines(run, at, several));
       else if (chart.stacked && several) lines.push(curves.sumLine(chart, run, at));
       else {
@@ -158,7 +179,7 @@ const curves = {
           const y = typeof metric === "string" ? run.metrics[metric] : metric(run);
           const hasAny = (y || []).some((v) => v !== null && (!chart.stacked || v > 0));
           // A line that is zero throughout only says that a part is off.
-          if (hasAny && (s === 0 || y.some((v) => v))) {
+          if (hasAny && (s === 0 || chart.every || y.some((v) => v))) {
             lines.push({ label, run: at, x: curves.xOf(run), y, colour: several ? `run-${at}` : curves.hue(chart, s), dash: several && s ? "dot" : "solid", isFirst: s === 0 });
           }
         });
@@ -173,7 +194,7 @@ const curves = {
     return lines;
   },
 
-  hue: (chart, s) => (chart.sided ? ["high", "low", "soft"] : ["accent", "second", "third", "fourth", "fifth", "soft"])[s],
+  hue: (chart, s) => (chart.sided ? ["high", "low", "soft"] : ["accent", "second", "third", "fourth", "fifth", "soft"])[chart.sided ? s : s % 6],
 
   sumLine(chart, run, at) {
     const parts = chart.series.map(([metric]) => metric(run));
@@ -198,6 +219,15 @@ const curves = {
       }
     });
     return lines;
+  },
+
+  // One line per source, a second dotted one where the chart compares two shares; of several runs their colours tell.
+  sourceLines(chart, run, at, several) {
+    const colours = ["accent", "second", "third", "fourth", "fifth", "soft"];
+    return run.sources.flatMap((source, s) => chart.series.map(([metric, label], m) => ({
+      label: [source.name, label].filter(Boolean).join(" "), run: at, x: curves.xOf(run), y: source.metrics[metric],
+      colour: several ? `run-${at}` : colours[s % colours.length], dash: m ? "dot" : "solid", isFirst: m === 0,
+    }))).filter((line) => line.y.some((value) => value !== null));
   },
 
   // Exponential mean, corrected for its start.
@@ -277,7 +307,7 @@ const curves = {
   },
 
   update() {
-    const isNew = CHARTS.some((chart) => !curves.cards.has(chart.id) && curves.linesOf(chart).length);
+    const isNew = allCharts().some((chart) => !curves.cards.has(chart.id) && curves.linesOf(chart).length);
     if (isNew) {
       curves.cards.clear();
       curves.draw();

@@ -6,7 +6,7 @@ const DROPPED = { all_wrong: "all wrong", all_correct: "all correct", all_equal:
 const whyDropped = (why) => DROPPED[why] || why;
 
 const rollouts = {
-  state: { run: 0, step: null, row: null, heat: "probability", use: "any", verdict: "any", behaviour: "any", search: "", onlyTruncated: false, onlySplit: false, onlyClipped: false, everywhere: false },
+  state: { run: 0, step: null, row: null, heat: "probability", use: "any", source: "any", verdict: "any", behaviour: "any", search: "", onlyTruncated: false, onlySplit: false, onlyClipped: false, everywhere: false },
   index: null,
   found: null, // Map "step/row" -> number of hits while a search is on
   SHOWN_TOKENS: 700, // of a response, until more are asked for
@@ -32,9 +32,10 @@ const rollouts = {
     rollouts.list = el("div", { class: "group-list", role: "listbox", "aria-label": "Problems" });
     rollouts.pane = el("div", { class: "group" });
     rollouts.status = el("p", { class: "sub status", "aria-live": "polite" });
+    rollouts.parts = el("div", { class: "histograms", id: "part-histograms" });
     section.replaceChildren(
       el("div", { class: "title-row" }, el("h2", {}, "Rollouts"), withRollouts.length > 1 ? rollouts.runChoice(withRollouts) : ""),
-      rollouts.filters(),
+      rollouts.filters(), rollouts.parts,
       el("div", { class: "browser" }, el("aside", {}, rollouts.status, rollouts.list), rollouts.pane));
     const start = () => rollouts.show({ step: rollouts.run.rollouts[rollouts.run.rollouts.length - 1].step });
     new IntersectionObserver((entries, observer) => {
@@ -57,6 +58,7 @@ const rollouts = {
 
   runChoice: (runs) => choices("Run", runs.map(([run, at]) => [String(at), run.name]), String(rollouts.state.run), (at) => {
     rollouts.state.run = Number(at);
+    rollouts.state.source = "any";
     dapo.chunks.clear();
     rollouts.draw();
   }),
@@ -88,6 +90,7 @@ const rollouts = {
         el("button", { type: "button", id: "search-go", onclick: () => rollouts.search(rollouts.searchBox.value) }, "Find"), box("everywhere", "in all steps")),
       el("div", { class: "filter-row" },
         select("use", "Trained on or dropped", [["any", "trained or dropped"], ["trained", "trained on"], ["dropped", "dropped"], ...Object.entries(DROPPED).map(([why, text]) => [why, `dropped: ${text}`])]),
+        ...(rollouts.run.sources.length ? [select("source", "Source", [["any", "any source"], ...rollouts.run.sources.map(({ name }) => [name, name])])] : []),
         select("verdict", "Verdict", [["any", "any verdict"], ["CORRECT", "some correct"], ["WRONG", "some wrong"], ["UNPARSEABLE", "some unparseable"]]),
         select("behaviour", "Behaviour", [["any", "any behaviour"], ...dapo.data.behaviour.map(([kind, meaning]) => [kind, meaning])]),
         box("onlyTruncated", "truncated"), box("onlySplit", "answers disagree"), box("onlyClipped", "with clipped tokens")));
@@ -95,9 +98,10 @@ const rollouts = {
 
   passes(row) {
     const g = rollouts.index.groups;
-    const { use, verdict, behaviour: kind, onlyTruncated, onlySplit, onlyClipped, search } = rollouts.state;
+    const { use, source, verdict, behaviour: kind, onlyTruncated, onlySplit, onlyClipped, search } = rollouts.state;
     const why = rollouts.dropped(row);
     if (use !== "any" && use !== (why || "trained") && !(use === "dropped" && why)) return false;
+    if (source !== "any" && !g.id[row].startsWith(`${source}/`)) return false;
     if (verdict === "CORRECT" && !g.correct[row]) return false;
     if (verdict === "WRONG" && g.size[row] - g.correct[row] - g.unparseable[row] <= 0) return false;
     if (verdict === "UNPARSEABLE" && !g.unparseable[row]) return false;
@@ -161,7 +165,21 @@ const rollouts = {
     }
     if (rollouts.state.step !== step) return; // another step was asked for meanwhile
     rollouts.state.row = row;
+    rollouts.drawParts();
     rollouts.drawList();
+  },
+
+  // How each part of the reward is spread over the step's trained responses; nothing where there are no parts.
+  drawParts() {
+    rollouts.parts.replaceChildren(...(rollouts.index.summary.parts || []).map(([name, unknown, bins]) => {
+      const most = Math.max(1, ...bins.map((bin) => bin[2]));
+      const range = ([from, to]) => (from === to ? format.number(from) : `${format.number(from)} to ${format.number(to)}`);
+      return el("figure", { class: "histogram" },
+        el("figcaption", {}, el("b", {}, name), el("span", { class: "sub" }, unknown ? ` unknown in ${unknown}` : "")),
+        el("div", { class: "bins", role: "img", "aria-label": bins.map((bin) => `${range(bin)}: ${bin[2]}`).join(", ") },
+          ...bins.map((bin) => el("span", { style: { height: `${(100 * bin[2]) / most}%` }, title: `${range(bin)}: ${bin[2]} responses` }))),
+        el("div", { class: "ends sub" }, bins.length ? el("span", {}, format.number(bins[0][0])) : "no value", bins.length > 1 ? el("span", {}, format.number(bins[bins.length - 1][1])) : ""));
+    }));
   },
 
   drawList() {
@@ -171,14 +189,19 @@ const rollouts = {
     const hits = rollouts.state.search && rollouts.state.everywhere ? rollouts.hitSteps() : "";
     const nDropped = rows.filter(rollouts.dropped).length;
     rollouts.status.replaceChildren(`${rows.length} of ${g.id.length} problems${nDropped ? `, ${nDropped} dropped` : ""}`, hits);
-    rollouts.list.replaceChildren(...rows.map((row) => el("button", {
-      type: "button", role: "option", class: "group-row", "data-row": row, "aria-selected": String(row === rollouts.state.row), onclick: () => rollouts.pick(row),
+    const parts = (rollouts.index.summary.parts || []).map(([name]) => name).slice(1);
+    const columns = parts.length ? { gridTemplateColumns: `46px 40px repeat(${parts.length}, minmax(0, 1fr))` } : {};
+    const inParts = parts.length ? "group-row in-parts" : "group-row";
+    const head = parts.length ? [el("div", { class: `${inParts} head`, role: "presentation", style: columns }, el("span", {}, "correct"), el("span", {}), ...parts.map((name) => el("span", { class: "part", title: `part ${name}, mean of the group` }, name)))] : [];
+    rollouts.list.replaceChildren(...head, ...rows.map((row) => el("button", {
+      style: columns, type: "button", role: "option", class: inParts, "data-row": row, "aria-selected": String(row === rollouts.state.row), onclick: () => rollouts.pick(row),
     },
       el("span", { class: "text" }, visible(g.question[row]) || g.id[row],
         rollouts.dropped(row) ? el("span", { class: "dropped" }, `dropped: ${whyDropped(rollouts.dropped(row))}`) : null),
       el("span", { class: "tally", title: `${g.correct[row]} of ${g.size[row]} correct` },
         el("span", { class: "right", style: { flexGrow: g.correct[row] } }), el("span", { class: "wrong", style: { flexGrow: g.size[row] - g.correct[row] } })),
-      el("span", { class: "count" }, `${g.correct[row]}/${g.size[row]}`))));
+      el("span", { class: "count" }, `${g.correct[row]}/${g.size[row]}`),
+      ...parts.map((_, at) => el("span", { class: "part" }, g.parts[row][at] === null ? "–" : format.number(g.parts[row][at]))))));
     const row = rows.includes(rollouts.state.row) ? rollouts.state.row : rows[0];
     if (row === undefined) rollouts.pane.replaceChildren(el("p", { class: "sub" }, "No problem of this step matches the filters."));
     else rollouts.pick(row);
@@ -188,7 +211,7 @@ const rollouts = {
     const { step } = rollouts.state;
     const g = rollouts.index.groups;
     rollouts.state.row = row;
-    for (const node of rollouts.list.children) node.setAttribute("aria-selected", String(Number(node.dataset.row) === row));
+    for (const node of rollouts.list.querySelectorAll("button")) node.setAttribute("aria-selected", String(Number(node.dataset.row) === row));
     const piece = String(Number(g.piece[row])).padStart(3, "0");
     let groups;
     try {
@@ -223,6 +246,7 @@ const rollouts = {
     const isRight = response.verdict === "CORRECT";
     const parts = [`verdict ${format.signed(response.raw)}`];
     if (response.overlong) parts.push(`overlong ${format.signed(response.overlong)}`);
+    for (const [name, value] of response.parts || []) parts.push(`${name} ${value === null ? "unknown" : format.signed(value)}`);
     const head = el("header", {},
       el("span", { class: `mark ${isRight ? "right" : response.verdict === "WRONG" ? "wrong" : "odd"}` }, isRight ? "correct" : response.verdict.toLowerCase()),
       el("span", { class: "reward", title: parts.join(", ") }, format.signed(response.reward)),
@@ -302,9 +326,9 @@ const rollouts = {
   },
 
   jump(step, row) {
-    Object.assign(rollouts.state, { use: "any", verdict: "any", behaviour: "any", onlyTruncated: false, onlySplit: false, onlyClipped: false, search: "" });
+    Object.assign(rollouts.state, { use: "any", source: "any", verdict: "any", behaviour: "any", onlyTruncated: false, onlySplit: false, onlyClipped: false, search: "" });
     rollouts.searchBox.value = "";
-    for (const name of ["use", "verdict", "behaviour"]) $(`filter-${name}`).value = "any";
+    for (const name of ["use", "source", "verdict", "behaviour"]) if ($(`filter-${name}`)) $(`filter-${name}`).value = "any";
     for (const name of ["onlyTruncated", "onlySplit", "onlyClipped"]) $(`filter-${name}`).checked = false;
     rollouts.show({ step, row });
   },

@@ -10,9 +10,11 @@ from dataclasses import asdict
 from typing import Any
 
 from dapo.report.doctor import critic as critic_findings
+from dapo.report.doctor import parts as part_findings
 from dapo.report.doctor import policy as policy_findings
 from dapo.report.doctor import responses as response_findings
 from dapo.report.doctor import run as run_findings
+from dapo.report.doctor import sources as source_findings
 from dapo.report.doctor.findings import NOTE, SEVERE, WARNING, Disk, Finding, Thresholds, Visit
 from dapo.report.evidence import too_few_steps
 from dapo.report.load import RunRecord
@@ -26,7 +28,9 @@ BY_STEPS: tuple[Check, ...] = (
     policy_findings.clipping,
     response_findings.length,
     response_findings.acceptance,
+    source_findings.idle_sources,
     response_findings.reward_hacking,
+    part_findings.parts,
     critic_findings.critic,
     policy_findings.engine_gap,
     policy_findings.dead_gradients,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,9 @@ from dapo.report.evidence import MIN_CHANGED_PROBLEMS, MIN_STEPS
 from dapo.report.load import RunRecord
 
 SEVERE, WARNING, NOTE = "severe", "warning", "note"
+# Of independent normal values of standard deviation 1: the median |difference| of two, √2 · 0.6745; and the standard
+# error of a median of n is √(π/2) times that of a mean.
+MEDIAN_JUMP, MEDIAN_ERROR = math.sqrt(2) * 0.6745, math.sqrt(math.pi / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,8 @@ class Thresholds:
     truncated: float = 0.15
     acceptance: float = 0.15
     one_cause: float = 0.75  # of the groups that are all correct or all wrong
+    idle_source_prompts: int = 100  # of one source: fewer do not tell 5 % of mixed groups from 15 %
+    idle_source_kept: float = 0.05
     hacking_accuracy_rise: float = 0.05
     answer_only_rise: float = 0.3
     answer_only_length_ratio: float = 0.4  # without rollouts: mean length against the start
@@ -55,6 +63,10 @@ class Thresholds:
     disk_checkpoints: float = 2.0  # space for this many more checkpoints
     verifier_failures: float = 0.01
     unparseable: float = 0.3
+    deciding_share: float = 0.9  # of the advantages' variance that is due to one part beside what is correct
+    part_rise: float = 0.25  # of a part, in its own standard deviations over responses at the start …
+    part_fall: float = 0.05  # … while accuracy falls by this
+    trend_noise: float = 3.0  # a rise or a fall counts beyond this many standard errors of the windows' difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +143,20 @@ class Visit:
 
     def last(self, name: str) -> float | None:
         return self.run.median(name, slice(-self.width, None))
+
+    def last_known(self, name: str) -> float | None:
+        """As `last`, of the steps that have the metric: one that trains on nothing has no rewards."""
+        values = [value for _, value in self.run.series(name)][-self.width :]
+        return statistics.median(values) if values else None
+
+    def noise(self, name: str) -> float:
+        """What the first and the last window may differ by through the scatter from step to step alone."""
+        values = [value for _, value in self.run.series(name)]
+        jumps = sorted(abs(b - a) for a, b in pairwise(values))
+        if not jumps:
+            return 0.0
+        scatter = statistics.median(jumps) / MEDIAN_JUMP
+        return self.t.trend_noise * MEDIAN_ERROR * scatter * math.sqrt(2 / self.width)
 
     @property
     def progress(self) -> Progress | None:

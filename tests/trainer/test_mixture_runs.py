@@ -1,0 +1,181 @@
+"""Runs on several sources: shares, a verifier each, exact resume, and what is said of each source."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from odd_judge import last_number_is_even
+from toy import contains, recipe
+
+from dapo.data.prepare.clean import row_of
+from dapo.files import read_lines
+from dapo.processes import python_command
+from dapo.quickstart.task import train_problems
+from dapo.rewards import judge
+from dapo.trainer.loop import train
+from dapo.trainer.observer import Observer
+from dapo.trainer.resume import resume_run
+from dapo.trainer.start import start_run
+
+HERE = Path(__file__).parent
+WEIGHTS = {"math": 3, "exact": 2, "even": 1}
+TOY = (
+    "data.train={many={path='toy:problems', weight=2}, none={path='toy:problems', verifier='dapo-published'}, "
+    "few={path='FEW', verifier='exact', template='raw'}}"
+)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch):
+    """Worker processes import the verifiers by name."""
+    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in paths if p))
+
+
+def toy_keys(folder: Path, *more: str) -> tuple[str, ...]:
+    few = folder / "few.jsonl"
+    few.write_text("".join(json.dumps({"question": f"w{i} w9", "answer": f"w{i}"}) + "\n" for i in range(3)))
+    return (TOY.replace("FEW", str(few)), *more)
+
+
+def finish(run: Any) -> Any:
+    try:
+        train(run)
+    finally:
+        run.close()
+    return run
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = read_lines(folder / "metrics.jsonl")
+    return [{key: value for key, value in line.items() if not key.startswith("timing.")} for line in lines]
+
+
+def rollouts(folder: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted((folder / "rollouts").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+class StopAfter(Observer):
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def on_start(self, run: Any) -> None:
+        self.run = run
+
+    def on_groups(self, known: int, wanted: int) -> None:  # noqa: ARG002
+        self.calls -= self.run.step == 1
+        if self.calls == 0:
+            self.run.is_stopping = True
+
+
+def test_each_source_is_judged_by_its_own_verifier_and_a_stopped_run_resumes_exactly(tmp_path: Path):
+    keys = toy_keys(
+        tmp_path, "preset=grpo", "sampling.prompts_per_step=16", "train.steps=2", "sampling.retire_above=0.85"
+    )
+    straight = finish(start_run(recipe(tmp_path, *keys), tmp_path / "straight"))
+    stopped = finish(start_run(recipe(tmp_path, *keys), tmp_path / "stopped", [StopAfter(2)]))
+    assert stopped.step == 1
+    resumed = finish(resume_run(tmp_path / "stopped"))
+    assert metrics(resumed.folder) == metrics(straight.folder)
+    rows = rollouts(straight.folder)
+    assert {row["problem_id"].partition("/")[0] for row in rows} == {"many", "none", "few"}
+    for row in rows:
+        assert row["source"] == row["problem_id"].partition("/")[0]
+        match row["source"]:
+            case "many":
+                is_right = contains(row["response_text"], row["answer"], {}).correct
+            case "none":
+                is_right = False
+            case _:
+                is_right = row["response_text"].strip() == row["answer"]
+        if row["stop_reason"] == "EOS":
+            assert (row["verdict"] == "CORRECT") == is_right
+    for line in metrics(straight.folder):
+        tried = {name: line[f"source/{name}/prompts_tried"] for name in ("many", "none", "few")}
+        assert tried["few"] == 3  # the whole of it: its share of a step would be four
+        assert sum(tried.values()) == 16
+        assert line["source/none/accuracy"] == line["source/none/groups_kept"] == 0
+        assert line["source/none/waste"] == 1
+        assert line["source/many/share_kept"] == line["source/many/share_submitted"]  # without dynamic sampling
+        assert (
+            line["source/many/rested"] + line["source/none/rested"] + line["source/few/rested"]
+            == (line["sampling/rested"])
+        )
+
+
+@pytest.mark.slow
+def test_carried_groups_and_selection_resume_exactly_and_evaluation_sets_have_their_own_verifier(tmp_path: Path):
+    """Partial rollouts in flight, predictive selection and resting, each within its source; two sets of one file."""
+    keys = toy_keys(tmp_path, "preset=dapo-fast", "sampling.max_staleness_updates=4", "sampling.retire_above=0.85")
+    sets = "data.eval={own={path='toy:problems'}, none={path='toy:problems', verifier='toy:never'}}"
+    keys = (*keys, sets, "eval.every_steps=3", "eval.k=2", "train.steps=4")
+    straight = finish(start_run(recipe(tmp_path, *keys), tmp_path / "straight"))
+    finish(start_run(recipe(tmp_path, *keys), tmp_path / "stopped", [StopAfter(3)]))
+    resumed = finish(resume_run(tmp_path / "stopped"))
+    assert metrics(resumed.folder) == metrics(straight.folder)
+    assert "source/many/pass_rate" in metrics(straight.folder)[-1]
+    scores = {(line["set"], line["step"]): line["avg@k"] for line in read_lines(straight.folder / "eval.jsonl")}
+    assert scores.keys() == {(name, step) for name in ("own", "none") for step in (0, 3, 4)}
+    assert all((score > 0) == (name == "own") for (name, _), score in scores.items())
+
+
+def three_sources(folder: Path) -> list[str]:
+    """The bundled model on its own task in three parts, each with another verifier; 3 : 2 : 1."""
+    problems = train_problems()
+    for at, name in enumerate(("math", "exact", "even")):
+        rows = (json.dumps(row_of(problem)) + "\n" for problem in problems[at * 150 : (at + 1) * 150])
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+    table = (
+        f"data.train={{math={{path='{folder}/math.jsonl', weight=3}}, "
+        f"exact={{path='{folder}/exact.jsonl', weight=2, verifier='exact'}}, "
+        f"even={{path='{folder}/even.jsonl', verifier='odd_judge:last_number_is_even'}}}}"
+    )
+    sizes = ["sampling.prompts_per_step=40", "sampling.responses_per_prompt=4", "train.steps=4", "train.seed=3"]
+    often = ["eval.every_steps=0", "checkpoint.every_steps=1", "records.every_steps=1", "rewards.workers=1"]
+    return ["quickstart", *(part for key in (table, *sizes, *often) for part in ("--set", key))]
+
+
+def bytes_of(folder: Path) -> dict[str, object]:
+    """What a run comes to: its metrics without clock times, the weights and everything that was recorded."""
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    files = [newest / "model" / "model.safetensors", newest / "state.json", *(folder / "rollouts").glob("*.parquet")]
+    return {"metrics": metrics(folder)} | {path.name: path.read_bytes() for path in files}
+
+
+@pytest.mark.slow
+def test_three_sources_killed_and_resumed_end_with_the_same_bytes(tmp_path: Path):
+    arguments = three_sources(tmp_path)
+    command = python_command("-m", "dapo", "train", *arguments)
+    subprocess.run([*command, "--out", str(tmp_path / "straight")], check=True, capture_output=True, timeout=600)
+
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*command, "--out", str(killed)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while len(list(read_lines(killed / "metrics.jsonl"))) < 2 and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    subprocess.run(python_command("-m", "dapo", "resume", str(killed)), check=True, capture_output=True, timeout=600)
+    assert bytes_of(killed) == bytes_of(tmp_path / "straight")
+
+    lines = metrics(killed)
+    tried = Counter({name: sum(line[f"source/{name}/prompts_tried"] for line in lines) for name in WEIGHTS})
+    assert tried.total() >= 300
+    for name, weight in WEIGHTS.items():
+        assert abs(tried[name] / tried.total() - weight / 6) < 0.02
+    rows = [row for row in rollouts(killed) if row["stop_reason"] == "EOS"]
+    assert {row["source"] for row in rows} == set(WEIGHTS)
+    for row in rows:
+        if row["source"] == "even":
+            expected = "CORRECT" if last_number_is_even(row["response_text"], "", {}) else "WRONG"
+        else:
+            expected = judge(row["response_text"], row["answer"], verifier=row["source"]).verdict.value
+        assert row["verdict"] == expected
