@@ -241,6 +241,7 @@ def advantages(verl: Any, x: Inputs, weights: Tensor) -> Iterator[tuple[Row, lis
         ours = group_advantage(score, std=std, eps=1e-6).flatten()[:, None] * weights
         theirs, _ = verl.compute_grpo_outcome_advantage(x.reward.clone(), weights, index, 1e-6, std != "none")
         yield Row(f"group advantage, std {std}"), [ours], [theirs]
+    yield gdpo(verl, x, weights, index)
     rloo = leave_one_out(score).flatten()[:, None] * weights
     for function in (verl.compute_rloo_outcome_advantage, verl.compute_rloo_vectorized_outcome_advantage):
         yield Row("leave-one-out"), [rloo], [function(x.reward.clone(), weights, index)[0]]
@@ -253,7 +254,6 @@ def advantages(verl: Any, x: Inputs, weights: Tensor) -> Iterator[tuple[Row, lis
     gamma_1 = type("Config", (), {"gamma": 1.0})()
     their_batch, _ = verl.compute_reinforce_plus_plus_outcome_advantage(x.reward.clone(), weights, gamma_1)
     yield Row("REINFORCE++", whitened, known), [batch], [their_batch.flatten()]
-    yield gdpo(verl, x, weights, index)
     for gamma, lam in ((1.0, 1.0), (1.0, 0.95), (0.99, 0.9), (1.0, 0.0)):
         advantage, ret = gae(x.reward, x.value, x.mask, gamma=gamma, lam=lam)
         whitened = whiten(advantage.flatten(), x.mask.flatten()).view_as(advantage)

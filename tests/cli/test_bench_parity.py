@@ -25,8 +25,11 @@ def test_the_shipped_config_is_carried_over_whole():
 
 def test_cases_change_keys_of_the_shipped_config_and_their_names_are_unique():
     known = yaml.safe_load(SHIPPED.read_text())
-    added = {"delta", "use_bias_correction_kl", "adam_beta2", "steps_per_generation", "use_cpu"}
-    added |= {"reward_weights", "multi_objective_aggregation", "entropy_coef", "importance_sampling_level"}
+    added = {
+        "delta", "use_bias_correction_kl", "adam_beta2", "steps_per_generation", "use_cpu", "entropy_coef",
+        "importance_sampling_level",
+    }  # fmt: skip
+    added |= {"reward_weights", "multi_objective_aggregation"}
     assert {key for case in CASES for key in case.settings} <= known.keys() | added
     assert len({case.name for case in CASES}) == len(CASES)
 

@@ -161,14 +161,14 @@ def test_the_page_knows_parts_weights_curves_and_what_decides(run: Path):
     answer = next(answer for answer in data["answers"] if answer["name"] == "parts")
     assert answer["answer"] == "correct 80%, format 20%"
     assert "format (weight 0.5) 0.200 → 0.700" in answer["detail"]
-    assert dict(answer["shares"]) == pytest.approx({"correct": 0.8, "format": 0.2})
+    assert dict(answer["fractions"]) == pytest.approx({"correct": 0.8, "format": 0.2})
 
 
 def test_shares_that_pull_against_each_other_are_drawn_without_the_negative_one(tmp_path: Path):
     lines = part_metrics(reward__part__correct__share=1.25, reward__part__format__share=-0.25)
     answer = decided(load_run(write_run(tmp_path, lines, config=PARTS)))
     assert answer.answer == "correct 125%, format -25%"
-    assert answer.shares == [("correct", 1.0), ("format", 0.0)]
+    assert answer.fractions == [("correct", 1.0), ("format", 0.0)]
 
 
 def test_a_run_of_one_part_looks_as_before(tmp_path: Path):
