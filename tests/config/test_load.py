@@ -120,9 +120,9 @@ def test_the_32b_recipe_is_the_released_script():
     assert (c.rollout.tensor_parallel, c.cluster.gpus) == (4, 16 * 8)
 
 
-def test_only_dapo_fast_is_not_the_papers_algorithm():
+def test_presets_that_do_not_draw_problems_uniformly_are_labelled():
     labels = {name: load_recipe("quickstart", [f"preset={name}"]).config.is_paper_algorithm for name in preset_names()}
-    assert [name for name, is_paper in labels.items() if not is_paper] == ["dapo-fast"]
+    assert [name for name, is_paper in labels.items() if not is_paper] == ["dapo-fast", "scalerl"]
 
 
 # ---------------------------------------------------------------- layers

@@ -83,6 +83,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "algorithm.group.std_over": "batch",
         "sampling.dynamic": True,
         "sampling.refill": False,
+        "sampling.retire_above": 0.9,
         "train.weight_decay": 0.01,
     },
     "reinforce++": {

@@ -96,6 +96,7 @@ def test_a_step_of_every_preset_reaches_every_function_of_the_table(tmp_path: Pa
     runs += [("grpo", (f"algorithm.loss={name}",)) for name in set(get_args(PolicyLossName)) - losses]
     for number, (preset, sets) in enumerate(runs):
         extra = ["algorithm.critic.pretrain_responses=1"] if preset in ("ppo", "vapo") else []
+        extra += ["sampling.responses_per_prompt=5"] if preset == "scalerl" else []  # it retires at 0.9
         keys = [f"preset={preset}", "train.steps=1", "train.updates_per_step=1", "checkpoint.every_steps=0"]
         run = start_run(recipe(tmp_path, *keys, *extra, *sets), tmp_path / f"run-{number}")
         try:

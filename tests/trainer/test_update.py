@@ -261,6 +261,30 @@ def test_metrics_are_the_formulas_over_all_tokens_however_they_are_split(config:
         assert metrics[name] == pytest.approx(float(value), rel=1e-9), name
 
 
+@pytest.mark.parametrize(
+    ("correction", "weight"),
+    [
+        (CorrectionConfig(), lambda rho: rho),
+        (CorrectionConfig(cap=1.5, floor=0.5, kind="mask"), lambda rho: rho * ((rho >= 0.5) & (rho <= 1.5))),
+    ],
+)
+def test_weights_are_measured_with_a_correction_and_without(
+    config: Config, correction: CorrectionConfig, weight: Callable[[torch.Tensor], torch.Tensor]
+):
+    algorithm = config.algorithm.model_copy(update={"correction": correction})
+    config = config.model_copy(update={"algorithm": algorithm})
+    batch = make_batch(groups(6), config, torch.float64)
+    step = Step(learner_of(torch.float64), batch, config)
+    score_old(step)
+    noise = torch.randn(batch.logp_old.flat.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batch.logp_engine.flat = batch.logp_old.flat + noise / 2
+    w = weight((-noise / 2).exp())
+    metrics = summarise(step, 0)
+    assert metrics["engine/effective_sample_size"] == pytest.approx(float(w.sum() ** 2 / (len(w) * (w**2).sum())))
+    assert metrics["engine/masked"] == pytest.approx(float((w == 0).double().mean()))
+    assert (metrics["engine/masked"] > 0) == (correction.kind == "mask")
+
+
 @pytest.mark.parametrize("n_updates", [1, 3])
 def test_the_first_update_scores_its_own_rows_as_a_pass_of_its_own_would(
     config: Config, monkeypatch: pytest.MonkeyPatch, n_updates: int

@@ -582,6 +582,7 @@ PRESET_KEYS = (
     "sampling.carry_over",
     "sampling.partial_rollouts",
     "sampling.predictive",
+    "sampling.retire_above",
     "sampling.max_staleness_updates",
     "sampling.generation_multiple",
     "sampling.fill_policy",
