@@ -126,6 +126,7 @@ def test_a_small_task_gives_all_the_questions_it_has():
     train = load_problems("gym:chain_sum?max_digits=1&max_terms=2&size=400", verifier="gym")
     assert 150 <= len(train) <= 200
     assert len({problem.question for problem in train}) == len(train)
+    assert f"it has {len(train)} different questions of the 400 wanted" in train.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_two_steps_of_training(task: str, reader: Path, tmp_path: Path):
         "train", "quickstart", "--out", str(run), "--set", "preset=grpo-naive", "--set", f"model.path={reader}",
         "--set", f"data.train=gym:{task}?size=8", "--set", f'data.eval=["gym:{task}?size=2"]',
         "--set", "data.template=answer-tags", "--set", "limits.max_prompt_tokens=4096",
-        "--set", "limits.max_response_tokens=16", "--set", "sampling.prompts_per_step=2",
+        "--set", "limits.max_response_tokens=24", "--set", "sampling.prompts_per_step=2",
         "--set", "sampling.responses_per_prompt=2", "--set", "train.steps=2", "--set", "train.updates_per_step=1",
         "--set", "train.warmup_steps=0", "--set", "eval.every_steps=2", "--set", "eval.k=1",
     )  # fmt: skip
@@ -251,4 +252,4 @@ def test_the_recipe_names_problems_that_the_bundled_model_reads():
     config = load_recipe("arithmetic-gym").config
     problems = load_problems(config.data.train, verifier=config.rewards.verifier)
     assert all(re.fullmatch(r"\d([-+]\d){1,3}=\?", problem.question) for problem in problems)
-    assert len(problems) == 1_500
+    assert len(problems) > 1_000

@@ -42,8 +42,8 @@ def find_source(text: str, *, use: Use = "train", root: str | Path | None = None
     if name in KNOWN:
         return known_source(name, split, use=use, root=local_root(root))
     if text.startswith(GYM):
-        full = check_name(text, use=use)
-        return DataSource(text, text, lambda: gym_rows(full, text), note=f"{text} is {full}")
+        full, note = check_name(text, use=use)
+        return DataSource(text, text, lambda: gym_rows(full, text), note=note)
     path = Path(text)
     if path.suffix.lower() in SUFFIXES or exists(path) or text.startswith(("/", "./", "../", "~")):
         return file_source(path.expanduser(), name=path.stem)

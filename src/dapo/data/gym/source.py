@@ -17,14 +17,15 @@ from dapo.rewards.gym.names import HELD_OUT, TRAIN, VERSION, parse
 PACKAGE = "reasoning-gym"
 
 
-def check_name(text: str, *, use: Use) -> str:
-    """The name in full, in the split that `use` stands for where it names none; DataError where it means nothing."""
+def check_name(text: str, *, use: Use) -> tuple[str, str]:
+    """The name in full, in the split that `use` stands for where it names none, and a note about it."""
     split = TRAIN if use == "train" else HELD_OUT
     name = parse(text, split=split)
     full = f"{name.canonical}&bare=true" if name.bare else name.canonical
     require_package(text)
-    asked("rows", full, text)
-    return full
+    n_found = len(asked("rows", full, text))
+    fewer = f"; it has {n_found:,} different questions of the {name.size:,} wanted" if n_found < name.size else ""
+    return full, f"{text} is {full}{fewer}"
 
 
 def gym_rows(full: str, text: str) -> Rows:
