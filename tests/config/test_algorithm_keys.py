@@ -96,6 +96,19 @@ def test_with_vllm_a_correction_is_on_unless_the_key_is_set(overrides: list[str]
         assert "min(ρ, 2)" in said
 
 
+def test_explain_says_what_a_preset_has_of_clip_and_sampling():
+    scalerl, rloo = (
+        dict(parts_of(load_recipe("quickstart", [f"preset={name}"]).config)) for name in ("scalerl", "rloo")
+    )
+    assert scalerl["clip"] == "weights of at most 5, no lower bound"
+    assert scalerl["dynamic sampling"] == "on, without refilling: of 32 prompts per step the mixed groups"
+    assert scalerl["advantage"] == "group of 8, std sample over the step's responses"
+    assert (rloo["clip"], rloo["advantage"]) == (
+        "none: the loss has no ratio",
+        "leave-one-out in a group of 8, std none",
+    )
+
+
 def test_a_mask_is_said_with_its_bounds():
     keys = [f"algorithm.correction.{key}" for key in ("cap=5.0", "floor=0.5", "kind=mask", "level=geometric")]
     said = dict(parts_of(load_recipe("quickstart", keys).config))["importance correction"]

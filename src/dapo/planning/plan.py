@@ -73,6 +73,8 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
 
 def _clip(config: Config) -> str:
     clip = config.algorithm.clip
+    if config.algorithm.loss == "reinforce":
+        return "none: the loss has no ratio"
     if clip.low is None:
         return f"weights of at most {1 + clip.high:g}, no lower bound"
     kind = "clip-higher" if clip.high > clip.low else "symmetric"
@@ -178,6 +180,8 @@ def _dynamic(config: Config) -> str:
     sampling = config.sampling
     if not sampling.dynamic:
         return "off"
+    if not sampling.refill:
+        return f"on, without refilling: of {sampling.prompts_per_step:,} prompts per step the mixed groups"
     how = f"rounds of {sampling.generation_multiple} x" if sampling.schedule == "rounds" else "streaming"
     few = f"if too few groups are mixed: {sampling.fill_policy}"
     return f"on, {how}, at most {config.max_prompts_tried_per_step:,} prompts per step; {few}"
