@@ -302,7 +302,7 @@ def test_border_every_response_is_judged_by_one_of_three_ranks(n: int):
     def judge(world: World) -> Any:
         own = Own()
         shared = SharedJudge(own, world)
-        tickets = [shared.submit(f"r{i}", "") for i in range(n)]
+        tickets = [shared.submit(f"r{i}", "", verifier=f"of r{i}") for i in range(n)]
         judged = shared.wait(tickets)
         return own.asked, [judged[ticket].extracted for ticket in tickets]
 

@@ -437,7 +437,7 @@ def test_a_folder_that_names_a_judge_is_not_trusted_nor_one_whose_file_has_chang
     keys = {"rewards.verifier": name}
     assert code_named(keys) == keys
     with pytest.raises(ConfigError, match="a server that gets every response and your key"):
-        refuse_strangers(run, keys, trust=False, remedy="")
+        refuse_strangers(run, keys, is_used=lambda _: True, trust=False, remedy="")
     trust_run(run, load_recipe("quickstart", [f"rewards.verifier={name}"]).config)
     assert is_trusted(run, keys)
     judge_file(tmp_path, "http://127.0.0.1:2")
