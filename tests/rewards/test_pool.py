@@ -204,6 +204,7 @@ def test_order_is_kept_and_tickets_are_collected_once():
         assert {ticket: judgement.verdict for ticket, judgement in seen.items()} == tickets
 
 
+@pytest.mark.slow
 def test_a_stuck_worker_is_killed_and_its_neighbours_lose_nothing():
     with VerifierPool(f"{HERE}:busy", workers=2, seconds=0.4) as pool:
         pool.judge_all([("0", "")] * 2)  # workers are up

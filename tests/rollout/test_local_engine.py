@@ -90,6 +90,7 @@ def by_the_plain_engine() -> tuple[Policy, dict[int, Completion]]:
     kv_tokens=st.integers(68, 400), rows=st.integers(1, 12), tokens_per_tick=st.integers(1, 5), page=st.integers(2, 9)
 )
 @settings(max_examples=5, phases=[Phase.explicit, Phase.generate])
+@pytest.mark.slow
 def test_out_of_pages_the_same_tokens_a_little_later(kv_tokens: int, rows: int, tokens_per_tick: int, page: int):
     policy, wanted = by_the_plain_engine()
     engine = local(policy, rows=rows, kv_tokens=kv_tokens, tokens_per_tick=tokens_per_tick, page_tokens=page)

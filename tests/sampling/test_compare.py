@@ -49,7 +49,7 @@ def test_the_load_of_the_real_engine_has_the_spread_of_the_virtual_one():
     assert SMALL.length_sigma == Load().length_sigma
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_over_provisioning_wastes_little_on_the_load_of_the_real_engine(seed: int):
     outcomes = compare(replace(SMALL, seed=seed))  # what is wasted does not depend on what a tick costs
     unused = {name: o.wasted_tokens["surplus"] + o.wasted_tokens["aborted"] for name, o in outcomes.items()}

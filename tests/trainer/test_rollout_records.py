@@ -201,7 +201,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-@pytest.mark.parametrize("preset", ["dapo", "dapo-fast"])
+@pytest.mark.parametrize("preset", ["dapo", pytest.param("dapo-fast", marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_and_resumed_records_the_same_bytes(tmp_path: Path, preset: str):
     keys = [f"preset={preset}", "train.steps=4", "records.every_steps=2", "checkpoint.every_steps=2"]
     whole = trained(tmp_path, *keys, name="whole")

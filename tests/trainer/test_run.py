@@ -125,7 +125,7 @@ def test_micro_batches_change_nothing(tmp_path: Path, mean: str):
     [
         "dapo",
         "dapo-fast",
-        "vapo",
+        pytest.param("vapo", marks=pytest.mark.slow),
         pytest.param("grpo", marks=pytest.mark.slow),
         pytest.param("grpo-naive", marks=pytest.mark.slow),
         pytest.param("dr-grpo", marks=pytest.mark.slow),
@@ -472,7 +472,8 @@ class StopInPretraining(Observer):
             StopInPretraining(step=3), 0, "value-000003", marks=pytest.mark.slow
         ),  # asked while the third step's updates ran
         (StopInPretraining(tick=25), 0, "value-000001"),  # asked in the middle of sampling: that step is taken back
-        (StopInPretraining(step=4, breaks=True), 2, "value-000002"),  # killed: the last regular checkpoint counts
+        # killed: the last regular checkpoint counts
+        pytest.param(StopInPretraining(step=4, breaks=True), 2, "value-000002", marks=pytest.mark.slow),
     ],
 )
 def test_value_pretraining_goes_on_where_it_was_stopped(tmp_path: Path, stop, every_steps: int, left: str):
