@@ -139,7 +139,7 @@ def test_a_full_disk_stops_the_run_by_name_and_the_older_checkpoint_is_intact(
     code, _, err = end_of(process, 100)
     assert code != 0
     assert re.search(rf"DiskError: {run}/checkpoints/step-00000[12]: cannot be written: .*[Ff]ile too large", err)
-    assert err.count(f"A run goes on from its newest checkpoint: dapo resume {run}") == 1
+    assert err.count(f"resume from the newest checkpoint: dapo resume {run}") == 1
     assert "DiskError" in err.split("Traceback")[0]  # torchrun's own, about a process that ended badly
     newest, skipped = newest_intact(run / "checkpoints")
     assert newest is not None
