@@ -22,7 +22,7 @@ LAYERS = [
     ["sampling"],
     ["rollout", "checkpoints"],
     ["models", "distributed"],
-    ["report", "data"],
+    ["report", "data", "environments"],
     ["rewards", "tracking", "peers"],
     ["config"],
     ["files", "parquet_size", "chat_client", "console"],

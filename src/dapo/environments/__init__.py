@@ -1,0 +1,1 @@
+"""Environments: what answers a model's turn, until it ends the episode with a score."""
