@@ -88,7 +88,7 @@ def answered(problem: Problem, request: Request, completion: Completion, judgeme
         request.key.response_index,
         judgement.verdict,
         judgement.extracted,
-        len(completion.tokens),
+        completion.n_own,
         completion.is_truncated,
         completion.text,
         is_aborted=completion.stop_reason is StopReason.ABORTED,

@@ -43,7 +43,7 @@ class PendingGroup:
 
     @property
     def n_tokens(self) -> int:
-        return sum(len(completion.tokens) for completion in self.completions if completion is not None)
+        return sum(completion.n_own for completion in self.completions if completion is not None)
 
     def finished(self) -> Group:
         completions = tuple(completion for completion in self.completions if completion is not None)
@@ -151,7 +151,7 @@ class Collector:
             numbers.add(group.number)
         G = self.responses_per_prompt
         running = [n * G + i for n in numbers for i, done in enumerate(self.groups[n].completions) if done is None]
-        aborted_tokens = sum(len(completion.tokens) for _, completion in self.engine.abort(running))
+        aborted_tokens = sum(completion.n_own for _, completion in self.engine.abort(running))
         gone = [entry for entry in self.due if entry[1].group in numbers]
         self.due = [entry for entry in self.due if entry[1].group not in numbers]
         with suppress(VerifierStopped):  # nobody needs these verdicts
