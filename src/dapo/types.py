@@ -162,6 +162,11 @@ class Completion:
         return len(self.tokens) if self.own is None else int(self.own.sum())
 
     @property
+    def judgement(self) -> Judgement | None:
+        """The environment's, where it gave one."""
+        return None if self.episode is None else self.episode.judgement
+
+    @property
     def answer(self) -> str:
         """What a verifier judges: of an episode the last turn."""
         return self.text if self.episode is None else self.episode.said

@@ -63,19 +63,20 @@ def evaluate(
         ended = engine.advance()
         tickets = {
             request.id: judge.submit(
-                completion.text,
+                completion.answer,
                 by_request[request.id].answer,
                 stop_reason=completion.stop_reason,
                 meta=by_request[request.id].for_verifier(),
                 verifier=by_request[request.id].verifier,
             )
             for request, completion in ended
-            if completion.stop_reason is not StopReason.ABORTED
+            if completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
         }
         judgements = judge.wait(tickets.values())
         for request, completion in ended:
             problem = by_request[request.id]
-            judgement = judgements[tickets[request.id]] if request.id in tickets else engine_fault(problem)
+            told = completion.judgement or engine_fault(problem)
+            judgement = judgements[tickets[request.id]] if request.id in tickets else told
             answer = answered(problem, request, completion, judgement)
             answers[answer.problem_id, answer.response_index] = answer
             on_answer(answer, len(answers), len(problems) * k)
