@@ -115,6 +115,18 @@ def test_an_environment_of_one_source_leaves_the_others_alone(tmp_path: Path):
     assert all(all(row["own"]) for row in table if row["source"] == "b")
 
 
+def test_the_environment_of_the_docs_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (HERE.parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
+    code = page.split("```python run\n")[1].split("```")[0]
+    assert len(code.split("\n\n\n")[1].splitlines()) < 30
+    (tmp_path / "docs_game.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keys = ("data.environment=docs_game:Guess", "preset=grpo", "train.steps=1", "limits.max_prompt_tokens=32")
+    trained(start_run(recipe(tmp_path, *keys, "limits.max_response_tokens=40"), tmp_path / "run"))
+    (line,) = metrics_of(tmp_path / "run")
+    assert line["episode/turns"] >= 1
+
+
 @pytest.mark.slow
 def test_runs_of_episodes_killed_at_random_moments_end_with_the_same_bytes(tmp_path: Path):
     program = [sys.executable, str(HERE / "kill_runs.py"), str(tmp_path), "8", *TALK]
