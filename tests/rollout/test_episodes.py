@@ -224,7 +224,14 @@ def test_new_weights_in_the_middle_of_an_episode_draw_the_rest(policy: Policy):
     assert all(completion.version[t] == completion.version[t - 1] for t in np.flatnonzero(~completion.own))
 
 
-def test_later_turns_have_noise_of_their_own():
+def test_later_turns_have_noise_of_their_own(policy: Policy):
+    engine, turns = engine_of(policy, "plain", Words()), []
+    submit = engine.inner.submit
+    engine.inner.submit = lambda asked: turns.extend(asked) or submit(asked)  # type: ignore[method-assign]
+    engine.submit(requests(2)[1:])
+    drain(engine)
+    assert [turn.key.start for turn in turns] == [len(turn.prompt) - len(turns[0].prompt) for turn in turns]
+    assert len(turns) == TURNS
     key = request(1).key
     turns = [replace(key, start=start) for start in (0, 1, 7)]
     assert len({turn.words() for turn in turns}) == 3

@@ -34,7 +34,7 @@ from dapo.sampling.dynamic import ProblemSource, SamplingState
 from dapo.sampling.predictive import Posteriors, PredictiveSource, RestingSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
 from dapo.trainer.budget import RunBudget
-from dapo.trainer.episodes import end_turns_at, make_environments, opening_of, refuse_environments, with_episodes
+from dapo.trainer.episodes import make_environments, opening_of, refuse_environments, with_episodes
 from dapo.trainer.observer import Observer
 from dapo.trainer.records import token_pieces
 from dapo.trainer.run import Run
@@ -65,9 +65,7 @@ def assemble(
     wanted = eval_sources(config) if config.eval.every_steps else ()
     eval_sets = [load_encoded(source, config, policy.tokenizer, use="eval") for source in wanted]
     journal = open_journal(folder / "verdicts.jsonl", is_writer=world.is_first)
-    environments = make_environments(config)
-    if environments is not None:
-        end_turns_at(policy, environments, config)
+    environments = make_environments(config, policy)
     engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
     if environments is not None:
         engine = with_episodes(config, engine, policy, environments, problems.by_id, journal)

@@ -55,12 +55,19 @@ def refuse_environments(config: Config, world: World) -> None:
             )
 
 
-def make_environments(config: Config) -> EnvironmentPool | None:
-    """The workers of a run's environments, tried once; None where it has none."""
+def make_environments(config: Config, policy: Policy) -> EnvironmentPool | None:
+    """The workers of a run's environments, tried once, with a policy that can take turns; None where it has none."""
     names, rewards = environments_of(config), config.rewards
     if not names:
         return None
-    return EnvironmentPool(names, workers=rewards.workers, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb)
+    TurnMarks(policy.tokenizer, chat=config.data.chat_template, eos_ids=policy.eos_ids)  # refuses a template
+    pool = EnvironmentPool(names, workers=rewards.workers, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb)
+    try:
+        end_turns_at(policy, pool, config)
+    except ConfigError:
+        pool.close()
+        raise
+    return pool
 
 
 def end_turns_at(policy: Policy, pool: EnvironmentPool, config: Config) -> None:
