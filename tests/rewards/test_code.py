@@ -12,7 +12,7 @@ from late_looks import NeverLook, OnlyWhenReady
 from dapo import rewards
 from dapo.rewards import VerifierPool, code
 from dapo.rewards.process_tree import tree
-from dapo.types import Verdict
+from dapo.types import Task, Verdict
 
 pytestmark = pytest.mark.skipif(code.isolation_error() is not None, reason=f"no jail here: {code.isolation_error()}")
 
@@ -50,7 +50,7 @@ def pool():
     ],
 )  # fmt: skip
 def test_honest_programs(pool: VerifierPool, program: str, meta: dict, expected: str):
-    ticket = pool.submit(block(program), "", meta=meta)
+    ticket = pool.submit(Task(block(program), "", meta=meta))
     judgement = pool.wait([ticket])[ticket]
     assert judgement.verdict == expected, judgement
 
@@ -72,7 +72,7 @@ def test_tests_may_stand_in_the_reference():
     ],
 )
 def test_unusable_tests_are_a_crash_and_never_a_pass(pool: VerifierPool, meta: dict, message: str):
-    ticket = pool.submit(block("print(5)"), "five", meta=meta)
+    ticket = pool.submit(Task(block("print(5)"), "five", meta=meta))
     judgement = pool.wait([ticket])[ticket]
     assert judgement.verdict is Verdict.CRASH
     assert message in judgement.message
@@ -186,8 +186,8 @@ def test_there_are_enough_hostile_programs():
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_programs_are_contained_and_never_pass(pool: VerifierPool, name: str):
     program = block(HOSTILE[name])
-    items = [pool.submit(program, "", meta=meta) for meta in (ADD, FUNCTION)]
-    neighbour = pool.submit(block("print(sum(map(int, input().split())))"), "", meta=ADD)
+    items = [pool.submit(Task(program, "", meta=meta)) for meta in (ADD, FUNCTION)]
+    neighbour = pool.submit(Task(block("print(sum(map(int, input().split())))"), "", meta=ADD))
     judgements = pool.wait([*items, neighbour])
     for ticket in items:
         assert judgements[ticket].verdict in (Verdict.WRONG, Verdict.TIMEOUT), judgements[ticket]

@@ -17,7 +17,7 @@ from dapo.sampling.carry import CarryOver, oldest_version
 from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SampledGroups, SamplingState
 from dapo.sampling.groups import sample_groups
-from dapo.types import Judgement, Problem, Verdict
+from dapo.types import Judgement, Problem, Task, Verdict
 
 G, N = 8, 12
 
@@ -459,11 +459,11 @@ def test_without_carry_over_what_is_ready_and_not_used_is_surplus():
 class EvenIsMixed(VirtualJudge):
     """Even problems have one right response, the first; odd ones have none."""
 
-    def submit(self, response, answer, *, stop_reason=None, meta=None, verifier=""):  # type: ignore[no-untyped-def]  # noqa: ARG002
-        assert {"question", "data_source"} <= meta.keys()  # a reward function may ask for them
-        problem, _, index = response.split("/")
+    def submit(self, task: Task) -> int:
+        assert {"question", "data_source"} <= task.meta.keys()  # a reward function may ask for them
+        problem, _, index = task.response.split("/")
         is_right = int(problem) % 2 == 0 and index == "0"
-        return super().submit(response, answer, stop_reason=stop_reason, meta=meta | {"pass_rate": float(is_right)})
+        return super().submit(replace(task, meta={**task.meta, "pass_rate": float(is_right)}))
 
 
 @pytest.mark.parametrize("schedule", ["stream", "rounds"])

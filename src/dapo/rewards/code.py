@@ -26,8 +26,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from dapo.rewards.decision import Decision
 from dapo.rewards.process_tree import Sleep, children_seconds, tree_seconds
-from dapo.rewards.task import Decision
 from dapo.types import Verdict
 
 MAX_PROGRAM_CHARS = 200_000

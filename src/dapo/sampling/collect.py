@@ -179,13 +179,7 @@ class Collector:
         assert completion is not None, "only what has ended can be judged"
         ticket = None
         if completion.stop_reason is not StopReason.ABORTED and self.journal.recall(request) is None:
-            ticket = self.judge.submit(
-                completion.text,
-                group.problem.answer,
-                stop_reason=completion.stop_reason,
-                meta=group.problem.for_verifier(),
-                verifier=group.problem.verifier,
-            )
+            ticket = self.judge.submit(group.problem.task(completion.text, completion.stop_reason))
         self.due.append((tick, request, ticket))
 
     def _apply_due(self, now: int) -> None:

@@ -261,7 +261,7 @@ def rewards_of(rows: list[dict[str, Any]], problems: EncodedSet, judge: Any) -> 
     tickets = []
     for row in rows:
         problem, stop = problems.problems[row["row"]], StopReason.LENGTH if row["is_truncated"] else StopReason.EOS
-        tickets.append(judge.submit(row["text"], problem.answer, stop_reason=stop, meta=problem.for_verifier()))
+        tickets.append(judge.submit(problem.task(row["text"], stop)))
     judged = judge.wait(tickets)
     return [judged[ticket].value for ticket in tickets]
 

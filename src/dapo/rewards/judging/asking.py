@@ -25,7 +25,7 @@ from dapo.rewards.judging.dialogue import (
     verdict_key,
 )
 from dapo.rewards.judging.rubric import Rubric, file_of, read_rubric
-from dapo.rewards.task import Task
+from dapo.types import Task
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between two tries of a server that is down
 SILENT_S = 5.0  # without a reply before a word about it: a server may be busy for a moment
