@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import command_line
 from dapo.config import load_recipe
-from dapo.config.load import flatten, known_keys
+from dapo.config.keys import known_keys
+from dapo.config.load import flatten
 from dapo.errors import ConfigError
 from dapo.peers.common import OWNERS
 from dapo.peers.settings import Translation

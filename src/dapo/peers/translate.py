@@ -9,7 +9,8 @@ from typing import Any
 
 import tomli_w
 
-from dapo.config.load import Resolved, flatten, known_keys, read_preset, resolve
+from dapo.config.keys import known_keys
+from dapo.config.load import Resolved, flatten, read_preset, resolve
 from dapo.errors import ConfigError
 from dapo.peers.openrlhf import from_openrlhf
 from dapo.peers.settings import Remark, Setting, Settings, Translation

@@ -14,9 +14,9 @@ from dapo.checkpoints.manifest import FORMAT, described
 from dapo.config.schema import Config
 from dapo.config.sources import is_mixture, train_in_words, train_sources
 from dapo.files import read_lines
-from dapo.report.chunks import dropped_path, records_of
 from dapo.report.load import is_evaluation
 from dapo.report.page import write_page
+from dapo.report.recorded import dropped_path, records_of
 
 RECORD = "run"  # the folder inside the bundle
 LINES = ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "value.jsonl", "events.jsonl")

@@ -14,7 +14,7 @@ from typing import Any
 from dapo.config.renamed import in_todays_metrics, in_todays_sections
 from dapo.config.toml_text import parse_toml, refuse_newer_run
 from dapo.errors import DataError
-from dapo.report.chunks import records_of
+from dapo.report.recorded import records_of
 
 RUNNING_SECONDS = 60.0  # a run that wrote nothing for this long, and for five of its steps, is not running
 SHOWN_MISSING = 3  # files named one by one

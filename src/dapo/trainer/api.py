@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoints.load import newest_intact
-from dapo.config.load import Resolved, flatten, load_recipe, parse_override, refuse_unknown, resolve, with_changes
+from dapo.config.keys import refuse_unknown
+from dapo.config.load import Resolved, flatten, load_recipe, parse_override, resolve, with_changes
 from dapo.config.schema import Config
 from dapo.data.prepare.clean import write_jsonl
 from dapo.data.whole_file import write_whole

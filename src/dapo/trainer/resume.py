@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoints.load import Checkpoint, newest_intact, read_checkpoint
-from dapo.config.load import flatten, read_toml, refuse_unknown, resolve, to_toml, with_changes
+from dapo.config.keys import refuse_unknown
+from dapo.config.load import flatten, read_toml, resolve, to_toml, with_changes
 from dapo.config.model_shapes import model_location
 from dapo.config.renamed import in_todays_keys
 from dapo.config.schema import Config
@@ -15,7 +16,7 @@ from dapo.config.toml_text import with_run_format
 from dapo.distributed.world import ALONE, World
 from dapo.errors import CheckpointError, ConfigError
 from dapo.files import cut_back, read_lines, replace_file
-from dapo.report.chunks import drop_after
+from dapo.report.recorded import drop_after
 from dapo.trainer.assemble import assemble
 from dapo.trainer.checkpoint import restore_run
 from dapo.trainer.claim import claim
