@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from stop_after import StopAfter
 from torch.testing import assert_close
 from toy import recipe
 
@@ -37,13 +37,6 @@ from dapo.trainer.start import start_run
 from dapo.types import StopReason
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch):
-    """Worker processes import the toy verifier by name."""
-    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in paths if p))
 
 
 def run_toy(folder: Path, name: str, *overrides: str, dtype: str = "float64", observers: list[Observer] | None = None):
@@ -146,21 +139,6 @@ def test_every_preset_trains_and_resumes_exactly(tmp_path: Path, preset: str):
     for name, weight in weights(straight.folder).items():
         assert torch.equal(weight, weights(resumed.folder)[name])
     assert any(line["updates"] > 0 for line in metrics(straight.folder))
-
-
-class StopAfter(Observer):
-    """Asks the run to stop in the middle of the second step's sampling."""
-
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
-
-    def on_start(self, run: Any) -> None:
-        self.run = run
-
-    def on_groups(self, known: int, wanted: int) -> None:  # noqa: ARG002
-        self.calls -= self.run.step == 1
-        if self.calls == 0:
-            self.run.is_stopping = True
 
 
 def test_a_signal_in_the_middle_of_sampling_takes_the_step_back_and_resume_is_exact(tmp_path: Path):

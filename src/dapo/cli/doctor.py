@@ -82,7 +82,7 @@ def print_verdict(folder: Path) -> None:
     """The doctor's verdict at the end of a run; an error here never fails the run."""
     try:
         examined = examine_run(folder)
-    except Exception as error:
+    except Exception as error:  # the run is finished and saved, whatever is wrong with this
         typer.echo(f"Doctor: could not read {folder}: {error}")
         return
     print_findings(examined.run, [f for f in examined.findings if f.level != NOTE])

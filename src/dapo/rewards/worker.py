@@ -73,7 +73,7 @@ def main(settings: dict[str, Any]) -> None:
             outcome = crash(f"out of memory ({settings['memory_mb']} MB)")
         except RecursionError:
             outcome = crash("nested too deeply")
-        except Exception as error:
+        except Exception as error:  # a verifier is anybody's code: its fault is this response's verdict, CRASH
             place = traceback.extract_tb(error.__traceback__)[-1]
             outcome = crash(f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})")
         limit_time(0, 0)

@@ -115,7 +115,7 @@ class JudgeThreads:
                 key, texts = self._questions.popleft()
             try:
                 self._settle(key, texts)
-            except Exception as error:  # nobody else would answer those who wait
+            except Exception as error:  # a fault of ours; those who wait for the verdict must be told
                 self._halt(f"its thread ended: {type(error).__name__}: {error}")
                 return
 
