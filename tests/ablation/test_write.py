@@ -64,7 +64,7 @@ def test_one_seed_is_said_to_be_one(written: Path):
 def test_two_tiny_steps_have_no_p(written: Path):
     change = json.loads((written / "ladder.json").read_text())["arms"][1]["difference"]
     assert change["p"] is None
-    assert change["held_back"] == "4 steps, at least 6 needed"
+    assert change["insufficient_evidence"] == "4 steps, at least 6 needed"
     table = (written / "ladder.md").read_text()
     assert "- No p where there is too little evidence: 4 steps, at least 6 needed." in table
     row = next(line for line in table.splitlines() if line.startswith("| + overlong filtering"))

@@ -20,7 +20,7 @@ from dapo.config.load import RECIPE_CARD_GB, nearest_recipe
 from dapo.config.machine import GIB, gpu_memory_gib, system_memory_gib
 from dapo.console import Pipe
 from dapo.models.kernels.build import library
-from dapo.report.doctor.diagnose import held_back, to_json, verdict
+from dapo.report.doctor.diagnose import insufficient_evidence, to_json, verdict
 from dapo.report.doctor.findings import NOTE, SEVERE, Finding
 from dapo.report.examined import examine_run
 from dapo.report.load import RunRecord
@@ -57,7 +57,7 @@ def command(
             "run": str(folder),
             "verdict": verdict(examined.findings, examined.run),
             "findings": to_json(examined.findings),
-            "held_back": held_back(examined.run) or None,
+            "insufficient_evidence": insufficient_evidence(examined.run) or None,
         }
         typer.echo(
             json.dumps(answer | {"missing": examined.run.missing + examined.missing})
