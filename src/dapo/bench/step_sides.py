@@ -30,7 +30,7 @@ def seconds_of(marks: list[tuple[float, float]]) -> Row:
 
 
 class DigitFraction:
-    """The peer's reward as a judge: graded, at once, in this process. Implements `Judge`."""
+    """TRL's reward as a judge: graded, at once, in this process. Implements `Judge`."""
 
     def __init__(self) -> None:
         self.scores: dict[int, float] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -58,10 +59,8 @@ def command(
         if not world.is_first:
             check_inputs(config)
         run = resume_run(folder, changes, [view], world=world)
-        try:
+        with closing(run):
             train(run)
-        finally:
-            run.close()
     if not world.is_first:
         raise typer.Exit
     say_end(run, folder)

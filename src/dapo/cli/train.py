@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -59,10 +60,8 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
         folder = Path(world.from_first(str(out or Path("runs") / f"{resolved.name}-{now}")))
         with errors_name(folder):
             run = start_run(resolved, folder, [view], world=world)
-            try:
+            with closing(run):
                 train(run)
-            finally:
-                run.close()
     if not world.is_first:
         raise typer.Exit
     say_end(run, folder)

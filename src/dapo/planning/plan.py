@@ -217,11 +217,6 @@ class Concurrency:
     allowed: int  # by rollout.max_concurrent_sequences, which is shared by all replicas
     at_full_length: int  # that memory holds when every one of them is at the limit
 
-    @property
-    def is_bound_by_memory(self) -> bool:
-        """Whether responses may have to wait for memory: not at once, but where many of them get long."""
-        return self.at_full_length < self.allowed
-
 
 def concurrency_of(config: Config, memory: Memory, *, device_gib: float, gpus: int) -> Concurrency:
     replicas = max(1, gpus // config.rollout.tensor_parallel)

@@ -142,8 +142,14 @@ class GroupSampler:
             self.open.append(group)
 
     def observe(self, policy: SelectionRule) -> None:
-        known = [group for group in self.open if policy.is_known(group)]
-        self.open = [group for group in self.open if not (policy.is_known(group) or group.is_dropped)]
+        known: list[PendingGroup] = []
+        still_open: list[PendingGroup] = []
+        for group in self.open:  # one pass: it is made after every decode step
+            if policy.is_known(group):
+                known.append(group)
+            elif not group.is_dropped:
+                still_open.append(group)
+        self.open = still_open
         for group in known:
             self.state.acceptance.observe(group.is_mixed)
         wanted = self.wanted

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,10 +93,8 @@ def train(
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    try:
+    with closing(run):
         train_loop(run)
-    finally:
-        run.close()
     return result_of(folder, run.step, is_finished=run.is_complete)
 
 
