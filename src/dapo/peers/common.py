@@ -96,7 +96,7 @@ def divided(settings: Settings, whole: int, part: int, setting: Setting | None, 
     """whole / part, which must come out even."""
     if part < 1 or whole % part:
         culprit = setting or Setting(what, part, 1)
-        raise settings.refuse(culprit, f"{whole} cannot be divided by it evenly ({what}).", "Mend one of the two.")
+        raise settings.refuse(culprit, f"{whole} cannot be divided by it evenly ({what}).", "Fix one of the two.")
     return whole // part
 
 

@@ -110,7 +110,7 @@ def tree_in(text: str, path: Path) -> list[Setting]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise ConfigError(
-            f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}.", remedy="Mend the line."
+            f"{path}{where}: not valid YAML: {getattr(error, 'problem', None) or error}.", remedy="Fix the line."
         ) from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply; this is not a config.") from None
@@ -152,7 +152,7 @@ def calls_in(text: str, path: Path) -> list[Setting]:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise ConfigError(
-            f"{path}, line {line}: not valid Python: {getattr(error, 'msg', error)}.", remedy="Mend the line."
+            f"{path}, line {line}: not valid Python: {getattr(error, 'msg', error)}.", remedy="Fix the line."
         ) from None
     except (RecursionError, MemoryError):
         raise ConfigError(f"{path}: nested too deeply; this is not a config.") from None

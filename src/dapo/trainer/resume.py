@@ -121,7 +121,7 @@ def read_run_config(folder: Path, overrides: Sequence[tuple[str, Any]]) -> Confi
 def refuse_model_alone(checkpoint: Checkpoint) -> None:
     if not checkpoint.state.get("resumable", True):
         raise CheckpointError(
-            f"{checkpoint.folder}: holds the model alone (checkpoint.resumable = false): no run can go on from it.",
+            f"{checkpoint.folder}: holds the model alone (checkpoint.resumable = false): no run can resume from it.",
             remedy=f"Start a new run from that model: --set model.path={checkpoint.model_folder}",
         )
 
