@@ -197,11 +197,7 @@ def test_order_is_kept_and_tickets_are_collected_once():
         with pytest.raises(KeyError, match="already collected"):
             pool.wait([ticket])
         tickets = {pool.submit(Task(*item)): verdict for item, verdict in zip(MIXED, EXPECTED, strict=True)}
-        seen = {}
-        while len(seen) < len(tickets):  # pytest's own time limit ends this
-            seen |= dict(pool.poll())
-            time.sleep(0.01)
-        assert {ticket: judgement.verdict for ticket, judgement in seen.items()} == tickets
+        assert {ticket: judgement.verdict for ticket, judgement in pool.wait(reversed(tickets)).items()} == tickets
 
 
 @pytest.mark.slow

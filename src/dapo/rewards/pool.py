@@ -85,7 +85,7 @@ class VerifierPool:
         self.pid = os.getpid()
 
     def submit(self, task: Task) -> int:
-        """Hand in a response; the ticket names its judgement in `poll` and `wait`. It judges by one verifier alone."""
+        """Hand in a response; the ticket names its judgement in `wait`. It judges by one verifier alone."""
         assert task.verifier in ("", self.verifier.name), f"{self.verifier.name} was asked for {task.verifier}"
         judgement = self._decide(task)
         with self._changed:
@@ -111,13 +111,6 @@ class VerifierPool:
             }
         )
         return ticket
-
-    def poll(self) -> list[tuple[int, Judgement]]:
-        """What is finished and was not yet collected, by ticket; returns at once."""
-        with self._changed:
-            finished = sorted(self._done.items())
-            self._done.clear()
-        return finished
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:
         """The judgements of these tickets, waiting for those that are still being worked on."""
