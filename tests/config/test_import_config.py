@@ -56,6 +56,31 @@ def said(remarks: list, key: str) -> str:
 # ------------------------------------------------------------------ verl
 
 
+def test_several_training_files_become_a_table_of_sources(tmp_path: Path):
+    files = "data.train_files=['a/train.parquet','b/train.parquet','x/gsm8k/train.parquet','a/train.parquet']"
+    out = verl(tmp_path, files)
+    keys = loaded(out, tmp_path)
+    found = {key: value for key, value in keys.items() if key.startswith("data.train.") and key.endswith(".path")}
+    assert found == {
+        "data.train.train.path": "a/train.parquet",
+        "data.train.train-2.path": "b/train.parquet",
+        "data.train.gsm8k.path": "gsm8k",
+    }
+    assert "each source has a weight" in said([r for r in out.differs if "weight" in r.why], "train_files")
+
+
+@pytest.mark.parametrize(("probs", "weights"), [("0.3,0.7", [0.3, 0.7]), ("0.3", [1.0, 1.0]), ("0,1", [1.0, 1.0])])
+def test_probabilities_of_several_sets_become_weights_where_each_has_one(
+    tmp_path: Path, probs: str, weights: list[float]
+):
+    flags = "--pretrain org/m --prompt_data org/d,e.jsonl --n_samples_per_prompt 8 --train_batch_size 8"
+    script = f"python3 -m openrlhf.cli.train_ppo_ray {flags} --num_episodes 1 --prompt_data_probs {probs}"
+    out = translate(write(tmp_path, "run.sh", script), rows=100)
+    keys = loaded(out, tmp_path)
+    assert [keys["data.train.d.weight"], keys["data.train.e.weight"]] == weights
+    assert any("each source has a weight" in remark.why for remark in out.differs) == (weights == [1.0, 1.0])
+
+
 def test_the_released_script_gives_our_recipe_of_it(tmp_path: Path):
     ours = flatten(load_recipe("dapo-qwen2.5-32b").config.model_dump(mode="json"))
     imported = loaded(translate(FILES / "dapo_32b.sh"), tmp_path)

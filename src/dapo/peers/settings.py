@@ -111,7 +111,7 @@ class Settings:
         """A list of numbers, of `count` where that is fixed."""
 
         def convert(setting: Setting) -> list[float]:
-            words = as_list(setting.value)
+            words = [word for listed in as_list(setting.value) for word in str(listed).split(",")]
             if count is not None and len(words) != count:
                 raise self.refuse(setting, f"must be {count} numbers.", "Fix the line.")
             return [self._real(Setting(setting.key, word, setting.line)) for word in words]
