@@ -10,7 +10,7 @@ import pytest
 from fake_runs import byte_level, metrics, row, save_tokenizer, table_of, write_rollouts, write_run
 from rich.console import Console
 
-from dapo.cli.watch_terminal import step_line
+from dapo.cli.running.terminal import step_line
 from dapo.report.answers import decided
 from dapo.report.behaviour import load_phrases
 from dapo.report.chunks import is_index, make_chunks, parse_script, read_index

@@ -15,11 +15,12 @@ from dapo.config.schema import Config
 from dapo.config.sources import is_mixture, train_in_words, train_sources
 from dapo.files import read_lines
 from dapo.report.chunks import dropped_path, records_of
+from dapo.report.ledger import LEDGER, VALUE_LEDGER
 from dapo.report.load import is_evaluation
 from dapo.report.page import write_page
 
 RECORD = "run"  # the folder inside the bundle
-LINES = ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "value.jsonl", "events.jsonl")
+LINES = ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "value.jsonl", "events.jsonl", LEDGER, VALUE_LEDGER)
 ALL_ROLLOUTS_BYTES = 64 << 20  # recorded steps up to so much go along whole; of more, the first, middle and last
 
 

@@ -68,6 +68,12 @@ class RunRecord:
         is_fast |= self.key("sampling", "retire_above", default="none") != "none"
         return not is_fast and self.key("rewards", "control", default="none") == "none"
 
+    @property
+    def skips_visits(self) -> bool:
+        """Whether sampling may pass over a visit of a problem: by prediction, or because the problem rests."""
+        rests = self.key("sampling", "retire_above", default="none") != "none"
+        return rests or self.key("sampling", "predictive", default=False) is True
+
     def key(self, *path: str, default: Any = None) -> Any:
         value: Any = self.config
         for name in path:
