@@ -11,7 +11,7 @@ from dapo.ablation.arms import ARMS
 from dapo.ablation.measure import measure
 from dapo.ablation.summary import machine_of, settings_of, summarise, this_machine
 from dapo.ablation.write import write_all
-from dapo.report.chunks import parse_script
+from dapo.report.rollouts.chunks import parse_script
 
 HOSTILE = '</script><script>alert(1)</script>|`"<img src=x onerror=alert(1)>\n# mine \u202e'
 

@@ -12,12 +12,12 @@ from fake_runs import byte_level, row, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo.report import chunks
 from dapo.report.behaviour import load_phrases
-from dapo.report.chunks import make_chunks, parse_script, write_chunks
-from dapo.report.index import Index
-from dapo.report.pieces import TokenPieces, utf16_units
-from dapo.report.recorded import drop_after, groups_of, read_table, records_of
+from dapo.report.rollouts import chunks
+from dapo.report.rollouts.chunks import make_chunks, parse_script, write_chunks
+from dapo.report.rollouts.index import Index
+from dapo.report.rollouts.pieces import TokenPieces, utf16_units
+from dapo.report.rollouts.recorded import drop_after, groups_of, read_table, records_of
 
 HOSTILE = [
     "</script><script>alert(1)</script>",

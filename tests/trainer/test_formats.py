@@ -15,7 +15,7 @@ from dapo.config.toml_text import RUN_FORMAT, with_run_format
 from dapo.errors import FormatError
 from dapo.parquet_size import FORMAT_KEY
 from dapo.report.load import load_run
-from dapo.report.recorded import read_table
+from dapo.report.rollouts.recorded import read_table
 from dapo.trainer.loop import train
 from dapo.trainer.resume import read_run_config
 from dapo.trainer.start import start_run

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dapo.files import read_lines
 from dapo.learner.step import Step
 from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
+from dapo.report.ledger import LEDGER, VALUE_LEDGER, balance_of_run, read_ledger
 from dapo.report.load import load_run
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.claim import release
@@ -139,6 +141,25 @@ def test_every_preset_trains_and_resumes_exactly(tmp_path: Path, preset: str):
     for name, weight in weights(straight.folder).items():
         assert torch.equal(weight, weights(resumed.folder)[name])
     assert any(line["updates"] > 0 for line in metrics(straight.folder))
+    for name in (LEDGER, VALUE_LEDGER):
+        written = [(run.folder / name).read_text() for run in (straight, resumed) if (run.folder / name).exists()]
+        assert len(set(written)) <= 1
+    check_ledger(straight.folder)
+
+
+def check_ledger(folder: Path) -> None:
+    """It balances, and agrees with what the metrics count."""
+    run = load_run(folder)
+    assert balance_of_run(folder, skips_visits=run.skips_visits).faults == []
+    for (step, entries), line in zip(read_ledger(folder / LEDGER), run.metrics, strict=True):
+        assert step == line["step"]
+        fates = Counter(entry.fate for entry in entries)
+        assert fates["trained"] == line["sampling/groups_trained"]
+        if run.key("sampling", "dynamic"):
+            assert fates["all_correct"] == line["sampling/groups_all_correct"]
+            assert fates["all_wrong"] == line["sampling/groups_all_wrong"]
+        trained = sum(entry.tokens or 0 for entry in entries if entry.fate == "trained")
+        assert trained == line["tokens/trained"] + line["tokens/wasted_truncated"]
 
 
 def test_a_signal_in_the_middle_of_sampling_takes_the_step_back_and_resume_is_exact(tmp_path: Path):

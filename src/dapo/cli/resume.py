@@ -35,8 +35,8 @@ def command(
     check_early(folder, set_ or [], trust=trust)
 
     from dapo.cli.doctor import print_verdict
-    from dapo.cli.run_messages import errors_name, say_end
-    from dapo.cli.watch_terminal import terminal_observer
+    from dapo.cli.running.messages import errors_name, say_end
+    from dapo.cli.running.terminal import terminal_observer
     from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
     from dapo.trainer.resume import read_run_config, resume_run

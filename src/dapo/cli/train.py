@@ -46,8 +46,8 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
         check(resolved.config)
 
     from dapo.cli.doctor import print_verdict
-    from dapo.cli.run_messages import errors_name, say_end
-    from dapo.cli.watch_terminal import terminal_observer
+    from dapo.cli.running.messages import errors_name, say_end
+    from dapo.cli.running.terminal import terminal_observer
     from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
     from dapo.trainer.start import start_run

@@ -9,12 +9,12 @@ from typing import Any
 from pyarrow import Table
 
 from dapo.report.behaviour import SHIPPED, Phrases, load_phrases
-from dapo.report.chunks import are_data, make_chunks, parse_script, read_index, write_chunks
 from dapo.report.doctor.diagnose import examine
 from dapo.report.doctor.findings import Disk, Finding
 from dapo.report.load import RunRecord, load_run
-from dapo.report.pieces import TokenPieces, find_tokenizer
-from dapo.report.recorded import chunk_folder, read_step, why_unread
+from dapo.report.rollouts.chunks import are_data, make_chunks, parse_script, read_index, write_chunks
+from dapo.report.rollouts.pieces import TokenPieces, find_tokenizer
+from dapo.report.rollouts.recorded import chunk_folder, read_step, why_unread
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,14 @@ from dapo.commands import visible as shown
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
-from dapo.report.chunks import readable_or_not
 from dapo.report.differences import compare
 from dapo.report.doctor.diagnose import verdict
 from dapo.report.examined import DiagnosedRun, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
 from dapo.report.parts import PART_COLUMN, mean_of, recorded_parts
-from dapo.report.pieces import TokenPieces, find_tokenizer
-from dapo.report.recorded import DROPPED, groups_of, number, read_step, values_of, why_unread
+from dapo.report.rollouts.chunks import readable_or_not
+from dapo.report.rollouts.pieces import TokenPieces, find_tokenizer
+from dapo.report.rollouts.recorded import DROPPED, groups_of, number, read_step, values_of, why_unread
 from dapo.report.sources import sources_of
 
 HEATS = ("probability", "entropy", "ratio", "advantage", "clipped", "none")

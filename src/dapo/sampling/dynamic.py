@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dapo.config.schema import SamplingConfig
+from dapo.report.ledger import Entry
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.collect import Collector, PendingGroup
 from dapo.types import Group, Problem
@@ -64,6 +65,7 @@ class SampledGroups:
     events: list[str] = field(default_factory=list)
     resolved: list[Group] = field(default_factory=list)  # every complete group of the step, mixed or not
     submitted: list[Problem] = field(default_factory=list)  # of the prompts tried, in order
+    entries: list[Entry] = field(default_factory=list)  # what became of every group, for the ledger
     seconds: float = 0.0
 
 

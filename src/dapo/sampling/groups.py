@@ -8,8 +8,9 @@ from dapo.config.schema import Config, SamplingConfig
 from dapo.errors import DataError
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.carry import CarryOver
-from dapo.sampling.collect import Collector
+from dapo.sampling.collect import Collector, PendingGroup
 from dapo.sampling.dynamic import GroupProgress, GroupSampler, ProblemSource, SampledGroups, SamplingState
+from dapo.sampling.ledger import entries_of
 from dapo.sampling.prefix import PrefixRule
 from dapo.types import Group
 
@@ -51,14 +52,21 @@ def sample_groups(
     start = time.perf_counter()
     source.start_step()
     step = GroupSampler(collector, source, config, state, max_prompts_tried=max_prompts_tried, progress=progress)
+    earlier: list[Group | PendingGroup] = [*state.held, *state.carried, *state.pending]
     carries = config.carry_over or config.partial_rollouts
-    groups = step.run(CarryOver(step, version) if carries else PrefixRule(step))
+    rule = CarryOver(step, version) if carries else PrefixRule(step)
+    groups = step.run(rule)
     events: list[str] = []
     if len(groups) < config.prompts_per_step and (config.refill or not config.dynamic):
         groups = apply_fill_policy(config, state, groups, step.accounting, events)
     step.accounting.trained(groups, filter_truncated=filter_truncated)
-    submitted = [group.problem for group in step.groups[: step.accounting.prompts_tried]]
-    return SampledGroups(groups, step.accounting, events, step.resolved, submitted, time.perf_counter() - start)
+    n_used = step.accounting.prompts_tried
+    submitted = [group.problem for group in step.groups[:n_used]]
+    stale = rule.stale if isinstance(rule, CarryOver) else []
+    entries = entries_of(step.groups, n_used, earlier, step.resolved, groups, stale, state)
+    return SampledGroups(
+        groups, step.accounting, events, step.resolved, submitted, entries, time.perf_counter() - start
+    )
 
 
 def apply_fill_policy(

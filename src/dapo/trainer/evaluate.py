@@ -9,7 +9,7 @@ from dapo.config.schema import EvalConfig
 from dapo.data.encoded import EncodedSet
 from dapo.evaluation.runner import Answered, Answers, evaluate, summarise
 from dapo.files import read_lines
-from dapo.report.index import QUESTION_CHARACTERS
+from dapo.report.rollouts.index import QUESTION_CHARACTERS
 from dapo.rollout.engine import SamplingParams
 from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import check_stop

@@ -17,10 +17,10 @@ from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
 from dapo.learner.step import StepRecord
 from dapo.parquet_size import FORMAT, FORMAT_KEY
-from dapo.report.chunks import write_chunks
 from dapo.report.parts import PART_COLUMN
-from dapo.report.pieces import TokenPieces
-from dapo.report.recorded import DROPPED, chunk_folder, dropped_path, joined
+from dapo.report.rollouts.chunks import write_chunks
+from dapo.report.rollouts.pieces import TokenPieces
+from dapo.report.rollouts.recorded import DROPPED, chunk_folder, dropped_path, joined
 from dapo.sampling.accounting import outcome_of
 from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.run import Run

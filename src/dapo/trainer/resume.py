@@ -16,7 +16,8 @@ from dapo.config.toml_text import with_run_format
 from dapo.distributed.world import ALONE, World
 from dapo.errors import CheckpointError, ConfigError
 from dapo.files import cut_back, read_lines, replace_file
-from dapo.report.recorded import drop_after
+from dapo.report.ledger import LEDGER, VALUE_LEDGER
+from dapo.report.rollouts.recorded import drop_after
 from dapo.trainer.assemble import assemble
 from dapo.trainer.checkpoint import restore_run
 from dapo.trainer.claim import claim
@@ -102,9 +103,10 @@ def keep_lost_record(folder: Path) -> str | None:
 
 def truncate_files(run: Run, *, has_checkpoint: bool) -> None:
     """Drop what was written after the checkpoint: the resumed run writes it again."""
-    for name in ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl"):
+    for name in ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl", LEDGER):
         cut_back(run.folder / name, run.step if has_checkpoint else -1)
-    cut_back(run.folder / "value.jsonl", run.value_steps)
+    for name in ("value.jsonl", VALUE_LEDGER):
+        cut_back(run.folder / name, run.value_steps)
     drop_after(run.folder / "rollouts", run.step)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from dapo.report.behaviour import KINDS, Phrases
 from dapo.report.parts import histogram, is_histogram, is_row_of_parts, mean_of
-from dapo.report.pieces import TokenPieces
-from dapo.report.recorded import DROPPED, Row, clean, clip_of, number, whole
+from dapo.report.rollouts.pieces import TokenPieces
+from dapo.report.rollouts.recorded import DROPPED, Row, clean, clip_of, number, whole
 from dapo.rewards.math.answer_values import Value, value_of
 from dapo.types import CORRECT
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from dapo.files import folder_written_aside
 from dapo.report.behaviour import Phrases, is_answer_only, load_phrases
-from dapo.report.index import Index, is_index
 from dapo.report.parts import PART_COLUMN, recorded_parts
-from dapo.report.pieces import TokenPieces
-from dapo.report.recorded import DROPPED, Row, chunk_folder, clean, clip_of, groups_of, number, whole
+from dapo.report.rollouts.index import Index, is_index
+from dapo.report.rollouts.pieces import TokenPieces
+from dapo.report.rollouts.recorded import DROPPED, Row, chunk_folder, clean, clip_of, groups_of, number, whole
 
 PIECE_CHARACTERS = 1_000_000  # about what one script holds: quick to load, and not one file per group
 PREFIX, SUFFIX = "dapo.put(", ");\n"
