@@ -138,7 +138,7 @@ def test_an_answer_depends_on_the_seed_and_what_was_said_alone():
 
 @needs_jail
 def test_a_thread_is_waited_for_and_one_that_runs_on_gets_no_time(tool: Quick):
-    program = "import threading\nthreading.Thread(target=lambda: print('late')).start()"
+    program = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.05), print('late'))).start()"
     assert output(tool.respond(block(program))) == "late"
     spin = "def spin():\n    while True:\n        pass\nthreading.Thread(target=spin, daemon=True).start()"
     tool.respond(block(spin))
@@ -185,6 +185,14 @@ def test_border_of_shortened_text():
     assert [shortened("abcdefgh"[:n], 4) for n in (0, 3, 4)] == ["", "abc", "abcd"]
     assert shortened("abcde", 4) == "ab\n[... 1 characters left out ...]\nde"
     assert shortened("abcdefghi", 4) == "ab\n[... 5 characters left out ...]\nhi"
+
+
+@needs_jail
+def test_a_forged_mark_does_not_end_a_block(tool: Quick):
+    forge = 'import os, time\nfor fd in range(3, 64):\n    try:\n        os.write(fd, b\'{"mark": ""}\\n\')\n'
+    go_on = "    except OSError:\n        pass\nend = time.process_time() + 0.05\n"
+    wait = "while time.process_time() < end:\n    pass\n'after'"
+    assert tool.respond(block(forge + go_on + wait)) == Turn("```output\n'after'\n```", called=True)
 
 
 # The framing: a line of JSON with the block's mark on the descriptor that the session writes its marks to.
