@@ -12,8 +12,10 @@ from dapo.types import Problem, Score
 class Turn:
     """An environment's answer: text that is added to the episode, or the end with its score.
 
-    With `score` the episode is over, and `text` is only recorded. `role` is how a chat template names the speaker;
-    without a template the text is added as it is. `called` counts a tool call, `failed` one that failed.
+    With `score` the episode is over, and `text` is only recorded. With neither, `Turn()`, it is over too: the
+    environment has no answer, and the run's verifier judges what the model said last. `role` is how a chat template
+    names the speaker; without a template the text is added as it is. `called` counts a tool call, `failed` one that
+    failed.
     """
 
     text: str = ""
@@ -29,7 +31,8 @@ class Environment(Protocol):
 
     A class may say `answer_after_ticks`: its answers take effect that many engine ticks after a turn ended, however
     fast they came. What it answers may depend on the problem, the seed and what was said, on nothing else: a resumed
-    run replays the episode.
+    run replays the episode. It may have `stop`, strings that end a turn as the end token does, and `close()`, for what
+    should not wait until the object is gone.
     """
 
     def start(self, problem: Problem, seed: int) -> str | None:

@@ -1,0 +1,44 @@
+"""The environments that come with dapo, by name, and how one of the user's is found."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+from dapo.environments.protocol import Environment
+from dapo.errors import ConfigError
+
+BUILTIN = {
+    "python": "dapo.environments.python_tool:PythonTool",
+    "calculator": "dapo.environments.calculator:Calculator",
+    "guess": "dapo.environments.guess:Guess",
+    "wordle": "dapo.environments.wordle:Wordle",
+    "second-try": "dapo.environments.second_try:SecondTry",
+}
+KEY = "data.environment"
+OWN = "Write your own as package.module:Class; it is imported from where you start dapo."
+_PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def environment_class(name: str, key: str = KEY) -> type[Environment]:
+    """The class of that name, or ConfigError about `key`. It is imported here: call this in workers only."""
+    place = BUILTIN.get(name, name)
+    if not _PLACE.fullmatch(place):
+        raise ConfigError(f"{key} = {name!r}: no such environment.", remedy=f"Use one of {', '.join(BUILTIN)}. {OWN}")
+    module, _, attribute = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise ConfigError(
+            f"{key} = {name!r}: cannot be imported: {type(error).__name__}: {error}.",
+            remedy=f"Try it: python -c 'import {module}'. {OWN}",
+        ) from error
+    if not isinstance(found, type) or not all(
+        callable(getattr(found, method, None)) for method in ("start", "respond")
+    ):
+        raise ConfigError(
+            f"{key} = {name!r}: {attribute} is no class with the methods start and respond.",
+            remedy="def start(self, problem, seed) -> str | None and def respond(self, said) -> dapo.environments."
+            "protocol.Turn are all that an environment needs.",
+        )
+    return found
