@@ -54,7 +54,7 @@ install: $(INSTALLED)
 
 # One after the other: several pips at once fetch the same packages several times.
 environments: $(INSTALLED)
-	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.peers $(VENV)/.gym $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
+	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.peers $(VENV)/.gym $(VENV)/.adapters $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
 		$(MAKE) --no-print-directory $$made || exit 1; done
 
 quickstart: $(INSTALLED)

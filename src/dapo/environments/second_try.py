@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dapo.environments.protocol import Turn
 from dapo.errors import ConfigError
-from dapo.rewards.task import Outcome, Task
+from dapo.rewards.decision import Outcome
 from dapo.rewards.verifiers import is_judge, named
-from dapo.types import Problem, Score, Verdict
+from dapo.types import Problem, Score, Task, Verdict
 
 
 class SecondTry:
@@ -31,7 +31,7 @@ class SecondTry:
 
     def respond(self, said: str) -> Turn:
         self._left -= 1
-        task = Task(said, self._problem.answer, None, self._problem.for_verifier(), self._verifier.seconds)
+        task = Task(said, self._problem.answer, None, self._problem.for_verifier(), seconds=self._verifier.seconds)
         score = score_of(self._verifier.decide(task) or self._verifier.work(task))
         return Turn(self.again) if self._left and score.correct is False else Turn(score=score)
 
