@@ -31,6 +31,17 @@ def check_group_size(config: Config) -> None:
         )
 
 
+def check_dtype(config: Config) -> None:
+    """float16 is for GPUs. Whether device = "auto" finds one is known when the run starts."""
+    if config.model.dtype == "float16" and config.model.device == "cpu":
+        raise _error(
+            "model.dtype",
+            "float16",
+            "is for GPUs, and model.device is cpu: its kernels are slow or missing there, and nothing is gained.",
+            'Use "float32" or "auto", or set model.device = "cuda".',
+        )
+
+
 def check_clip(config: Config) -> None:
     """The ratio's bounds, as the policy loss has them."""
     algorithm = config.algorithm
@@ -337,6 +348,7 @@ def check_advantage(config: Config) -> None:
 
 
 CHECKS = (
+    check_dtype,
     check_sources,
     check_resting,
     check_loss,

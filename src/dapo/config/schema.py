@@ -37,8 +37,10 @@ class ModelConfig(Section):
 
     path: str = Field(description='Hugging Face folder or hub name; "bundled" is the toy model that ships with dapo.')
     revision: OptionalStr = Field(None, description="Commit of the hub model; none: the newest.")
-    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
-        "auto", description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU."
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = Field(
+        "auto",
+        description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU. float16 (CUDA) "
+        "has a dynamic loss scale.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
     kernels: Literal["fused", "plain"] = Field(

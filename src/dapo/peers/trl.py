@@ -47,7 +47,6 @@ REASONS = {
     "chat_template_kwargs": "the tokenizer's chat template as it is (data.chat_template).",
     "min_p": "training samples from the whole distribution.",
     "repetition_penalty": "training samples from the whole distribution.",
-    "fp16": "bfloat16 or float32: model.dtype.",
     "tf32": "has no meaning here.",
     "optim": "AdamW.",
     "lr_scheduler_kwargs": "train.lr_decay falls towards 0.",
@@ -102,7 +101,7 @@ TASK = (
     "trainer.tools", "trainer.rollout_func", "trainer.environment_factory", "max_tool_calling_iterations",
 )  # fmt: skip
 TRAINING = (
-    "dataset.*", "generation_kwargs", "min_p", "repetition_penalty", "fp16", "optim", "lr_scheduler_kwargs",
+    "dataset.*", "generation_kwargs", "min_p", "repetition_penalty", "optim", "lr_scheduler_kwargs",
     "sync_ref_model", "ref_model_*", "entropy_coef_*", "entropy_target", "use_adaptive_entropy", "top_entropy_quantile",
     "off_policy_mask_threshold", "trainer.peft_config", "trainer.optimizers", "trainer.callbacks",
     "lora.*",
@@ -327,6 +326,8 @@ def optimizer(s: Settings, out: Translation) -> None:
         out.take_given("model.lora.alpha", alpha)
     if s.flag("bf16", default=False).value:
         out.put("model.dtype", "bfloat16", "bf16")
+    elif s.flag("fp16", default=False).value:
+        out.put("model.dtype", "float16", "fp16")
 
 
 def steps(s: Settings, out: Translation, *, rows: int | None, updates: int, train_set: str, prompts: int) -> None:

@@ -235,7 +235,7 @@ def concurrency_of(config: Config, memory: Memory, *, device_gib: float, gpus: i
 
 def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) -> Memory:
     """An estimate from the shape, by the rules named in the code; sharded parts are divided by `gpus`."""
-    weight = {"bfloat16": 2, "float32": 4, "float64": 8, "auto": 2 if is_cuda else 4}[config.model.dtype]
+    weight = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "auto": 2 if is_cuda else 4}[config.model.dtype]
     rank = config.model.lora.rank
     trained = shape.lora_parameters(rank) if rank else shape.parameters
     # Gradients accumulate in float32; AdamW keeps two moments, and a float32 master where weights are 16 bits. An 8-bit
