@@ -316,6 +316,7 @@ ELSEWHERE = {
     "sampling.max_prompts_tried_per_step": SAMPLING + "test_max_prompts_tried_per_step",
     "sampling.fill_policy": SAMPLING + "test_fill_policy",
     "sampling.carry_over": SAMPLING + "test_carry_over",
+    "sampling.finish_overtaken": SAMPLING + "test_finish_overtaken",
     "sampling.partial_rollouts": SAMPLING + "test_partial_rollouts",
     "sampling.predictive": SAMPLING + "test_predictive",
     "sampling.posteriors": (

@@ -462,6 +462,12 @@ NEEDS = (
         "sampling.carry_over",
     ),
     Needs(
+        ("sampling.finish_overtaken",),
+        lambda c: c.sampling.partial_rollouts,
+        "sampling.partial_rollouts = true",
+        "sampling.partial_rollouts",
+    ),
+    Needs(
         ("sampling.max_staleness_updates",),
         lambda c: c.sampling.carry_over or c.sampling.partial_rollouts,
         "sampling.carry_over or sampling.partial_rollouts",

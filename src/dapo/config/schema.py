@@ -214,6 +214,11 @@ class SamplingConfig(Section):
     partial_rollouts: bool = Field(
         False, description="Continue unfinished responses after an update. Not the paper's algorithm."
     )
+    finish_overtaken: bool = Field(
+        False,
+        description="With partial_rollouts: a step waits for groups that would be too old in the next one, so that "
+        "long groups are not lost to short ones.",
+    )
     predictive: bool = Field(
         False,
         description="Prefer problems likely to give a mixed group, by posterior pass rate. Not the paper's algorithm.",
@@ -583,6 +588,7 @@ PRESET_KEYS = (
     "sampling.schedule",
     "sampling.carry_over",
     "sampling.partial_rollouts",
+    "sampling.finish_overtaken",
     "sampling.predictive",
     "sampling.retire_above",
     "sampling.max_staleness_updates",

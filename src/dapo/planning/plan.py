@@ -65,10 +65,17 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("importance correction", _correction(config)),
         ("control experiment", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
         ("carry-over", _switch(sampling.carry_over)),
-        ("partial rollouts", _switch(sampling.partial_rollouts)),
+        ("partial rollouts", _partial(config)),
         ("predictive selection", _switch(sampling.predictive)),
         ("resting", _resting(config)),
     ]
+
+
+def _partial(config: Config) -> str:
+    sampling = config.sampling
+    if not sampling.partial_rollouts or not sampling.finish_overtaken:
+        return _switch(sampling.partial_rollouts)
+    return "on; a step waits for groups that would be too old in the next"
 
 
 def _clip(config: Config) -> str:

@@ -67,6 +67,17 @@ METRICS: dict[str, tuple[str, str]] = {
     "sampling/groups_all_wrong": ("", "groups dropped because every response was wrong"),
     "sampling/groups_all_equal": ("", "graded rewards: groups dropped because every response had the same value"),
     "sampling/mixed_per_1000_tokens": ("", "mixed groups per 1,000 generated tokens"),
+    "sampling/groups_overtaken": ("", "partial rollouts: unfinished groups that the step did not wait for"),
+    "sampling/groups_stale": ("", "groups dropped because a token was too old"),
+    "sampling/length_kept": ("tokens", "partial rollouts: mean response length of the groups trained on"),
+    "sampling/length_overtaken": (
+        "tokens",
+        "mean response length of groups that an earlier step did not wait for: complete and mixed now, or dropped",
+    ),
+    "sampling/length_ratio": (
+        "",
+        "length_kept / length_overtaken; the further below 1, the more short groups go first",
+    ),
     "sampling/staleness_max": ("updates", "age of the oldest trained token"),
     "tokens/generated": ("tokens", "all tokens written for this step"),
     "tokens/trained": ("tokens", "tokens that entered the loss"),
