@@ -210,11 +210,16 @@ def check_carrying(config: Config) -> None:
         )
 
 
+def rests_after_two(G: int) -> float:
+    """A pass rate that a problem reaches by two visits with G responses, all right: (1 + 1.5·G) / (2 + 1.5·G)."""
+    return math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
+
+
 def check_resting(config: Config) -> None:
     """A bound that a problem can reach: its posterior remembers at most two groups, older ones count half each time."""
     above, G = config.sampling.retire_above, config.sampling.responses_per_prompt
     if above is not None and above >= (1 + 2 * G) / (2 + 2 * G):
-        twice = math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
+        twice = rests_after_two(G)
         raise _error(
             "sampling.retire_above",
             above,
