@@ -84,6 +84,7 @@ class WholeGroup(StatePart):
 
 class OpenGroup(StatePart):
     number: Count
+    overtaken: Count = 0
     problem: str
     visit: Count
     prompt: list[Token]

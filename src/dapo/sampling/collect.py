@@ -29,6 +29,7 @@ class PendingGroup:
     is_dropped: bool = False  # given up
     n_judged: int = 0
     is_mixed: bool = False  # known already: one right and one wrong, or two different raw values, suffice
+    overtaken: int = 0  # steps that did not wait for it
 
     @property
     def is_resolved(self) -> bool:
