@@ -282,6 +282,7 @@ RUN = "tests/trainer/test_run.py::"
 REFUSED = "tests/config/test_load.py::test_bad_overrides_name_key_value_reason_and_remedy"
 SAMPLING = "tests/reference/test_sampling_keys.py::"
 SCHEDULE = SAMPLING + "test_schedule_and_generation_multiple_change_what_is_tried_not_what_is_chosen"
+EPISODES = "tests/trainer/test_episode_runs.py::"
 MIXTURE = (
     "tests/trainer/test_mixture_runs.py::"
     "test_each_source_is_judged_by_its_own_verifier_and_a_stopped_run_resumes_exactly"
@@ -300,6 +301,9 @@ ELSEWHERE = {
     "limits.max_prompt_tokens": (
         "tests/data/test_prompt_format.py::test_prompts_over_the_limit_are_dropped_and_counted_never_cut"
     ),
+    "data.environment": EPISODES + "test_a_run_of_episodes_trains_records_and_resumes_exactly",
+    "data.train.NAME.environment": EPISODES + "test_an_environment_of_one_source_leaves_the_others_alone",
+    "limits.max_turns": "tests/rollout/test_episodes.py::test_what_runs_over_is_truncated",
     "rewards.verifier": "tests/rewards/test_pool.py::test_user_functions_give_values_and_their_errors_are_crashes",
     "rewards.cpu_seconds": "tests/rewards/test_pool.py::test_a_stuck_worker_is_killed_and_its_neighbours_lose_nothing",
     "rewards.memory_mb": "tests/rewards/test_pool.py::test_memory_is_bounded",
@@ -362,6 +366,7 @@ NOT_IN_A_STEP = {
     "data.eval.NAME.template": "evaluation",
     "data.eval.NAME.system_prompt": "evaluation",
     "data.eval.NAME.verifier": "evaluation",
+    "data.eval.NAME.environment": "evaluation",
     "rollout.tensor_parallel": "how an engine is laid out",
     "rollout.vllm.gpu_memory_utilization": "how an engine is laid out",
     "eval.every_steps": "evaluation",

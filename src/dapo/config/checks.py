@@ -312,7 +312,7 @@ def check_sources(config: Config) -> None:
             )
     seen: dict[tuple[str, ...], str] = {}
     for source in train_sources(config):
-        same = (source.path, source.template, source.system_prompt, source.verifier)
+        same = (source.path, source.template, source.system_prompt, source.verifier, source.environment)
         if same in seen:
             raise _error(
                 f"{source.key}.path",
@@ -498,6 +498,12 @@ NEEDS = (
         lambda c: c.eval.every_steps > 0 and bool(c.data.eval),
         "eval.every_steps above 0 and a set in data.eval",
         "eval.every_steps",
+    ),
+    Needs(
+        ("limits.max_turns",),
+        lambda c: any(source.environment for source in (*train_sources(c), *eval_sources(c))),
+        "data.environment",
+        "data.environment",
     ),
     Needs(("rollout.kv_cache_gib",), lambda c: c.rollout.engine == "local", 'rollout.engine = "local"'),
     Needs(

@@ -60,6 +60,7 @@ class EvalSetConfig(Section):
         None, description="System message before its questions, by the chat template; a row's own wins. none: none."
     )
     verifier: OptionalStr = Field(None, description="Judges its responses; none: rewards.verifier.")
+    environment: OptionalStr = Field(None, description="Answers its turns; none: data.environment.")
 
 
 class SourceConfig(EvalSetConfig):
@@ -93,6 +94,11 @@ class DataConfig(Section):
         "dapo", description="How a question becomes a prompt: dapo, boxed, answer-tags, gsm8k, few-shot or raw."
     )
     chat_template: bool = Field(True, description="Wrap the prompt with the tokenizer's chat template.")
+    environment: OptionalStr = Field(
+        None,
+        description="Answers the model's turns: python, calculator, guess, wordle, second-try, or pkg.mod:Class; "
+        "none: a response is one turn.",
+    )
 
 
 class LimitsConfig(Section):
@@ -101,6 +107,9 @@ class LimitsConfig(Section):
     max_prompt_tokens: int = Field(2048, ge=1, le=10**8, description="Longest prompt that is used.")
     max_response_tokens: int = Field(
         ge=2, le=10**8, description="L_max of eq. 13: longest response, its end token included."
+    )
+    max_turns: int = Field(
+        8, ge=1, le=10_000, description="With an environment: turns of the model, after which an episode is truncated."
     )
 
 

@@ -89,12 +89,12 @@ class Accounting:
             self.groups_trained += 1
             for completion in group.completions:
                 if completion.stop_reason is StopReason.ABORTED:
-                    self.wasted_tokens["aborted"] += len(completion.tokens)
+                    self.wasted_tokens["aborted"] += completion.n_own
                 elif filter_truncated and completion.is_truncated:
-                    self.wasted_tokens["truncated"] += len(completion.tokens)
+                    self.wasted_tokens["truncated"] += completion.n_own
                 else:
-                    self.trained_tokens += len(completion.tokens)
+                    self.trained_tokens += completion.n_own
 
 
 def n_tokens(group: Group) -> int:
-    return sum(len(completion.tokens) for completion in group.completions)
+    return sum(completion.n_own for completion in group.completions)

@@ -132,7 +132,22 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         metrics["length/wrong"] = float(length[~right].mean())
     for verdict in (Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.TIMEOUT, Verdict.CRASH):
         metrics[f"verdict/{verdict.value.lower()}"] = verdicts[verdict] / len(batch.lengths)
-    return metrics | part_metrics(batch)
+    return metrics | episode_metrics(batch) | part_metrics(batch)
+
+
+def episode_metrics(batch: Batch) -> dict[str, float]:
+    """Of episodes of several turns; {} without any."""
+    episodes = [c.episode for group in batch.groups for c in group.completions if c.episode is not None]
+    if not episodes:
+        return {}
+    calls = sum(episode.calls for episode in episodes)
+    metrics = {
+        "episode/turns": sum(episode.turns for episode in episodes) / len(episodes),
+        "episode/tool_calls": calls / len(episodes),
+    }
+    if calls:
+        metrics["episode/tool_failures"] = sum(episode.failures for episode in episodes) / calls
+    return metrics
 
 
 def part_metrics(batch: Batch) -> dict[str, float]:
