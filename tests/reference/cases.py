@@ -54,6 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sampling.dynamic": True,
         "sampling.carry_over": True,
         "sampling.partial_rollouts": True,
+        "sampling.finish_overtaken": True,
         "sampling.predictive": True,
         "sampling.max_staleness_updates": 16,
         "train.warmup_steps": 20,
