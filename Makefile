@@ -13,7 +13,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 .PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants coverage fuzz test-distributed test-scale test-vllm test-browser test-trackers \
-	test-peers test-gym test-gym-all test-package check format lint types docs bench bench-gpu clean
+	test-peers test-gym test-gym-all test-environments test-package check format lint types docs bench bench-gpu clean
 
 help:
 	@echo "make quickstart   first result on this machine"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
 	@echo "make test-peers   the same rollouts through TRL's GRPOTrainer and through our update; TRL has an environment of its own"
 	@echo "make test-gym     tasks of reasoning-gym, in an environment of its own; make test-gym-all every one of them, on demand"
+	@echo "make test-environments environments of verifiers and OpenEnv by their adapters, in an environment of their own"
 	@echo "make test-package wheel and sdist, built, looked into, installed and run from another folder"
 	@echo "make docs         the documentation as a site in site/, every link checked"
 	@echo "make bench        speed on this CPU, written to docs/results/bench-cpu.json"
@@ -53,7 +54,7 @@ install: $(INSTALLED)
 
 # One after the other: several pips at once fetch the same packages several times.
 environments: $(INSTALLED)
-	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.peers $(VENV)/.gym $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
+	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.peers $(VENV)/.gym $(VENV)/.adapters $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
 		$(MAKE) --no-print-directory $$made || exit 1; done
 
 quickstart: $(INSTALLED)
@@ -64,7 +65,7 @@ ladder-smoke: $(INSTALLED)
 
 # Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less.
 TESTS ?=
-EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not gym and not distributed
+EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not gym and not environments and not distributed
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" $(TESTS)
@@ -159,6 +160,17 @@ test-gym: $(VENV)/.gym
 
 test-gym-all: $(VENV)/.gym
 	@DAPO_NEEDS_GYM=1 OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/gym/bin/python -m pytest -m gym tests/gym $(TESTS)
+
+# verifiers and OpenEnv bring a hundred packages of their own; they see the project's environment, but do not change it.
+$(VENV)/.adapters: $(INSTALLED) requirements-environments.txt
+	@$(PYTHON) -m venv $(VENV)/adapters
+	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/adapters/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	@$(VENV)/adapters/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-environments.txt
+	@touch $@
+
+# Demands both: without them these tests fail here, they are not skipped.
+test-environments: $(VENV)/.adapters
+	@DAPO_NEEDS_ENVIRONMENTS=1 OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/adapters/bin/python -m pytest -m environments tests/environments $(TESTS)
 
 # Ray and peft see the project's environment, but do not change it; peft's own dependencies are there already.
 $(VENV)/.scale: $(INSTALLED)

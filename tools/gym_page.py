@@ -7,8 +7,8 @@ HEAD = f"""# Tasks of reasoning-gym
 
 The {{n}} tasks of reasoning-gym {VERSION}, by name: `data.train = "gym:NAME"` ([how](data.md#procedural-tasks)).
 `dapo data gym` lists them with their parameters, `dapo data check gym:NAME` shows three problems.
-*Scored* by `text`: the reference to the letter; `rule`: the task's own scorer; `expression`: an exact reader of
-arithmetic of ours. Made by `python tools/gym_page.py`.
+*Scored* by `text`: exact match with the reference; `rule`: the task's own scorer; `expression`: our exact parser
+of arithmetic. Made by `python tools/gym_page.py`.
 
 | task | kind | a right answer | scored |
 |---|---|---|---|"""

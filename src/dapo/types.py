@@ -59,6 +59,10 @@ class Problem:
         """Its `meta` with the question and where it is from, which functions of others ask for; its own keys win."""
         return {"question": self.question, "data_source": self.source, **self.meta}
 
+    def task(self, response: str, stop_reason: StopReason) -> Task:
+        """A response to it, as its verifier gets it."""
+        return Task(response, self.answer, stop_reason, self.for_verifier(), self.verifier)
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -93,6 +97,18 @@ class Judgement:
         return int(self.verdict is Verdict.CORRECT)
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One response to verify against one reference, with the problem's extra data (`meta`)."""
+
+    response: str
+    answer: str
+    stop_reason: StopReason | None = None
+    meta: Mapping[str, object] = field(default_factory=dict)
+    verifier: str = ""  # the problem's own; empty: the run's
+    seconds: float = 10.0  # CPU time limit
+
+
 def engine_fault(problem: Problem) -> Judgement:
     """What a response counts as that the engine itself gave up: a reported fault, never correct."""
     return Judgement(Verdict.CRASH, -1.0, reference=problem.answer, message="the engine gave it up: non-finite logits")
@@ -101,16 +117,8 @@ def engine_fault(problem: Problem) -> Judgement:
 class Judge(Protocol):
     """What sampling and evaluation need of a verifier: hand in responses, wait for their judgements."""
 
-    def submit(
-        self,
-        response: str,
-        answer: str,
-        *,
-        stop_reason: StopReason | None = None,
-        meta: Mapping[str, object] | None = None,
-        verifier: str = "",
-    ) -> int:
-        """A ticket for this response; judging may begin at once. `verifier` is the problem's own; empty: the run's."""
+    def submit(self, task: Task) -> int:
+        """A ticket for this response; judging may begin at once."""
         ...
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:

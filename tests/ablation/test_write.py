@@ -11,7 +11,7 @@ from dapo.ablation.arms import ARMS
 from dapo.ablation.measure import measure
 from dapo.ablation.summary import machine_of, settings_of, summarise, this_machine
 from dapo.ablation.write import write_all
-from dapo.report.chunks import parse_script
+from dapo.report.rollouts.chunks import parse_script
 
 HOSTILE = '</script><script>alert(1)</script>|`"<img src=x onerror=alert(1)>\n# mine \u202e'
 
@@ -64,7 +64,7 @@ def test_one_seed_is_said_to_be_one(written: Path):
 def test_two_tiny_steps_have_no_p(written: Path):
     change = json.loads((written / "ladder.json").read_text())["arms"][1]["difference"]
     assert change["p"] is None
-    assert change["held_back"] == "4 steps, at least 6 needed"
+    assert change["insufficient_evidence"] == "4 steps, at least 6 needed"
     table = (written / "ladder.md").read_text()
     assert "- No p where there is too little evidence: 4 steps, at least 6 needed." in table
     row = next(line for line in table.splitlines() if line.startswith("| + overlong filtering"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, table_of, write_run
 
-from dapo.report.chunks import write_chunks
+from dapo.report.rollouts.chunks import write_chunks
 
 TEXT = "so the answer is then we add two numbers and check that this holds for all n = 3 + 4 wait no"
 WORDS = TEXT.split(" ")

@@ -14,6 +14,7 @@ from dapo.bench.step_sides import DigitFraction, peer_steps, seconds_of
 from dapo.bench.trl_peer import sum_of
 from dapo.cli.bench import command
 from dapo.errors import ConfigError
+from dapo.types import Task
 
 PLAN = StepPlan(**CPU, device="cpu", threads=1)
 SMALL = [
@@ -101,7 +102,7 @@ def test_medians_are_over_all_rounds_and_leave_their_first_steps_out():
 
 def test_the_judge_grades_by_the_share_of_digits():
     judge = DigitFraction()
-    tickets = [judge.submit(text, "") for text in ("12ab", "123", "")]
+    tickets = [judge.submit(Task(text, "")) for text in ("12ab", "123", "")]
     assert [judgement.value for judgement in judge.wait(tickets).values()] == [0.5, 1.0, 0.0]
 
 

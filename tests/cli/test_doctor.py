@@ -26,14 +26,14 @@ def test_a_run_with_a_fault_is_told_with_its_remedy(tmp_path: Path):
     assert "Remedy: Raise limits.max_response_tokens" in answer.stdout
     told = json.loads(doctor(str(folder), "--json").stdout)
     assert [finding["name"] for finding in told["findings"]] == ["truncation"]
-    assert told["held_back"] is None
+    assert told["insufficient_evidence"] is None
 
 
 def test_a_young_run_is_told_to_be_young(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = write_run(tmp_path / "run", metrics(3, length__truncated=0.4), wanted=30)
     command(folder, as_json=True)
     told = json.loads(capsys.readouterr().out)
-    assert told["held_back"] == "3 steps, at least 6 needed"
+    assert told["insufficient_evidence"] == "3 steps, at least 6 needed"
     assert told["findings"] == []
     command(folder, as_json=False)
     assert capsys.readouterr().out.startswith("Doctor: Not enough steps: 3 steps")

@@ -9,7 +9,7 @@ from toy import recipe
 
 from dapo.cli import resume
 from dapo.cli.main import main
-from dapo.cli.run_messages import errors_name, say_end
+from dapo.cli.running.messages import errors_name, say_end
 from dapo.commands import dapo_command, name_run, set_options
 from dapo.errors import DapoError, DiskError, OutOfMemoryError, cannot_write
 from dapo.trainer import loop

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from toy import recipe
 
+from dapo.cli.running.terminal import fit
 from dapo.cli.train import run_to_end
-from dapo.cli.watch_terminal import fit
 
 TESTS = Path(__file__).parents[1]
 WIDTH = 60

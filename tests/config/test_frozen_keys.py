@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dapo.config import renamed
-from dapo.config.load import known_keys, load_recipe, parse_override
+from dapo.config.keys import known_keys
+from dapo.config.load import load_recipe, parse_override
 from dapo.errors import ConfigError
 from dapo.tracking.metrics import METRICS
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import command_line
 from dapo.config import load_recipe
-from dapo.config.load import flatten, known_keys
+from dapo.config.keys import known_keys
+from dapo.config.load import flatten
 from dapo.errors import ConfigError
 from dapo.peers.common import OWNERS
 from dapo.peers.settings import Translation
@@ -53,6 +54,31 @@ def said(remarks: list, key: str) -> str:
 
 
 # ------------------------------------------------------------------ verl
+
+
+def test_several_training_files_become_a_table_of_sources(tmp_path: Path):
+    files = "data.train_files=['a/train.parquet','b/train.parquet','x/gsm8k/train.parquet','a/train.parquet']"
+    out = verl(tmp_path, files)
+    keys = loaded(out, tmp_path)
+    found = {key: value for key, value in keys.items() if key.startswith("data.train.") and key.endswith(".path")}
+    assert found == {
+        "data.train.train.path": "a/train.parquet",
+        "data.train.train-2.path": "b/train.parquet",
+        "data.train.gsm8k.path": "gsm8k",
+    }
+    assert "each source has a weight" in said([r for r in out.differs if "weight" in r.why], "train_files")
+
+
+@pytest.mark.parametrize(("probs", "weights"), [("0.3,0.7", [0.3, 0.7]), ("0.3", [1.0, 1.0]), ("0,1", [1.0, 1.0])])
+def test_probabilities_of_several_sets_become_weights_where_each_has_one(
+    tmp_path: Path, probs: str, weights: list[float]
+):
+    flags = "--pretrain org/m --prompt_data org/d,e.jsonl --n_samples_per_prompt 8 --train_batch_size 8"
+    script = f"python3 -m openrlhf.cli.train_ppo_ray {flags} --num_episodes 1 --prompt_data_probs {probs}"
+    out = translate(write(tmp_path, "run.sh", script), rows=100)
+    keys = loaded(out, tmp_path)
+    assert [keys["data.train.d.weight"], keys["data.train.e.weight"]] == weights
+    assert any("each source has a weight" in remark.why for remark in out.differs) == (weights == [1.0, 1.0])
 
 
 def test_the_released_script_gives_our_recipe_of_it(tmp_path: Path):
@@ -618,3 +644,34 @@ def test_any_text_is_a_recipe_or_one_message(tmp_path_factory: pytest.TempPathFa
     for peer in ("verl", "trl", "openrlhf"):
         with contextlib.suppress(ConfigError):  # anything else is a traceback at the user's
             check(translate(path, peer=peer), "any")
+
+
+def test_trl_rloo_is_our_rloo_with_its_own_defaults(tmp_path: Path):
+    """A Python file, a command line and a YAML file: the loss, the baseline, and what of it has no counterpart."""
+    code = 'RLOOTrainer("org/m", accuracy_reward, args=RLOOConfig(max_steps=4, learning_rate=2e-6, fp16=True))'
+    script = "trl rloo --model_name_or_path org/m --max_steps 4 --learning_rate 2e-6 --num_generations 2 --fp16 true"
+    tree = "model_name_or_path: org/m\nmax_steps: 4\nlearning_rate: 2e-6\nnormalize_advantages: false\nfp16: true\n"
+    for name, text in (("a.py", code), ("a.sh", script), ("a.yaml", tree)):
+        out = translate(write(tmp_path, name, text), gpus=1)
+        keys = out.keys
+        assert keys["preset"] == "rloo", name
+        assert (keys["algorithm.loss"], keys["algorithm.loss_constant_tokens"]) == ("reinforce", 1)
+        assert (keys["algorithm.group.baseline"], keys["algorithm.group.std"]) == ("leave_one_out", "none")
+        assert (keys["sampling.responses_per_prompt"], keys["limits.max_response_tokens"]) == (2, 256)
+        assert (keys["train.lr"], keys["model.dtype"]) == (2e-6, "float16")
+        assert any("KL is part of the reward" in remark.why for remark in out.missing)
+
+
+def test_trl_rloo_scaled_clipped_and_with_several_updates_says_what_differs(tmp_path: Path):
+    code = (
+        "RLOOConfig(max_steps=4, beta=0.0, normalize_advantages=True, epsilon=0.1, num_iterations=2, "
+        "reward_clip_range=(-1, 1))"
+    )
+    out = translate(write(tmp_path, "a.py", code))
+    assert (out.keys["algorithm.group.std"], out.keys["algorithm.group.std_over"]) == ("sample", "batch")
+    assert out.keys["algorithm.clip.low"] == 0.1
+    assert any("ratio of a whole response" in remark.why for remark in out.differs)
+    assert not any("KL" in remark.why for remark in out.missing)
+    assert any(remark.setting.startswith("reward_clip_range") for remark in out.missing)
+    with pytest.raises(ConfigError, match="both GRPOConfig and RLOOConfig"):
+        translate(write(tmp_path, "b.py", "GRPOConfig(max_steps=4)\nRLOOConfig(max_steps=4)"))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dapo.config import load_recipe, to_toml
-from dapo.config.load import RECIPES, find_recipe, flatten, known_keys, preset_names, read_preset, recipe_names, resolve
+from dapo.config.keys import known_keys
+from dapo.config.load import RECIPES, find_recipe, flatten, preset_names, read_preset, recipe_names, resolve
 from dapo.config.schema import PRESET_KEYS
 from dapo.errors import ConfigError
 

@@ -12,8 +12,10 @@ from dapo.cli.resume import check_early
 from dapo.cli.train import run_to_end
 from dapo.config import load_recipe
 from dapo.config.load import to_toml
-from dapo.data.inputs import check_inputs, check_model, check_set, first_problem
-from dapo.data.sources import find_source
+from dapo.config.schema import Config
+from dapo.data import inputs
+from dapo.data.inputs import check_inputs, check_model, check_set, first_problem, sources_used, try_verifier
+from dapo.data.sources import DataSource, find_source
 from dapo.errors import ConfigError, DataError
 from dapo.rewards import check
 
@@ -92,12 +94,26 @@ def test_what_is_missing_or_fails_is_said(changes: list[str], error: type[Except
         look(*changes)
 
 
-def test_what_is_there_is_taken():
-    look()
-    look("rewards.verifier=own_reward:by_bonus", "data.train=set.jsonl")
-    look("rewards.verifier=own_reward:by_source", "data.train=set.jsonl")
-    look("rewards.verifier=own_reward:with_prompts", "data.train=set.jsonl")
-    look("data.eval=[]", "eval.every_steps=0", "data.train=set.jsonl")
+@pytest.mark.parametrize("verifier", ["by_bonus", "by_source", "with_prompts"])
+def test_a_verifier_of_the_users_that_works_is_tried_once_and_taken(verifier: str, monkeypatch: pytest.MonkeyPatch):
+    tried = []
+
+    def noted(found: DataSource, name: str, config: Config) -> None:
+        try_verifier(found, name, config)
+        tried.append(name)
+
+    monkeypatch.setattr(inputs, "try_verifier", noted)
+    look(f"rewards.verifier=own_reward:{verifier}", "data.train=set.jsonl")
+    assert tried == [f"own_reward:{verifier}"]
+
+
+def test_what_is_not_evaluated_need_not_be_there():
+    lost = 'data.eval=["gone.jsonl"]'
+    with pytest.raises(DataError, match="gone"):
+        look(lost, "data.train=set.jsonl")
+    used = load_recipe("quickstart", [lost, "eval.every_steps=0", "data.train=set.jsonl"]).config
+    check_inputs(used)
+    assert [source.path for source, _ in sources_used(used)] == ["set.jsonl"]
 
 
 def test_a_resumed_run_is_looked_at_with_its_changes(folder: Path):

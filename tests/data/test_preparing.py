@@ -77,7 +77,7 @@ def test_the_share_is_of_the_evaluation_problems_ngrams():
     changed = " ".join([*words[:-1], "other"])
     found = find_contamination([changed, "nothing alike"], texts, share=7 / 8).found
     assert [(one.index, one.how, one.share) for one in found] == [(0, "n-gram", 7 / 8)]
-    assert not find_contamination([changed], texts, share=0.9, twins=False).found
+    assert not find_contamination([changed], texts, share=0.9, near=False).found
 
 
 def test_integer_answers_without_a_server(dirty, tmp_path, capsys):
@@ -251,7 +251,7 @@ def test_held_out_problems_are_in_a_file_of_their_own_and_nowhere_else(suffix, f
     assert f'data.eval=["{held_out}"]' in printed
 
 
-def test_a_twin_of_a_held_out_problem_is_not_trained_on(forty, tmp_path):
+def test_a_near_duplicate_of_a_held_out_problem_is_not_trained_on(forty, tmp_path):
     """However many are held out: never one of the two trains in each file."""
     lonely = 0
     for n in range(5, 38, 4):
@@ -266,15 +266,15 @@ def test_a_twin_of_a_held_out_problem_is_not_trained_on(forty, tmp_path):
     assert lonely  # or nothing was tested
 
 
-TWIN = "{name} has {a} {what} and buys {b} more at the market. How many {what} does {pronoun} have now?"
+ONE_TEMPLATE = "{name} has {a} {what} and buys {b} more at the market. How many {what} does {pronoun} have now?"
 PEOPLE = [("Tom", "he"), ("Anna", "she"), ("Mary Ann", "she"), ("Mark", "he"), ("Zoë", "they"), ("Tuan", "he")]
 
 
 @pytest.fixture
-def twins(write_jsonl) -> Path:
+def near_duplicates(write_jsonl) -> Path:
     """120 problems made from one template, among thirty that were not."""
     rows = [
-        TWIN.format(name=name, pronoun=pronoun, a=f"{a * 700:,}", b=a + 2, what="apples")
+        ONE_TEMPLATE.format(name=name, pronoun=pronoun, a=f"{a * 700:,}", b=a + 2, what="apples")
         for a in range(20)
         for name, pronoun in PEOPLE
     ]
@@ -284,12 +284,14 @@ def twins(write_jsonl) -> Path:
             (f"kind{i}", f"thing{i % 5} of wood{i}", f"twice in town{i} and once at sea{i}") for i in range(30)
         )
     ]
-    return write_jsonl([{"question": q, "answer": str(at)} for at, q in enumerate(rows + others)], "twins.jsonl")
+    return write_jsonl(
+        [{"question": q, "answer": str(at)} for at, q in enumerate(rows + others)], "near-duplicates.jsonl"
+    )
 
 
-def test_of_problems_made_from_one_template_none_is_trained_on_beside_those_held_out(twins, tmp_path, capsys):
+def test_of_problems_made_from_one_template_none_is_trained_on_beside_those_held_out(near_duplicates, tmp_path, capsys):
     out = tmp_path / "train.jsonl"
-    assert run("prepare", str(twins), "--hold-out", "20", "--out", str(out)) == 0
+    assert run("prepare", str(near_duplicates), "--hold-out", "20", "--out", str(out)) == 0
     train, held = load_problems(str(out)), load_problems(str(out.with_name("train.held-out.jsonl")))
     n_held = sum("apples" in p.question for p in held)
     assert n_held
@@ -299,37 +301,39 @@ def test_of_problems_made_from_one_template_none_is_trained_on_beside_those_held
     assert f"20 problems held out; {120 - n_held} others resemble one of them and were dropped." in printed
     assert "up to numbers and names" in printed
     assert " of 130 problems match a problem held out up to numbers and names, such as" in printed
-    assert "keep them: --keep-twins" in printed
+    assert "keep them: --keep-near-duplicates" in printed
     manifest = json.loads((tmp_path / "train.jsonl.manifest.json").read_text())
     assert manifest["held_out"]["resembling_dropped"] == 120 - n_held
-    twin = next(drop for drop in manifest["drops"] if drop["detail"].startswith("twin match"))
-    assert "apples" in twin["detail"]  # the evidence: the problem held out
+    drop = next(drop for drop in manifest["drops"] if drop["detail"].startswith("near-duplicate match"))
+    assert "apples" in drop["detail"]  # the evidence: the problem held out
 
 
-def test_twins_stay_where_they_are_asked_for(twins, tmp_path, capsys):
+def test_near_duplicates_stay_where_they_are_asked_for(near_duplicates, tmp_path, capsys):
     """A set made from one template alone cannot be split otherwise: refused with the option that does it."""
     alike = tmp_path / "alike.jsonl"
-    alike.write_text("".join(line for line in twins.read_text().splitlines(keepends=True) if "apples" in line))
+    alike.write_text(
+        "".join(line for line in near_duplicates.read_text().splitlines(keepends=True) if "apples" in line)
+    )
     out = tmp_path / "a b.jsonl"
     assert run("prepare", str(alike), "--hold-out", "20", "--out", str(out)) == 2
     error = capsys.readouterr().err
     assert "every problem resembles one of the 20 held out" in error
-    assert "--keep-twins" in error
-    assert run("prepare", str(alike), "--hold-out", "20", "--keep-twins", "--out", str(out)) == 0
+    assert "--keep-near-duplicates" in error
+    assert run("prepare", str(alike), "--hold-out", "20", "--keep-near-duplicates", "--out", str(out)) == 0
     printed = capsys.readouterr().out
     assert len(load_problems(str(out))) > 20
     assert "numbers and names" not in printed  # nobody looked for them
     assert f"--set 'data.train={out}'" in printed
-    assert run("prepare", str(alike), "--keep-twins", "--out", str(tmp_path / "c.jsonl")) == 2
+    assert run("prepare", str(alike), "--keep-near-duplicates", "--out", str(tmp_path / "c.jsonl")) == 2
     assert "no effect without --hold-out or --against" in capsys.readouterr().err
 
 
-def test_check_counts_twins_of_an_evaluation_set(twins, write_jsonl, capsys):
-    person = {"question": TWIN.format(name="Ute", pronoun="she", a=3, b=400, what="apples"), "answer": "7"}
+def test_check_counts_near_duplicates_of_an_evaluation_set(near_duplicates, write_jsonl, capsys):
+    person = {"question": ONE_TEMPLATE.format(name="Ute", pronoun="she", a=3, b=400, what="apples"), "answer": "7"}
     evaluation = write_jsonl([person], "eval.jsonl")
-    assert run("check", str(twins), "--against", str(evaluation)) == 0
+    assert run("check", str(near_duplicates), "--against", str(evaluation)) == 0
     table = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "exact 0, loose 0, 13-gram 0, twin 120: 1 of its 1 problems" in table
+    assert "exact 0, loose 0, 13-gram 0, near-duplicate 120: 1 of its 1 problems" in table
 
 
 def test_the_same_problems_are_held_out_again(forty, tmp_path):

@@ -67,7 +67,7 @@ def test_no_training_file_holds_aime_2024(shared_data):
 
 @pytest.mark.slow
 def test_shared_problems_are_found(shared_data):
-    """708 of DAPO's problems are AIME's, by loose key; n-grams and twins can only add to them."""
+    """708 of DAPO's problems are AIME's, by loose key; n-grams and near-duplicates can only add to them."""
     aime = str(shared_data / "aime_train_1983_2023" / "aime.json")
     (contamination,) = check("dapo-math-17k", against=[aime], root=shared_data).contamination
     whole = {overlap.evaluation for overlap in contamination.found if overlap.how in ("exact", "loose")}

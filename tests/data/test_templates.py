@@ -3,7 +3,7 @@
 import pytest
 
 from dapo.data.contamination import EvaluationTexts, find_contamination
-from dapo.data.twins import NAME, NUMBER, PRONOUN, Kinds, Templates, names_among, template
+from dapo.data.near_duplicates import NAME, NUMBER, PRONOUN, Kinds, Templates, names_among, template
 
 TOM = "Tom has 3 apples and buys 5 more. How many apples does he have?"
 ANNA = "Anna has twelve apples and buys 1,250.5 more. How many apples does she have?"
@@ -40,7 +40,7 @@ def test_capitals_as_a_style_make_no_names():
         ("小明有3个苹果，又买了5个。", "小明有12个苹果，又买了7个。"),
     ],
 )
-def test_twins(one, other):
+def test_near_duplicates(one, other):
     assert Templates([one], others=[other]).nearest(other).similarity == 1
 
 
@@ -54,7 +54,7 @@ def test_twins(one, other):
         ("Compute the remainder of $2^5 + 3$ by 7 now.", "Compute the remainder of $2 \\cdot 5 - 3$ by 7 now."),
     ],
 )
-def test_no_twins(one, other):
+def test_no_near_duplicates(one, other):
     nearest = Templates([one], others=[other]).nearest(other)
     assert nearest is None or nearest.similarity < 0.7
 

@@ -23,7 +23,7 @@ from dapo.rollout.engine import NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.make import refuse_layout
 from dapo.rollout.shared import SharedEngine
-from dapo.types import Judgement, Verdict
+from dapo.types import Judgement, Task, Verdict
 from tiny_models import tiny_policy
 
 
@@ -167,9 +167,9 @@ class Own:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def submit(self, response: str, answer: str, *, verifier: str = "", **_: Any) -> int:  # noqa: ARG002
-        assert verifier == f"of {response}"
-        self.asked.append(response)
+    def submit(self, task: Task) -> int:
+        assert task.verifier == f"of {task.response}"
+        self.asked.append(task.response)
         return len(self.asked) - 1
 
     def wait(self, tickets: Any) -> dict[int, Judgement]:
@@ -180,7 +180,7 @@ def test_judging_is_shared_and_everybody_learns_every_verdict():
     def judge(world: World) -> Any:
         own = Own()
         shared = SharedJudge(own, world)
-        tickets = [shared.submit(f"r{i}", "", verifier=f"of r{i}") for i in range(7)]
+        tickets = [shared.submit(Task(f"r{i}", "", verifier=f"of r{i}")) for i in range(7)]
         judged = shared.wait(tickets)
         return own.asked, [judged[ticket].extracted for ticket in tickets]
 
@@ -302,7 +302,7 @@ def test_border_every_response_is_judged_by_one_of_three_ranks(n: int):
     def judge(world: World) -> Any:
         own = Own()
         shared = SharedJudge(own, world)
-        tickets = [shared.submit(f"r{i}", "", verifier=f"of r{i}") for i in range(n)]
+        tickets = [shared.submit(Task(f"r{i}", "", verifier=f"of r{i}")) for i in range(n)]
         judged = shared.wait(tickets)
         return own.asked, [judged[ticket].extracted for ticket in tickets]
 

@@ -61,7 +61,7 @@ def start(script: str, folder: Path, run: Path, environment: dict[str, str]) -> 
     )
 
 
-def is_requeued_and_goes_on(
+def assert_requeued_and_resumed(
     script: str, folder: Path, signal_it: Callable[[int], None], environment: Callable[[int], dict[str, str]]
 ) -> None:
     """A step is done when the signal comes; the second start does one step more."""
@@ -93,7 +93,7 @@ def test_ahead_of_the_time_limit_a_checkpoint_is_written_and_the_requeued_job_go
             if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGUSR1)
 
-    is_requeued_and_goes_on("torchrun.sbatch", tmp_path, signal_step, lambda restarts: as_slurm(tmp_path, restarts))
+    assert_requeued_and_resumed("torchrun.sbatch", tmp_path, signal_step, lambda restarts: as_slurm(tmp_path, restarts))
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
@@ -109,7 +109,7 @@ def test_the_same_on_a_ray_cluster_of_the_jobs_own(tmp_path_factory: pytest.Temp
     def signal_script(job: int) -> None:
         os.kill(job, signal.SIGUSR1)
 
-    is_requeued_and_goes_on("ray.sbatch", folder, signal_script, environment)
+    assert_requeued_and_resumed("ray.sbatch", folder, signal_script, environment)
 
 
 @pytest.mark.parametrize("script", ["torchrun.sbatch", "ray.sbatch"])

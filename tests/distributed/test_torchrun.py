@@ -34,6 +34,12 @@ PLANS: dict[str, dict[str, Any]] = {
     "ppo": {"overrides": [*UNEVEN, "preset=ppo", "train.steps=2", "train.seed=1"]},
     "few": {"overrides": ["train.steps=2", "sampling.prompts_per_step=1", "sampling.responses_per_prompt=2",
                           "train.updates_per_step=1"]},  # fewer rows than ranks
+    # Two sources with a verifier each, and a second part of the reward, normalised over the step's responses.
+    "mixture": {"overrides": [
+        *UNEVEN, "train.steps=2", "rewards.aggregation=normalize_then_sum",
+        "data.train={many={path='toy:problems', weight=2}, exact={path='toy:problems', verifier='exact'}}",
+        "rewards.parts={short={function='toy:short', weight=0.5}}",
+    ]},
     "float32": {"overrides": [*UNEVEN, "train.lr=1e-4"], "dtype": "float32"},
     # Sharded, its masters are float32 and its layers gathered with 16 bits: the plain bfloat16 path in another order.
     "bfloat16": {"overrides": [*UNEVEN, "train.steps=1"], "dtype": "bfloat16"},
@@ -49,6 +55,7 @@ LAYOUTS = {
     "grpo": ["2-full", "4-none"],
     "ppo": ["2-none", "4-full"],
     "few": ["2-none", "4-full"],
+    "mixture": ["2-full", "4-none"],
     "float32": ["2-none", "2-full", "4-none", "4-full"],
     "bfloat16": ["2-none", "2-full"],
     "lora": ["2-none", "2-full"],

@@ -25,7 +25,8 @@ from blocks import (
 
 from dapo.cli.main import COMMANDS as ALL_COMMANDS
 from dapo.cli.main import build_app
-from dapo.config.load import flatten, known_keys, load_recipe, parse_override, preset_names, recipe_names
+from dapo.config.keys import known_keys
+from dapo.config.load import flatten, load_recipe, parse_override, preset_names, recipe_names
 from dapo.config.sources import in_schema
 
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_/.]*|.*\.toml")

@@ -16,7 +16,8 @@ from blocks import FENCE, PAGES, ROOT
 
 from dapo.cli.main import COMMANDS
 from dapo.config import renamed
-from dapo.config.load import known_keys, preset_names, recipe_names
+from dapo.config.keys import known_keys
+from dapo.config.load import preset_names, recipe_names
 from dapo.rewards import verify
 from dapo.tracking.metrics import METRICS
 

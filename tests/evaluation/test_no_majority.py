@@ -8,11 +8,11 @@ import pytest
 from fake_runs import evaluation, metrics, write_run
 
 from dapo.cli.eval import print_table
-from dapo.cli.watch_terminal import evaluation_line
+from dapo.cli.running.terminal import evaluation_line
 from dapo.evaluation.runner import Answered, summarise
 from dapo.release.card import scores
-from dapo.report.chunks import parse_script
 from dapo.report.page import write_page
+from dapo.report.rollouts.chunks import parse_script
 from dapo.trainer.track import TrackerObserver
 from dapo.types import Problem, Verdict
 

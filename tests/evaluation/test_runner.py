@@ -73,10 +73,10 @@ def test_a_response_that_the_engine_gave_up_is_counted_not_judged_and_never_righ
     judged = []
 
     class CountingJudge(VirtualJudge):
-        def submit(self, response, answer, *, stop_reason=None, meta=None, verifier=""):  # noqa: ARG002
-            judged.append(stop_reason)
-            assert {"question", "data_source"} <= meta.keys()  # a reward function may ask for them
-            return super().submit(response, answer, stop_reason=stop_reason, meta=meta)
+        def submit(self, task):
+            judged.append(task.stop_reason)
+            assert {"question", "data_source"} <= task.meta.keys()  # a reward function may ask for them
+            return super().submit(task)
 
     sure = [Problem("x", "", "", meta={"pass_rate": 1.0})]
     faulty = FaultyEngine(max_concurrent=4, length_of=lambda _: 3)

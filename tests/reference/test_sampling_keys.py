@@ -4,9 +4,8 @@ Of the problems 0, 1, 2, … the even ones come out mixed and the odd ones wrong
 written down: dynamic sampling takes 0, 2, 4, 6.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from side_by_side import RECIPE
@@ -22,7 +21,7 @@ from dapo.sampling.dynamic import SampledGroups, SamplingState
 from dapo.sampling.groups import sample_step
 from dapo.sampling.predictive import Posteriors
 from dapo.trainer.assemble import selected
-from dapo.types import Problem
+from dapo.types import Problem, Task
 
 CARRYING = (
     "preset=dapo-fast", "sampling.predictive=false", "sampling.partial_rollouts=false",
@@ -31,18 +30,10 @@ CARRYING = (
 
 
 class EvenIsMixed(VirtualJudge):
-    def submit(
-        self,
-        response: str,
-        answer: str,
-        *,
-        stop_reason: Any = None,
-        meta: Mapping[str, object] = {},
-        verifier: str = "",  # noqa: ARG002
-    ) -> int:
-        problem, _, index = response.split("/")
+    def submit(self, task: Task) -> int:
+        problem, _, index = task.response.split("/")
         is_right = int(problem) % 2 == 0 and index == "0"
-        return super().submit(response, answer, stop_reason=stop_reason, meta={**meta, "pass_rate": float(is_right)})
+        return super().submit(replace(task, meta={**task.meta, "pass_rate": float(is_right)}))
 
 
 class Steps:
@@ -144,6 +135,20 @@ def test_partial_rollouts(tmp_path: Path, is_partial: str):
     steps = Steps(tmp_path, *CARRYING, f"sampling.partial_rollouts={is_partial}")
     steps.chosen()
     assert bool(steps.state.pending) == (is_partial == "true")
+
+
+@pytest.mark.parametrize("is_finished", ["true", "false"])
+def test_finish_overtaken(tmp_path: Path, is_finished: str):
+    """Groups get longer from one to the next, so that later ones are left behind: once at most, or time and again."""
+    steps = Steps(
+        tmp_path, *CARRYING, "sampling.partial_rollouts=true", f"sampling.finish_overtaken={is_finished}",
+        "train.updates_per_step=4", "sampling.max_prompts_tried_per_step=60",
+    )  # fmt: skip
+    seen = 0
+    for step in range(3):
+        steps.chosen(step)
+        seen = max([seen, *(group.overtaken for group in steps.state.pending)])
+    assert seen == 1 if is_finished == "true" else seen > 1
 
 
 @pytest.mark.parametrize(("bound", "is_used"), [(4, False), (5, True)])

@@ -40,7 +40,8 @@ from torch.testing import assert_close
 from toy import recipe
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from dapo.config.load import known_keys, preset_names, read_preset
+from dapo.config.keys import known_keys
+from dapo.config.load import preset_names, read_preset
 from dapo.config.schema import Config
 from dapo.learner import batch as batch_module
 from dapo.models.packing import Packed

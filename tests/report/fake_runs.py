@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tokenizers
 
-from dapo.report.pieces import TokenPieces
+from dapo.report.rollouts.pieces import TokenPieces
 
 CONFIG = """preset = "dapo"
 [model]

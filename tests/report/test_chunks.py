@@ -12,10 +12,12 @@ from fake_runs import byte_level, row, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo.report import chunks
 from dapo.report.behaviour import load_phrases
-from dapo.report.chunks import drop_after, make_chunks, parse_script, records_of, write_chunks
-from dapo.report.pieces import TokenPieces, utf16_units
+from dapo.report.rollouts import chunks
+from dapo.report.rollouts.chunks import make_chunks, parse_script, write_chunks
+from dapo.report.rollouts.index import Index
+from dapo.report.rollouts.pieces import TokenPieces, utf16_units
+from dapo.report.rollouts.recorded import drop_after, groups_of, read_table, records_of
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -186,7 +188,7 @@ def test_the_folder_appears_whole_and_goes_with_its_step(tmp_path):
 
 
 def test_answers_are_counted_by_their_value_not_by_their_spelling():
-    index = chunks.Index("step-000001", load_phrases())
+    index = Index("step-000001", load_phrases())
     for problem, (reference, said) in enumerate([("4", ["$4$", "4"]), ("4.0", ["$4$", "9"]), ("9", ["$4$", None])]):
         rows = [row(PIECES, "text", problem=str(problem), index=i, answer=reference) for i in range(len(said))]
         about = {"verdict": "WRONG", "n": 4, "reward": -1.0, "stop": "EOS", "behaviour": [], "is_answer_only": False}
@@ -237,8 +239,8 @@ def test_border_rows_keep_their_numbers_where_parts_of_a_table_end(n_rows: int, 
     ]
     table = pa.concat_tables([table_of(rows[at : at + 4]) for at in range(0, n_rows, 4)])
     pq.write_table(table, tmp_path / "step-000001.parquet", row_group_size=4)
-    for read in (table, chunks.read_table(tmp_path / "step-000001.parquet")):
-        groups = list(chunks.groups_of(read))
+    for read in (table, read_table(tmp_path / "step-000001.parquet")):
+        groups = list(groups_of(read))
         assert [len(group) for group in groups] == [
             len(rows[at : at + per_group]) for at in range(0, n_rows, per_group)
         ]
@@ -262,3 +264,13 @@ def test_border_records_after_the_last_step_go_and_no_other(last_step: int, tmp_
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         f"step-{s:06d}{end}" for s in kept for end in ("", ".parquet")
     )
+
+
+def test_what_the_environment_said_is_marked():
+    one = row(PIECES, "abcdef")
+    mask = [True, False, False, True, True, False]
+    scripts = dict(make_chunks(table_of([one | {"own": mask}]), "step-000001", PIECES, load_phrases()))
+    (group,) = json.loads(scripts["000"].partition(",")[2][:-3])
+    assert group["responses"][0]["others"] == [[1, 3], [5, 6]]
+    plain = dict(make_chunks(table_of([one]), "step-000001", PIECES, load_phrases()))
+    assert "others" not in json.loads(plain["000"].partition(",")[2][:-3])[0]["responses"][0]

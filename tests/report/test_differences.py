@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from fake_runs import evaluation, metrics, write_run
 
-from dapo.report.chunks import parse_script
 from dapo.report.differences import SHOWN_STEPS, compare, to_json
 from dapo.report.load import load_run
 from dapo.report.page import write_page
 from dapo.report.paired import paired_difference
+from dapo.report.rollouts.chunks import parse_script
 from dapo.report.terminal import print_differences
 
 P = 400

@@ -10,9 +10,10 @@ from fake_runs import byte_level, metrics, row, save_tokenizer, table_of, write_
 from rich.console import Console
 
 from dapo.report.audit import audit_run
-from dapo.report.chunks import drop_after, dropped_path, parse_script, read_script, records_of
 from dapo.report.examined import examine_run
 from dapo.report.page import write_page
+from dapo.report.rollouts.chunks import parse_script, read_script
+from dapo.report.rollouts.recorded import drop_after, dropped_path, records_of
 from dapo.report.serve import Watched
 from dapo.report.terminal import print_run
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from test_chunks import decode
 
 from dapo.report.behaviour import load_phrases
-from dapo.report.chunks import make_chunks, parse_script, read_script
 from dapo.report.doctor.diagnose import verdict
 from dapo.report.examined import examine_run
 from dapo.report.page import write_page
-from dapo.report.pieces import TokenPieces
+from dapo.report.rollouts.chunks import make_chunks, parse_script, read_script
+from dapo.report.rollouts.pieces import TokenPieces
 from dapo.report.terminal import print_run
 
 PIECES = TokenPieces(byte_level())

@@ -11,11 +11,11 @@ from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, writ
 from command_line import dapo
 from dapo.errors import DataError
 from dapo.report import page_data
-from dapo.report.chunks import parse_script
 from dapo.report.examined import examine_run
 from dapo.report.load import load_run
 from dapo.report.page import SCRIPTS, asset, write_page
 from dapo.report.page_data import read_overlay
+from dapo.report.rollouts.chunks import parse_script
 from dapo.tracking.metrics import METRICS
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \u202e\u2028\x00<!--"

@@ -10,17 +10,18 @@ import pytest
 from fake_runs import byte_level, metrics, row, save_tokenizer, table_of, write_rollouts, write_run
 from rich.console import Console
 
-from dapo.cli.watch_terminal import step_line
+from dapo.cli.running.terminal import step_line
 from dapo.report.answers import decided
 from dapo.report.behaviour import load_phrases
-from dapo.report.chunks import is_index, make_chunks, parse_script, read_index
 from dapo.report.doctor.diagnose import examine
 from dapo.report.doctor.findings import NOTE, WARNING, Finding, Thresholds
 from dapo.report.examined import examine_run
 from dapo.report.load import load_run
 from dapo.report.page import write_page
 from dapo.report.page_data import run_data
-from dapo.report.part_columns import BINS, histogram
+from dapo.report.parts import BINS, histogram
+from dapo.report.rollouts.chunks import make_chunks, parse_script, read_index
+from dapo.report.rollouts.index import is_index
 from dapo.report.terminal import print_run
 
 T = Thresholds()

@@ -12,7 +12,8 @@ import pytest
 from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, write_rollouts, write_run
 
 from dapo.files import append_line, cut_back
-from dapo.report.chunks import chunk_folder, parse_script, read_table, write_chunks
+from dapo.report.rollouts.chunks import parse_script, write_chunks
+from dapo.report.rollouts.recorded import chunk_folder, read_table
 from dapo.report.serve import Server, make_server
 
 SECRET = "a secret outside the run"

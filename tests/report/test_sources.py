@@ -8,7 +8,7 @@ import pytest
 from fake_runs import metrics, write_run
 from rich.console import Console
 
-from dapo.cli.watch_terminal import step_line
+from dapo.cli.running.terminal import step_line
 from dapo.report.doctor.diagnose import examine
 from dapo.report.examined import DiagnosedRun
 from dapo.report.load import load_run

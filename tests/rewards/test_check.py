@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dapo.errors import ConfigError
-from dapo.rewards import VerifierPool, check, worker
+from dapo.rewards import Task, VerifierPool, check, worker
 from dapo.rewards.check import check_call, check_verifier
 
 MODULE = """
@@ -112,10 +112,10 @@ def test_a_function_that_works_is_called_once_for_a_problem():
     with VerifierPool("own_rewards:three", workers=1) as pool:
         check_call(pool, "42", {"bonus": 0.5})
         check_call(pool, "42", {"bonus": 0.5})
-        assert pool.submit("", "", meta={"bonus": 1}) == 1  # the second ticket: only one call was made
+        assert pool.submit(Task("", "", meta={"bonus": 1})) == 1  # the second ticket: only one call was made
     with VerifierPool("math", workers=1) as pool:
         check_call(pool, "42", {})
-        assert pool.submit("", "") == 0
+        assert pool.submit(Task("", "")) == 0
 
 
 @pytest.mark.parametrize(

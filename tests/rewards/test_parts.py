@@ -12,7 +12,7 @@ from dapo.rewards import VerifierPool
 from dapo.rewards.functions import score_of
 from dapo.rewards.parts import PartsJudge, with_parts
 from dapo.rewards.worker import MAX_PARTS, encoded
-from dapo.types import Judgement, Score, StopReason, Verdict
+from dapo.types import Judgement, Score, StopReason, Task, Verdict
 
 MODULE = """
 from dapo.types import Score
@@ -51,7 +51,7 @@ def judge(request: pytest.FixtureRequest) -> Iterator[PartsJudge]:
 
 
 def judged(judge: PartsJudge, *responses: str, stop: StopReason = StopReason.EOS) -> list[Judgement]:
-    tickets = [judge.submit(response, "42", stop_reason=stop, meta={}) for response in responses]
+    tickets = [judge.submit(Task(response, "42", stop_reason=stop, meta={})) for response in responses]
     found = judge.wait(tickets)
     return [found[ticket] for ticket in tickets]
 
@@ -74,7 +74,7 @@ def test_a_judgement_carries_every_part_and_the_verifier_alone_says_what_is_corr
 
 @pytest.mark.parametrize("judge", [rewards(length=function("length"))], indirect=True)
 def test_border_tickets_may_be_waited_for_in_any_order_and_once(judge: PartsJudge):
-    tickets = [judge.submit("x" * n, "42", stop_reason=StopReason.EOS) for n in range(1, 6)]
+    tickets = [judge.submit(Task("x" * n, "42", stop_reason=StopReason.EOS)) for n in range(1, 6)]
     assert [j.parts["length"] for j in judge.wait(reversed(tickets[3:])).values()] == [5.0, 4.0]
     assert judge.wait([]) == {}
     assert [j.parts["length"] for j in judge.wait(tickets[:3]).values()] == [1.0, 2.0, 3.0]

@@ -20,7 +20,7 @@ from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool, limits, workers
 from dapo.rewards.limits import Limits
 from dapo.rewards.workers import WorkerPool
-from dapo.types import Score, StopReason, Verdict
+from dapo.types import Score, StopReason, Task, Verdict
 
 MIXED = [
     ("Answer: 42", "42"),
@@ -178,7 +178,7 @@ def test_each_response_goes_to_its_problems_verifier_and_tickets_never_mix():
     pools = rewards.VerifierPools(VerifierPool("math"), [VerifierPool("exact"), VerifierPool("choice")])
     try:
         asked = [("1/2", ""), ("1/2", "math"), ("1/2", "exact"), ("A", "choice"), ("1/2", ""), ("0.5", "exact")]
-        tickets = [pools.submit("Answer: 0.5", answer, verifier=name) for answer, name in asked]
+        tickets = [pools.submit(Task("Answer: 0.5", answer, verifier=name)) for answer, name in asked]
         judged = pools.wait(reversed(tickets))
         right = [judged[ticket].verdict is Verdict.CORRECT for ticket in tickets]
         assert right == [True, True, False, False, True, True]
@@ -192,16 +192,12 @@ def test_each_response_goes_to_its_problems_verifier_and_tickets_never_mix():
 def test_order_is_kept_and_tickets_are_collected_once():
     with VerifierPool("math", workers=2) as pool:
         assert [judgement.verdict for judgement in pool.judge_all(MIXED * 3)] == EXPECTED * 3
-        ticket = pool.submit(*MIXED[3])
+        ticket = pool.submit(Task(*MIXED[3]))
         assert pool.wait([ticket])[ticket].verdict is Verdict.CORRECT
         with pytest.raises(KeyError, match="already collected"):
             pool.wait([ticket])
-        tickets = {pool.submit(*item): verdict for item, verdict in zip(MIXED, EXPECTED, strict=True)}
-        seen = {}
-        while len(seen) < len(tickets):  # pytest's own time limit ends this
-            seen |= dict(pool.poll())
-            time.sleep(0.01)
-        assert {ticket: judgement.verdict for ticket, judgement in seen.items()} == tickets
+        tickets = {pool.submit(Task(*item)): verdict for item, verdict in zip(MIXED, EXPECTED, strict=True)}
+        assert {ticket: judgement.verdict for ticket, judgement in pool.wait(reversed(tickets)).items()} == tickets
 
 
 @pytest.mark.slow
@@ -303,7 +299,7 @@ def test_a_worker_that_was_quicker_to_end_itself_is_a_timeout(number: signal.Sig
     """Where nobody could look in time, or there is no /proc."""
     with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=5) as pool:
         pool.judge_all([("0", "")])
-        ticket = pool.submit("600", "")
+        ticket = pool.submit(Task("600", ""))
         assert pool._workers is not None
         await_work(pool, 1)
         (worker,) = pool._workers._workers
@@ -341,11 +337,11 @@ def test_kill_9_of_a_worker_costs_its_own_task_only(tmp_path: Path):
     (tmp_path / "there").touch()
     with VerifierPool(f"{HERE}:waiting", workers=2, seconds=20) as pool:
         first = pool.judge_all([(str(tmp_path / "there"), "")] * 2)
-        victims = [pool.submit(str(tmp_path / "later"), "") for _ in range(2)]
+        victims = [pool.submit(Task(str(tmp_path / "later"), "")) for _ in range(2)]
         await_work(pool, 2)
         os.kill(pool.worker_pids()[0], signal.SIGKILL)
         (tmp_path / "later").touch()
-        later = pool.submit(str(tmp_path / "there"), "")
+        later = pool.submit(Task(str(tmp_path / "there"), ""))
         verdicts = pool.wait([*victims, later])
     assert all(judgement.verdict is Verdict.CORRECT for judgement in first)
     assert sorted(verdicts[ticket].verdict for ticket in victims) == [Verdict.CORRECT, Verdict.CRASH]
@@ -400,7 +396,7 @@ def test_a_missing_second_worker_leaves_the_work_to_the_first(monkeypatch: pytes
 def test_no_file_descriptors_left_is_not_waited_for_for_ever():
     program = (
         f"import os, resource, sys; sys.path.insert(0, {str(Path(__file__).parent)!r});"
-        "from dapo.rewards import VerifierPool;"
+        "from dapo.rewards import Task, VerifierPool;"
         f"pool = VerifierPool('{HERE}:sleepy', workers=2); held = [];"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "try:\n"
@@ -421,14 +417,14 @@ def test_no_file_descriptors_left_is_not_waited_for_for_ever():
 def test_when_the_thread_ends_everybody_is_told_why(monkeypatch: pytest.MonkeyPatch):
     with VerifierPool(f"{HERE}:sleepy", workers=1, seconds=20) as pool:
         pool.judge_all([("0", "")])
-        tickets = [pool.submit("600", "") for _ in range(3)]
+        tickets = [pool.submit(Task("600", "")) for _ in range(3)]
         await_work(pool, 1)  # two wait
 
         def broken(_pool: WorkerPool) -> None:
             raise KeyError("a defect")
 
         monkeypatch.setattr(WorkerPool, "_hand_out", broken)
-        tickets.append(pool.submit("0", ""))
+        tickets.append(pool.submit(Task("0", "")))
         judgements = pool.wait(tickets)
         later = pool.judge_all([("0", "")])[0]
     for judgement in (*judgements.values(), later):
@@ -467,14 +463,14 @@ def test_nan_is_not_a_reward():
 def test_meta_that_is_no_json_is_the_callers_error():
     with VerifierPool(f"{HERE}:graded", workers=1) as pool:
         with pytest.raises(TypeError):
-            pool.submit("1", "", meta={"set": {1}})
+            pool.submit(Task("1", "", meta={"set": {1}}))
         assert pool.judge_all([("1", "")])[0].value == 1.0
 
 
 def test_close_leaves_no_process():
     pool = VerifierPool(f"{HERE}:sleepy", workers=2, seconds=30)
     pool.judge_all([("0", "")] * 4)
-    pool.submit("600", "")
+    pool.submit(Task("600", ""))
     await_work(pool, 1)
     pids = pool.worker_pids()
     assert pids
@@ -484,15 +480,15 @@ def test_close_leaves_no_process():
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)  # a zombie would still be found
     with pytest.raises(RuntimeError, match="closed"):
-        pool.submit("Answer: 1", "1")
+        pool.submit(Task("Answer: 1", "1"))
 
 
 def test_workers_leave_with_their_parent():
     program = (
         f"import os, sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r});"
-        "from dapo.rewards import VerifierPool;"
+        "from dapo.rewards import Task, VerifierPool;"
         f"pool = VerifierPool('{HERE}:sleepy', workers=2, seconds=1); pool.judge_all([('0', '')] * 2);"
-        "pool.submit('600', '')\n"
+        "pool.submit(Task('600', ''))\n"
         "while not any(worker.has_started for worker in pool._workers._workers): time.sleep(0.01)\n"
         "print(*pool.worker_pids(), flush=True); os.kill(os.getpid(), 9)"
     )

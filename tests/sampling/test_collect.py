@@ -11,7 +11,7 @@ from dapo.rollout.engine import NoiseKey, Request
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SamplingState
 from dapo.sampling.prefix import PrefixRule
-from dapo.types import Completion, Judgement, Problem, StopReason, Verdict
+from dapo.types import Completion, Judgement, Problem, StopReason, Task, Verdict
 
 G = 3
 PROBLEM = Problem("seven", "6 + 1?", "7", "test", meta={"pass_rate": 1.0})
@@ -25,17 +25,9 @@ class Says(VirtualJudge):
         self.verdicts = list(verdicts)
         self.asked: list[tuple[str, str, StopReason | None, Any]] = []
 
-    def submit(
-        self,
-        response: str,
-        answer: str,
-        *,
-        stop_reason: StopReason | None = None,
-        meta: Any = None,
-        verifier: str = "",  # noqa: ARG002
-    ) -> int:
-        self.asked.append((response, answer, stop_reason, meta))
-        ticket = super().submit(response, answer, stop_reason=stop_reason, meta=meta)
+    def submit(self, task: Task) -> int:
+        self.asked.append((task.response, task.answer, task.stop_reason, task.meta))
+        ticket = super().submit(task)
         if self.verdicts:
             self._answers[ticket] = Judgement(self.verdicts.pop(0), -1.0)
         return ticket

@@ -17,6 +17,8 @@ import torch
 from toy import recipe
 
 from dapo import files
+from dapo.report.ledger import LEDGER, balance_of_run
+from dapo.report.load import load_run
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
 from dapo.trainer.resume import resume_run
@@ -77,9 +79,11 @@ def finish(folder: Path, root: Path, preset: str, killer: Observer | None) -> No
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 over the final weights' bytes and the metrics without clock times."""
+    """SHA-256 over the final weights' bytes, the ledger, which must balance, and the metrics without clock times."""
     newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
     digest = hashlib.sha256((newest / "model" / "model.safetensors").read_bytes())
+    assert balance_of_run(folder, skips_visits=load_run(folder).skips_visits).faults == []
+    digest.update((folder / LEDGER).read_bytes())
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         kept = {key: value for key, value in json.loads(line).items() if not key.startswith("timing.")}
         digest.update(json.dumps(kept).encode())

@@ -74,7 +74,7 @@ def test_the_verifier_judges_the_last_turn_where_the_environment_gives_no_score(
     run = start_run(recipe(tmp_path, *TALK, "data.environment=talking:Quiet", "train.steps=1"), tmp_path / "run")
     asked: list[str] = []
     submit = run.collector.judge.submit
-    run.collector.judge.submit = lambda text, *rest, **how: asked.append(text) or submit(text, *rest, **how)  # type: ignore[method-assign]
+    run.collector.judge.submit = lambda task: asked.append(task.response) or submit(task)  # type: ignore[method-assign]
     trained(run)
     (line,) = metrics_of(tmp_path / "run")
     assert 1 < line["episode/turns"] <= 2

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -51,13 +50,6 @@ MORE = {
     "grpo": (PARTS, "rewards.aggregation=normalize_then_sum"),
     "ppo": ("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward"),
 }
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch):
-    """Worker processes import the toy verifier by name."""
-    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
 
 
 def named() -> dict[str, CodeType]:

@@ -14,8 +14,8 @@ from dapo.config.load import load_recipe, read_toml
 from dapo.config.toml_text import RUN_FORMAT, with_run_format
 from dapo.errors import FormatError
 from dapo.parquet_size import FORMAT_KEY
-from dapo.report.chunks import read_table
 from dapo.report.load import load_run
+from dapo.report.rollouts.recorded import read_table
 from dapo.trainer.loop import train
 from dapo.trainer.resume import read_run_config
 from dapo.trainer.start import start_run

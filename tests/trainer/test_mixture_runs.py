@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from odd_judge import last_number_is_even
+from stop_after import StopAfter
 from toy import contains, recipe
 
 from dapo.data.prepare.clean import row_of
@@ -20,7 +21,6 @@ from dapo.processes import python_command
 from dapo.quickstart.task import train_problems
 from dapo.rewards import judge
 from dapo.trainer.loop import train
-from dapo.trainer.observer import Observer
 from dapo.trainer.resume import resume_run
 from dapo.trainer.start import start_run
 
@@ -30,13 +30,6 @@ TOY = (
     "data.train={many={path='toy:problems', weight=2}, none={path='toy:problems', verifier='dapo-published'}, "
     "few={path='FEW', verifier='exact', template='raw'}}"
 )
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch):
-    """Worker processes import the verifiers by name."""
-    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in paths if p))
 
 
 def toy_keys(folder: Path, *more: str) -> tuple[str, ...]:
@@ -60,19 +53,6 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def rollouts(folder: Path) -> list[dict[str, Any]]:
     return [row for path in sorted((folder / "rollouts").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
-
-
-class StopAfter(Observer):
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
-
-    def on_start(self, run: Any) -> None:
-        self.run = run
-
-    def on_groups(self, known: int, wanted: int) -> None:  # noqa: ARG002
-        self.calls -= self.run.step == 1
-        if self.calls == 0:
-            self.run.is_stopping = True
 
 
 def test_each_source_is_judged_by_its_own_verifier_and_a_stopped_run_resumes_exactly(tmp_path: Path):

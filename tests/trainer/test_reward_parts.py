@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdic
 
 HERE = Path(__file__).parent
 NORMALIZED = "rewards.aggregation=normalize_then_sum"
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
 
 
 def parts(**named: float | tuple[str, float]) -> str:

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import toy
 
-from dapo.report.chunks import read_script
 from dapo.report.examined import examine_run
 from dapo.report.page import write_page
+from dapo.report.rollouts.chunks import read_script
 from dapo.sampling.accounting import Accounting, outcome_of
 from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.budget import RunBudget

@@ -2,11 +2,11 @@
 
 import importlib
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from stop_after import StopAfter
 from torch.testing import assert_close
 from toy import recipe
 
@@ -23,9 +24,11 @@ from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.files import read_lines
+from dapo.learner.loss_scale import LossScale
 from dapo.learner.step import Step
 from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
+from dapo.report.ledger import LEDGER, VALUE_LEDGER, balance_of_run, read_ledger
 from dapo.report.load import load_run
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.claim import release
@@ -37,13 +40,6 @@ from dapo.trainer.start import start_run
 from dapo.types import StopReason
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch):
-    """Worker processes import the toy verifier by name."""
-    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in paths if p))
 
 
 def run_toy(folder: Path, name: str, *overrides: str, dtype: str = "float64", observers: list[Observer] | None = None):
@@ -146,21 +142,25 @@ def test_every_preset_trains_and_resumes_exactly(tmp_path: Path, preset: str):
     for name, weight in weights(straight.folder).items():
         assert torch.equal(weight, weights(resumed.folder)[name])
     assert any(line["updates"] > 0 for line in metrics(straight.folder))
+    for name in (LEDGER, VALUE_LEDGER):
+        written = [(run.folder / name).read_text() for run in (straight, resumed) if (run.folder / name).exists()]
+        assert len(set(written)) <= 1
+    check_ledger(straight.folder)
 
 
-class StopAfter(Observer):
-    """Asks the run to stop in the middle of the second step's sampling."""
-
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
-
-    def on_start(self, run: Any) -> None:
-        self.run = run
-
-    def on_groups(self, known: int, wanted: int) -> None:  # noqa: ARG002
-        self.calls -= self.run.step == 1
-        if self.calls == 0:
-            self.run.is_stopping = True
+def check_ledger(folder: Path) -> None:
+    """It balances, and agrees with what the metrics count."""
+    run = load_run(folder)
+    assert balance_of_run(folder, skips_visits=run.skips_visits).faults == []
+    for (step, entries), line in zip(read_ledger(folder / LEDGER), run.metrics, strict=True):
+        assert step == line["step"]
+        fates = Counter(entry.fate for entry in entries)
+        assert fates["trained"] == line["sampling/groups_trained"]
+        if run.key("sampling", "dynamic"):
+            assert fates["all_correct"] == line["sampling/groups_all_correct"]
+            assert fates["all_wrong"] == line["sampling/groups_all_wrong"]
+        trained = sum(entry.tokens or 0 for entry in entries if entry.fate == "trained")
+        assert trained == line["tokens/trained"] + line["tokens/wasted_truncated"]
 
 
 def test_a_signal_in_the_middle_of_sampling_takes_the_step_back_and_resume_is_exact(tmp_path: Path):
@@ -322,6 +322,34 @@ def test_updates_skipped_in_a_row_are_counted_on_after_a_resume(tmp_path: Path):
     resumed.close()
     assert resumed.learner.critic is not None
     assert (resumed.learner.bad_updates, resumed.learner.critic.bad_updates) == (1, 2)
+
+
+@pytest.mark.parametrize("preset", ["dapo", pytest.param("ppo", marks=pytest.mark.slow)])
+def test_a_resumed_run_keeps_its_loss_scale_and_repeats_the_straight_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str
+):
+    """As in float16: an overflow in the first update, and a scale that rises after the third good one."""
+    monkeypatch.setattr("dapo.learner.learner.scale_for", lambda _dtype: LossScale())
+    monkeypatch.setattr("dapo.learner.loss_scale.RISES_AFTER", 3)
+
+    class Overflow(Observer):
+        def on_start(self, run: Run) -> None:
+            scale = run.learner.optimizer.loss_scale
+            assert scale is not None
+            parameter = next(iter(run.learner.optimizer.parameters.values()))
+            parameter.register_hook(lambda gradient: gradient * (float("inf") if scale.value == 2**16 else 1))
+
+    straight = run_toy(tmp_path, "straight", f"preset={preset}", "train.steps=2", observers=[Overflow()])
+    run_toy(tmp_path, "halved", f"preset={preset}", "train.steps=1", observers=[Overflow()])
+    resumed = resume_run(tmp_path / "halved", [parse_override("train.steps=2")], [Overflow()])
+    train(resumed)
+    resumed.close()
+    lines = metrics(straight.folder)
+    assert metrics(resumed.folder) == lines
+    assert [line["update/loss_scale"] for line in lines] == [2**15, 2**16]
+    assert [line["update/scale_skips"] for line in lines] == [1, 0]
+    for name, weight in weights(straight.folder).items():
+        assert torch.equal(weight, weights(resumed.folder)[name])
 
 
 def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):

@@ -81,7 +81,7 @@ def operators() -> list[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]]]:
 @cache
 def defaults() -> dict[str, str]:
     """Every key of the schema that has a default which can be written down."""
-    from dapo.config.load import known_keys
+    from dapo.config.keys import known_keys
 
     made = {}
     for key, field in known_keys().items():

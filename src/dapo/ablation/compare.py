@@ -84,9 +84,9 @@ def difference_json(change: Difference | None) -> dict[str, Any] | None:
     if change is None:
         return None
     found = as_json(change)
-    if change.held_back:
+    if change.insufficient_evidence:
         return found | {"p": None}
-    return {name: value for name, value in found.items() if name != "held_back"}
+    return {name: value for name, value in found.items() if name != "insufficient_evidence"}
 
 
 def as_json(value: Any) -> dict[str, Any]:

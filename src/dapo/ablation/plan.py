@@ -9,7 +9,8 @@ from enum import Enum
 from pathlib import Path
 
 from dapo.ablation.arms import Arm, Overrides, arm_config
-from dapo.config.load import flatten, read_toml, refuse_unknown, resolve
+from dapo.config.keys import refuse_unknown
+from dapo.config.load import flatten, read_toml, resolve
 from dapo.config.schema import Config
 from dapo.errors import ConfigError
 from dapo.files import read_lines, refuse_links

@@ -72,7 +72,10 @@ def summarise(
         "arms": lines,
         "missing": [arm.name for arm in arms if not runs.get(arm.name)],
         "failed": dict(failed),
-        "notes": [*notes_on({arm.label: runs[arm.name] for arm in arms if runs.get(arm.name)}), *held_back(lines)],
+        "notes": [
+            *notes_on({arm.label: runs[arm.name] for arm in arms if runs.get(arm.name)}),
+            *why_no_p(lines),
+        ],
         "sources": SOURCES,
     }
 
@@ -86,9 +89,9 @@ def notes_on(runs: Mapping[str, Sequence[Measured]]) -> list[str]:
     return [*notes, ONE_SEED] if any(len(own) == 1 for own in seeds.values()) else notes
 
 
-def held_back(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def why_no_p(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why some differences have no p."""
-    reasons = [line["difference"].get("held_back") for line in lines if line["difference"]]
+    reasons = [line["difference"].get("insufficient_evidence") for line in lines if line["difference"]]
     return [f"No p where there is too little evidence: {reason}." for reason in dict.fromkeys(filter(None, reasons))]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo.files import replace_file
-from dapo.report.chunks import script
 from dapo.report.page import POLICY, asset, copy_plotly, dumps
+from dapo.report.rollouts.chunks import script
 
 PAGE = "page"  # the folder beside ladder.html
 

@@ -29,8 +29,8 @@ def mean_probability(logp: Tensor) -> Tensor:
 class ClippedTokens:
     """Which tokens the clip stopped, [N] each; a token is in at most one of them."""
 
-    low: Tensor  # Â < 0 and r < 1 − ε_low: no further push down
-    high: Tensor  # Â > 0 and r > 1 + ε_high: no further push up; the tokens clip-higher is about
+    low: Tensor  # Â < 0 and r < 1 − ε_low: no gradient
+    high: Tensor  # Â > 0 and r > 1 + ε_high: no gradient; the tokens clip-higher is about
     dual: Tensor  # Â < 0 and r > c: the loss of a rising wrong token is bounded
 
 

@@ -6,7 +6,7 @@ least (`models.logprobs`), whatever the weights are in.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -18,31 +18,27 @@ LOG_RATIO_BOUND = 20.0  # |log r| is clamped before exp: e^20 is far outside any
 K3_BOUND = 10.0
 
 
+class Bounds(TypedDict, total=False):
+    """ε_low (None: no lower bound), ε_high, and the dual clip c."""
+
+    clip_low: Required[float | None]
+    clip_high: Required[float]
+    dual_clip: float | None
+
+
 def policy_loss(
-    name: str,
-    logp: Tensor,
-    logp_old: Tensor,
-    advantage: Tensor,
-    lengths: Sequence[int],
-    *,
-    clip_low: float | None,
-    clip_high: float,
-    dual_clip: float | None = None,
+    name: str, logp: Tensor, logp_old: Tensor, advantage: Tensor, lengths: Sequence[int], **bounds: Unpack[Bounds]
 ) -> Tensor:
     """[N] the policy loss by its name in a config, `algorithm.loss`."""
     match name:
         case "clip":
-            return clipped_surrogate(
-                logp, logp_old, advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
-            )
+            return clipped_surrogate(logp, logp_old, advantage, **bounds)
         case "cispo":
-            return cispo(logp, logp_old, advantage, clip_low=clip_low, clip_high=clip_high)
+            return cispo(logp, logp_old, advantage, clip_low=bounds["clip_low"], clip_high=bounds["clip_high"])
         case "gspo":
-            return gspo(logp, logp_old, advantage, lengths, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+            return gspo(logp, logp_old, advantage, lengths, **bounds)
         case "gspo-token":
-            return gspo_token(
-                logp, logp_old, advantage, lengths, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
-            )
+            return gspo_token(logp, logp_old, advantage, lengths, **bounds)
         case "reinforce":
             return reinforce(logp, advantage)
     raise ValueError(f"no policy loss {name}")
@@ -55,15 +51,7 @@ def clipping_ratio(name: str, logp: Tensor, logp_old: Tensor, lengths: Sequence[
     return sequence_ratio(logp, logp_old, lengths) if name.startswith("gspo") else policy_ratio(logp, logp_old)
 
 
-def clipped_surrogate(
-    logp: Tensor,
-    logp_old: Tensor,
-    advantage: Tensor,
-    *,
-    clip_low: float | None,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> Tensor:
+def clipped_surrogate(logp: Tensor, logp_old: Tensor, advantage: Tensor, **bounds: Unpack[Bounds]) -> Tensor:
     """Per-token policy loss −min(r Â, clip(r, 1−ε_low, 1+ε_high) Â),  r = π_θ/π_old.
 
     DAPO (arXiv:2503.14476) eq. 10, "Clip-Higher"; ratio as in eq. 9. With clip_low = clip_high it is the clip of PPO
@@ -76,7 +64,7 @@ def clipped_surrogate(
     """
     check_shapes("N", logp, logp_old, advantage)
     ratio = policy_ratio(logp, logp_old)  # [N]  r_{i,t}(θ), eq. 9
-    return _clipped(ratio, advantage.detach(), clip_low, clip_high, dual_clip)
+    return _clipped(ratio, advantage.detach(), **bounds)
 
 
 def cispo(logp: Tensor, logp_old: Tensor, advantage: Tensor, *, clip_low: float | None, clip_high: float) -> Tensor:
@@ -100,16 +88,7 @@ def reinforce(logp: Tensor, advantage: Tensor) -> Tensor:
     return -advantage.detach() * logp
 
 
-def gspo(
-    logp: Tensor,
-    logp_old: Tensor,
-    advantage: Tensor,
-    lengths: Sequence[int],
-    *,
-    clip_low: float | None,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> Tensor:
+def gspo(logp: Tensor, logp_old: Tensor, advantage: Tensor, lengths: Sequence[int], **bounds: Unpack[Bounds]) -> Tensor:
     """−min(s Â, clip(s, 1−ε_low, 1+ε_high) Â) on every token of a response,  s = (π_θ(o)/π_old(o))^{1/|o|}.
 
     GSPO (arXiv:2507.18071) eq. 5 and 7. All tensors [N]; returns [N]. Every token carries the loss of its response, so
@@ -118,18 +97,11 @@ def gspo(
     """
     check_shapes("N", logp, logp_old, advantage)
     ratio = sequence_ratio(logp, logp_old, lengths)
-    return _clipped(ratio, advantage.detach(), clip_low, clip_high, dual_clip)
+    return _clipped(ratio, advantage.detach(), **bounds)
 
 
 def gspo_token(
-    logp: Tensor,
-    logp_old: Tensor,
-    advantage: Tensor,
-    lengths: Sequence[int],
-    *,
-    clip_low: float | None,
-    clip_high: float,
-    dual_clip: float | None = None,
+    logp: Tensor, logp_old: Tensor, advantage: Tensor, lengths: Sequence[int], **bounds: Unpack[Bounds]
 ) -> Tensor:
     """−min(s_t Â_t, clip(s_t, 1−ε_low, 1+ε_high) Â_t),  s_t = sg(s) π_θ(o_t)/sg(π_θ(o_t)): s for every token.
 
@@ -138,7 +110,7 @@ def gspo_token(
     """
     check_shapes("N", logp, logp_old, advantage)
     ratio = sequence_ratio(logp, logp_old, lengths).detach() * policy_ratio(logp, logp)
-    return _clipped(ratio, advantage.detach(), clip_low, clip_high, dual_clip)
+    return _clipped(ratio, advantage.detach(), **bounds)
 
 
 def sequence_ratio(logp: Tensor, logp_old: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -156,9 +128,11 @@ def _clip(ratio: Tensor, low: float | None, high: float) -> Tensor:
     return ratio.clamp(None if low is None else 1 - low, 1 + high)
 
 
-def _clipped(ratio: Tensor, advantage: Tensor, low: float | None, high: float, dual: float | None) -> Tensor:
-    loss = torch.maximum(-ratio * advantage, -_clip(ratio, low, high) * advantage)
-    return loss if dual is None else torch.where(advantage < 0, torch.minimum(loss, -dual * advantage), loss)
+def _clipped(
+    ratio: Tensor, advantage: Tensor, *, clip_low: float | None, clip_high: float, dual_clip: float | None = None
+) -> Tensor:
+    loss = torch.maximum(-ratio * advantage, -_clip(ratio, clip_low, clip_high) * advantage)
+    return loss if dual_clip is None else torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
 
 
 def value_loss(value: Tensor, value_old: Tensor, target: Tensor, *, clip: float | None) -> Tensor:

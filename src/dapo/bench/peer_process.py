@@ -1,4 +1,4 @@
-"""A peer of a benchmark: a script in an interpreter of its own, ended with all it has started."""
+"""The other side of a benchmark: a script in its own interpreter, killed with all its child processes."""
 
 from __future__ import annotations
 

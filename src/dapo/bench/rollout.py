@@ -43,7 +43,7 @@ def bench_rollout(
     page_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a page of the KV cache; 0: by device.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:
-    """Write responses with log-probs of the sampled tokens: tokens per second, and the share of what the card allows.
+    """Generate responses with their log-probs: tokens per second, and the fraction of what the GPU allows.
 
     Works as pasted:  dapo bench rollout --shape 135m --slots 16 --new-tokens 32
     """

@@ -51,7 +51,7 @@ def bench_sampling(
 
 
 def run(engine: str, changes: dict[str, Any]) -> tuple[Load, dict[str, Outcome], dict[int, float]]:
-    """The load, what each strategy came to, and on a real engine the CPU seconds of a tick by responses in flight."""
+    """The load, each strategy's outcome, and on a real engine a decode step's CPU seconds by responses in flight."""
     import torch
 
     from dapo.bench.strategies import Load, compare

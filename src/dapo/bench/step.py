@@ -30,10 +30,10 @@ def bench_step(
     steps: Annotated[int, typer.Option(min=0, help="Steps, the first of which is not counted; 0: 8 or 4.")] = 0,
     hidden: Annotated[int, typer.Option(min=0, help="Width of the random Llama; 0: 128 or 576.")] = 0,
     layers: Annotated[int, typer.Option(min=0, help="Its layers; 0: 4 or 30.")] = 0,
-    micro: Annotated[int, typer.Option(min=0, help="Rows of a micro-batch of the peer; 0: 64.")] = 0,
+    micro: Annotated[int, typer.Option(min=0, help="Rows of TRL's micro-batches; 0: 64.")] = 0,
     peer_python: Annotated[str, typer.Option(help="Interpreter that has TRL, if this one has not.")] = sys.executable,
-    peer_minutes: Annotated[float, typer.Option(min=0, help="After so long a peer counts as not running.")] = 15.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Sides take turns so often, so that a busy hour hits all.")] = 1,
+    peer_minutes: Annotated[float, typer.Option(min=0, help="After this long TRL counts as not running.")] = 15.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions, the sides in turn.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:
     """A whole step of training: seconds and CPU seconds, compared with TRL in its own process.

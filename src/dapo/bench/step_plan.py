@@ -22,7 +22,7 @@ class StepPlan:
     steps: int  # the first is not counted
     hidden: int
     layers: int
-    micro: int  # rows of a micro-batch of the peer; ours are by tokens
+    micro: int  # rows of TRL's micro-batches; ours are by tokens
     device: str
     threads: int
     lr: float = 1e-4
@@ -82,7 +82,7 @@ def save_models(plan: StepPlan, folder: Path) -> int:
 
 
 def tokenizer(words: list[str], end: str | None) -> Any:
-    """One token a character."""
+    """One token per character."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from dapo.bench import trl_peer
 from dapo.bench.peer_process import run_peer
 from dapo.bench.step_plan import StepPlan
 from dapo.bench.timing import free_memory
-from dapo.types import Judge, Judgement, StopReason, Verdict
+from dapo.types import Judge, Judgement, Task, Verdict
 
 if TYPE_CHECKING:
     from dapo.trainer.run import Run
@@ -30,23 +30,15 @@ def seconds_of(marks: list[tuple[float, float]]) -> Row:
 
 
 class DigitFraction:
-    """The peer's reward as a judge: graded, at once, in this process. Implements `Judge`."""
+    """TRL's reward as a judge: graded, at once, in this process. Implements `Judge`."""
 
     def __init__(self) -> None:
         self.scores: dict[int, float] = {}
         self.n_tickets = 0
 
-    def submit(
-        self,
-        response: str,
-        answer: str,  # noqa: ARG002
-        *,
-        stop_reason: StopReason | None = None,  # noqa: ARG002
-        meta: Mapping[str, object] | None = None,  # noqa: ARG002
-        verifier: str = "",  # noqa: ARG002
-    ) -> int:
+    def submit(self, task: Task) -> int:
         self.n_tickets += 1
-        self.scores[self.n_tickets] = trl_peer.digit_fraction([response])[0]
+        self.scores[self.n_tickets] = trl_peer.digit_fraction([task.response])[0]
         return self.n_tickets
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:

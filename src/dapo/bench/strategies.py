@@ -32,7 +32,7 @@ STRATEGIES: dict[str, dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of the engine: sizes of a step, lengths, pass rates, and what a tick costs."""
+    """What is asked of the engine: sizes of a step, lengths, pass rates, and the cost of a decode step."""
 
     prompts_per_step: int = 64
     responses_per_prompt: int = 16

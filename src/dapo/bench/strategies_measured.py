@@ -1,4 +1,4 @@
-"""The comparison of strategies on a real engine on the CPU: a random model really writes, and the seconds are real.
+"""The comparison of strategies on a real engine on the CPU: a random model generates, and the seconds are measured.
 
 Lengths and verdicts are still given, so that half of the groups are not mixed, whatever the model says.
 """
@@ -38,7 +38,7 @@ SMALL = Load(
 
 
 class PacedEngine(LocalEngine):
-    """The local engine, with the length of each response given: it ends there, and says its name as its text."""
+    """The local engine with given response lengths; a response's text is its own name."""
 
     def __init__(self, policy: Policy, *, load: Load, length_of: Callable[[Request], int]) -> None:
         sampling = SamplingParams(temperature=1.0)
@@ -84,7 +84,7 @@ def random_policy(seed: int = 0) -> Policy:
 
 
 def compare_measured(load: Load) -> dict[str, Outcome]:
-    """All strategies on the local engine, by the clock on the wall."""
+    """All strategies on the local engine, in wall-clock time."""
     lengths = log_normal_lengths(load.length_mu, load.length_sigma, load.seed)
     policy = random_policy(load.seed)
 
@@ -95,7 +95,7 @@ def compare_measured(load: Load) -> dict[str, Outcome]:
 
 
 def tick_cost(load: Load, *, ticks: int = 16) -> dict[int, float]:
-    """Responses in flight -> CPU seconds of a tick: a few, and as many as the engine takes."""
+    """Responses in flight -> CPU seconds of a decode step: of a few, and of as many as the engine takes."""
     policy, cost = random_policy(load.seed), {}
     for n in sorted({min(16, load.max_concurrent), load.max_concurrent}):
         engine = PacedEngine(policy, load=load, length_of=lambda _request: load.max_new_tokens)

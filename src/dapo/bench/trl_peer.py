@@ -84,7 +84,7 @@ def make_trainer(plan: dict[str, Any], folder: Path, marks: list[tuple[float, fl
 
 
 def digit_fraction(completions: list[str], **_: Any) -> list[float]:
-    """A reward that a random model already gets some of: the share of digits."""
+    """A reward that a random model already gets some of: the fraction of digits."""
     return [sum(map(str.isdigit, text)) / max(1, len(text)) for text in completions]
 
 

@@ -57,7 +57,7 @@ def save_checkpoint(
             (aside / STATE_JSON).write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
             (aside / MANIFEST).write_text(manifest_of(aside, step_of(final)), encoding="utf-8")
         remove_older(final, keep=keep)
-    except Exception as error:
+    except Exception as error:  # for a full disk safetensors, torch and Python each have an error of their own
         if is_about_disk(error):
             raise cannot_write(final, error) from None
         raise

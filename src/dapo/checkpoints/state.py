@@ -20,7 +20,7 @@ Token = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 REMEDY = (
-    "Copy the run anew from where it was made, or delete this checkpoint: the run then goes on from the one before."
+    "Copy the run anew from where it was made, or delete this checkpoint: the run then resumes from the one before."
 )
 
 
@@ -84,6 +84,7 @@ class WholeGroup(StatePart):
 
 class OpenGroup(StatePart):
     number: Count
+    overtaken: Count = 0
     problem: str
     visit: Count
     prompt: list[Token]

@@ -43,7 +43,12 @@ Verifier = Annotated[
 ]
 Share = Annotated[
     float,
-    typer.Option(min=0.05, max=1.0, help="Fraction of an evaluation problem's 13-grams that counts as contamination."),
+    typer.Option(
+        "--ngram-overlap",
+        min=0.05,
+        max=1.0,
+        help="Fraction of an evaluation problem's 13-grams that counts as contamination.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
@@ -112,10 +117,11 @@ def prepare_command(
     n_held: Annotated[
         int, typer.Option("--hold-out", min=0, help="Hold out this many problems for evaluation: OUT.held-out.jsonl.")
     ] = 0,
-    keep_twins: Annotated[
+    keep_near: Annotated[
         bool,
         typer.Option(
-            "--keep-twins", help="Keep problems that equal a held-out or --against one up to numbers and names."
+            "--keep-near-duplicates",
+            help="Keep problems that differ from a held-out or --against one by numbers and names only.",
         ),
     ] = False,
     integer_answers: Annotated[
@@ -141,18 +147,19 @@ def prepare_command(
     """
     if llm is not None and not integer_answers:
         raise DataError(f"--llm {llm}: has no effect without --integer-answers.", remedy="Add --integer-answers.")
-    if keep_twins and not n_held and not against:
+    if keep_near and not n_held and not against:
         raise DataError(
-            "--keep-twins: has no effect without --hold-out or --against.", remedy="Add one of them, or leave it out."
+            "--keep-near-duplicates: has no effect without --hold-out or --against.",
+            remedy="Add one of them, or leave it out.",
         )
     server = ChatServer(llm, model, timeout_s=llm_timeout_s, tries=llm_tries) if llm is not None else None
     prepared = prepare(
         file, out, fields=parse_fields(field), verifier=verifier or common_verifier(file), against=against or (),
-        share=share, twins=not keep_twins, n_held=n_held, integer_answers=integer_answers, server=server,
+        share=share, near=not keep_near, n_held=n_held, integer_answers=integer_answers, server=server,
         n_workers=llm_workers,
     )  # fmt: skip
     typer.echo(json.dumps(summary(prepared), ensure_ascii=False)) if as_json else show_prepared(
-        prepared, looked_for(share=share, twins=not keep_twins)
+        prepared, looked_for(share=share, near=not keep_near)
     )
 
 
@@ -246,7 +253,7 @@ def lines(report: Report) -> list[tuple[str, str]]:
         rows.append(("prompts over the limit", f"{report.over_limit:,} (dropped, never truncated)"))
     rows += [(f"{what} removed", f"{n:,} rows") for what, n in report.removed.items()]
     for one in report.contamination:
-        kinds = {"exact": "exact", "loose": "loose", "13-gram": "n-gram", "twin": "twin"}
+        kinds = {"exact": "exact", "loose": "loose", "13-gram": "n-gram", "near-duplicate": "near-duplicate"}
         found = ", ".join(f"{shown} {one.count(how):,}" for shown, how in kinds.items())
         hit = f"{one.n_hit:,} of its {one.n_evaluation:,} problems; largest 13-gram overlap {one.max_share:.2f}"
         rows.append((f"shared with {Path(one.name).name}", f"{found}: {hit}"))

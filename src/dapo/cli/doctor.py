@@ -20,7 +20,7 @@ from dapo.config.load import RECIPE_CARD_GB, nearest_recipe
 from dapo.config.machine import GIB, gpu_memory_gib, system_memory_gib
 from dapo.console import Pipe
 from dapo.models.kernels.build import library
-from dapo.report.doctor.diagnose import held_back, to_json, verdict
+from dapo.report.doctor.diagnose import insufficient_evidence, to_json, verdict
 from dapo.report.doctor.findings import NOTE, SEVERE, Finding
 from dapo.report.examined import examine_run
 from dapo.report.load import RunRecord
@@ -57,7 +57,7 @@ def command(
             "run": str(folder),
             "verdict": verdict(examined.findings, examined.run),
             "findings": to_json(examined.findings),
-            "held_back": held_back(examined.run) or None,
+            "insufficient_evidence": insufficient_evidence(examined.run) or None,
         }
         typer.echo(
             json.dumps(answer | {"missing": examined.run.missing + examined.missing})
@@ -82,7 +82,7 @@ def print_verdict(folder: Path) -> None:
     """The doctor's verdict at the end of a run; an error here never fails the run."""
     try:
         examined = examine_run(folder)
-    except Exception as error:
+    except Exception as error:  # the run is finished and saved, whatever is wrong with this
         typer.echo(f"Doctor: could not read {folder}: {error}")
         return
     print_findings(examined.run, [f for f in examined.findings if f.level != NOTE])

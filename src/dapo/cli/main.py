@@ -26,6 +26,7 @@ COMMANDS = {
     "report": "Write a page about one or more runs; it opens offline.",
     "watch": "Serve the same page live, on 127.0.0.1.",
     "doctor": "Diagnose a run, or show what this machine can run.",
+    "ledger": "Show where every prompt of a run went.",
     "ladder": "Run the ablation ladder: what each technique adds.",
     "data": "Check, clean or probe a problem set.",
     "explain": "Show what a recipe will do, or how two configs differ.",

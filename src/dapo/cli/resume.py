@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -34,8 +35,8 @@ def command(
     check_early(folder, set_ or [], trust=trust)
 
     from dapo.cli.doctor import print_verdict
-    from dapo.cli.run_messages import errors_name, say_end
-    from dapo.cli.watch_terminal import terminal_observer
+    from dapo.cli.running.messages import errors_name, say_end
+    from dapo.cli.running.terminal import terminal_observer
     from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
     from dapo.trainer.resume import read_run_config, resume_run
@@ -58,10 +59,8 @@ def command(
         if not world.is_first:
             check_inputs(config)
         run = resume_run(folder, changes, [view], world=world)
-        try:
+        with closing(run):
             train(run)
-        finally:
-            run.close()
     if not world.is_first:
         raise typer.Exit
     say_end(run, folder)

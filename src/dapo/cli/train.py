@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -45,8 +46,8 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
         check(resolved.config)
 
     from dapo.cli.doctor import print_verdict
-    from dapo.cli.run_messages import errors_name, say_end
-    from dapo.cli.watch_terminal import terminal_observer
+    from dapo.cli.running.messages import errors_name, say_end
+    from dapo.cli.running.terminal import terminal_observer
     from dapo.distributed.world import open_world
     from dapo.trainer.loop import train
     from dapo.trainer.start import start_run
@@ -59,10 +60,8 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
         folder = Path(world.from_first(str(out or Path("runs") / f"{resolved.name}-{now}")))
         with errors_name(folder):
             run = start_run(resolved, folder, [view], world=world)
-            try:
+            with closing(run):
                 train(run)
-            finally:
-                run.close()
     if not world.is_first:
         raise typer.Exit
     say_end(run, folder)

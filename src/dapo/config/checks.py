@@ -31,6 +31,17 @@ def check_group_size(config: Config) -> None:
         )
 
 
+def check_dtype(config: Config) -> None:
+    """float16 is for GPUs. Whether device = "auto" finds one is known when the run starts."""
+    if config.model.dtype == "float16" and config.model.device == "cpu":
+        raise _error(
+            "model.dtype",
+            "float16",
+            "is for GPUs, and model.device is cpu: its kernels are slow or missing there, and nothing is gained.",
+            'Use "float32" or "auto", or set model.device = "cuda".',
+        )
+
+
 def check_clip(config: Config) -> None:
     """The ratio's bounds, as the policy loss has them."""
     algorithm = config.algorithm
@@ -199,11 +210,16 @@ def check_carrying(config: Config) -> None:
         )
 
 
+def rests_after_two(G: int) -> float:
+    """A pass rate that a problem reaches by two visits with G responses, all right: (1 + 1.5·G) / (2 + 1.5·G)."""
+    return math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
+
+
 def check_resting(config: Config) -> None:
     """A bound that a problem can reach: its posterior remembers at most two groups, older ones count half each time."""
     above, G = config.sampling.retire_above, config.sampling.responses_per_prompt
     if above is not None and above >= (1 + 2 * G) / (2 + 2 * G):
-        twice = math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
+        twice = rests_after_two(G)
         raise _error(
             "sampling.retire_above",
             above,
@@ -337,6 +353,7 @@ def check_advantage(config: Config) -> None:
 
 
 CHECKS = (
+    check_dtype,
     check_sources,
     check_resting,
     check_loss,
@@ -448,6 +465,12 @@ NEEDS = (
         lambda c: c.sampling.schedule == "stream" or not (c.sampling.carry_over or c.sampling.partial_rollouts),
         "sampling.carry_over = false and sampling.partial_rollouts = false",
         "sampling.carry_over",
+    ),
+    Needs(
+        ("sampling.finish_overtaken",),
+        lambda c: c.sampling.partial_rollouts,
+        "sampling.partial_rollouts = true",
+        "sampling.partial_rollouts",
     ),
     Needs(
         ("sampling.max_staleness_updates",),

@@ -37,8 +37,10 @@ class ModelConfig(Section):
 
     path: str = Field(description='Hugging Face folder or hub name; "bundled" is the toy model that ships with dapo.')
     revision: OptionalStr = Field(None, description="Commit of the hub model; none: the newest.")
-    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
-        "auto", description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU."
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = Field(
+        "auto",
+        description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU. float16 (CUDA) "
+        "has a dynamic loss scale.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
     kernels: Literal["fused", "plain"] = Field(
@@ -220,6 +222,11 @@ class SamplingConfig(Section):
     )
     partial_rollouts: bool = Field(
         False, description="Continue unfinished responses after an update. Not the paper's algorithm."
+    )
+    finish_overtaken: bool = Field(
+        False,
+        description="With partial_rollouts: a step waits for groups that would be too old in the next one, so that "
+        "long groups are not lost to short ones.",
     )
     predictive: bool = Field(
         False,
@@ -590,6 +597,7 @@ PRESET_KEYS = (
     "sampling.schedule",
     "sampling.carry_over",
     "sampling.partial_rollouts",
+    "sampling.finish_overtaken",
     "sampling.predictive",
     "sampling.retire_above",
     "sampling.max_staleness_updates",

@@ -1,4 +1,4 @@
-"""Evaluation problems in a training set: word for word, in all but signs and blanks, by long shared runs, as twins."""
+"""Evaluation problems in a training set: word for word, in all but signs and blanks, by long shared runs, nearly."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from copy import copy
 from dataclasses import dataclass
 
 from dapo.data.keys import loose, ngrams, normalized
-from dapo.data.twins import MANY, RUN, STOCK_FRACTION, Templates
+from dapo.data.near_duplicates import MANY, RUN, STOCK_FRACTION, Templates
 
 NGRAM = 13  # words; shorter runs are stock phrases
 SHARE = 0.5  # of the evaluation problem's n-grams; stock phrases reach 0.29 between AIME 2024 and its training files
-TWIN = 0.7  # of the runs of both templates; below, pairs of GSM8K and MATH mostly share a phrase and not the problem
+NEAR = 0.7  # of the runs of both templates; below, pairs of GSM8K and MATH share a phrase, not the problem
 
 
-def looked_for(*, share: float = SHARE, twins: bool = True) -> str:
+def looked_for(*, share: float = SHARE, near: bool = True) -> str:
     """What `find_contamination` looks for, in words."""
     alike = f"same letters and digits, or {share:.0%} of the {NGRAM}-word sequences"
-    return f"{alike}, or {TWIN:.0%} of the {RUN}-word sequences without numbers and names" if twins else alike
+    return f"{alike}, or {NEAR:.0%} of the {RUN}-word sequences without numbers and names" if near else alike
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A question that resembles an evaluation question. `how` is "exact" (normalized), "loose", "n-gram" or "twin"."""
+    """A question that resembles an evaluation question. `how`: exact (normalized), loose, n-gram or near-duplicate."""
 
     index: int  # of the question in the set that was checked
     how: str
-    share: float  # of the evaluation question's n-grams; of a twin the similarity of the templates; else 1
+    share: float  # of the evaluation question's n-grams; of a near-duplicate the similarity of the templates; else 1
     question: str
     evaluation: str
 
@@ -71,12 +71,12 @@ class EvaluationTexts:
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """What a set shares with one evaluation file; `found`: exact, loose, a share over the limit, or a twin."""
+    """What a set shares with one evaluation file; `found`: matches of any kind."""
 
     name: str
     n_evaluation: int
     found: tuple[Overlap, ...]
-    max_share: float  # the largest n-gram share below or above the limit, exact and loose matches and twins apart
+    max_share: float  # the largest n-gram share, above the limit or not; other kinds of match not counted
 
     @property
     def n_hit(self) -> int:
@@ -88,14 +88,14 @@ class Contamination:
 
 
 def find_contamination(
-    questions: Sequence[str], texts: EvaluationTexts, *, share: float = SHARE, twins: bool = True
+    questions: Sequence[str], texts: EvaluationTexts, *, share: float = SHARE, near: bool = True
 ) -> Contamination:
     """Every question against every evaluation question. Over-reports on purpose: `loose` erases signs.
 
-    `twins`: also those that are the same up to numbers and names.
+    `near`: near-duplicates too, those that are the same up to numbers and names.
     """
     texts = texts.without(stock_grams(questions))
-    templates = Templates(texts.questions, others=questions) if twins else None
+    templates = Templates(texts.questions, others=questions) if near else None
     found: list[Overlap] = []
     largest = 0.0
     for index, question in enumerate(questions):
@@ -104,7 +104,7 @@ def find_contamination(
             largest = max(largest, overlap.share)
             overlap = overlap if overlap.share >= share else None
         if overlap is None and templates is not None:
-            overlap = twin_of(index, question, templates, texts)
+            overlap = near_duplicate_of(index, question, templates, texts)
         if overlap is not None:
             found.append(overlap)
     return Contamination(texts.name, len(texts.questions), tuple(found), largest)
@@ -118,8 +118,8 @@ def stock_grams(questions: Sequence[str]) -> frozenset[int]:
     return frozenset(gram for gram, n in counts.items() if n > STOCK_FRACTION * len(questions))
 
 
-def twin_of(index: int, question: str, templates: Templates, texts: EvaluationTexts) -> Overlap | None:
+def near_duplicate_of(index: int, question: str, templates: Templates, texts: EvaluationTexts) -> Overlap | None:
     nearest = templates.nearest(question)
-    if nearest is None or nearest.similarity < TWIN:
+    if nearest is None or nearest.similarity < NEAR:
         return None
-    return Overlap(index, "twin", nearest.similarity, question, texts.questions[nearest.at])
+    return Overlap(index, "near-duplicate", nearest.similarity, question, texts.questions[nearest.at])

@@ -151,7 +151,7 @@ class Counting:
                 why = f"no column {error}" if isinstance(error, KeyError) else str(error)
                 raise DataError(
                     f"{where}: does not fit the schema {schema.name} of row {told_by}: {why}.",
-                    remedy="Mend or remove this row, or map the columns with data.fields (--field question=COLUMN).",
+                    remedy="Fix or remove this row, or map the columns with data.fields (--field question=COLUMN).",
                 ) from None
             if record.answer is None and self.verifier in JUDGED_BY_META:
                 record = replace(record, answer="")  # what judges it is in the other columns
@@ -160,7 +160,7 @@ class Counting:
             if not is_text(record):
                 raise DataError(
                     f"{where}: holds half of a character (a lone surrogate).",
-                    remedy="Mend or remove this row.",
+                    remedy="Fix or remove this row.",
                 )
             if len(record.question) > MAX_QUESTION_CHARS:
                 raise DataError(

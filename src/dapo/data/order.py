@@ -25,8 +25,8 @@ class ProblemOrder:
     this step) is put off to the first later step that has room for it. Visits are not stored but follow from the
     position: `rewind` therefore takes back the visits of submissions that were not used.
 
-    The prefix rule: a step may submit more than it uses; call `rewind(n_used)` at its end, with the
-    number of submissions up to and including the last group used. The next step continues just after it.
+    A step may submit more than it uses; call `rewind(n_used)` at its end, with the number of submissions up to
+    and including the last group used. The next step continues just after it.
     """
 
     def __init__(self, n_problems: int, *, seed: int) -> None:

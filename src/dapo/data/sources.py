@@ -154,7 +154,7 @@ def numbered(text: str, function: Callable[[], Iterator[object]]) -> Rows:
     except Exception as error:  # the user's code may raise anything; the row is what they need to know
         raise DataError(
             f"{text}: row {number + 1}: raised {type(error).__name__}: {first_line(error)}.",
-            remedy="Mend the function.",
+            remedy="Fix the function.",
         ) from error
 
 

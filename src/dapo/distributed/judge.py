@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dapo.distributed.world import World
 from dapo.errors import EngineError, VerifierStopped
-from dapo.types import Judge, Judgement, StopReason, Verdict
+from dapo.types import Judge, Judgement, Task, Verdict
 
 STOPPED = "stopped"
 
@@ -21,21 +21,11 @@ class SharedJudge:
         self.n_tickets = 0
         self.own_ticket: dict[int, int] = {}  # ticket -> that of this rank's pool
 
-    def submit(
-        self,
-        response: str,
-        answer: str,
-        *,
-        stop_reason: StopReason | None = None,
-        meta: Mapping[str, object] | None = None,
-        verifier: str = "",
-    ) -> int:
+    def submit(self, task: Task) -> int:
         ticket = self.n_tickets
         self.n_tickets += 1
         if ticket % self.world.size == self.world.rank:
-            self.own_ticket[ticket] = self.own.submit(
-                response, answer, stop_reason=stop_reason, meta=meta, verifier=verifier
-            )
+            self.own_ticket[ticket] = self.own.submit(task)
         return ticket
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:

@@ -182,7 +182,7 @@ def open_world(cluster: ClusterConfig) -> Iterator[World]:
         )
         time.sleep(GRACE_S)
         end_with(store, world, lost.message, lost)
-    except Exception as error:
+    except Exception as error:  # whatever it is, the other ranks must hear of it, or they wait for this one
         end_with(store, world, f"{type(error).__name__}: {error}", error)
     finally:
         if dist.is_initialized():  # vLLM destroys it when it shuts down

@@ -15,11 +15,11 @@ from typing import Any
 from dapo.environments.builtin import BUILTIN
 from dapo.environments.conversation import Answer, Conversation
 from dapo.errors import ConfigError
+from dapo.rewards.decision import Decision
 from dapo.rewards.limits import Limits
-from dapo.rewards.task import Decision, Task
 from dapo.rewards.verifiers import Verifier
 from dapo.rewards.workers import Reply, WorkerPool
-from dapo.types import Judgement, Problem, Verdict
+from dapo.types import Judgement, Problem, Task, Verdict
 
 SECONDS, MEMORY_MB = 10.0, 4096  # of an answer, unless the config says otherwise
 STUCK_SECONDS = 0.2  # without an answer, after which others do not wait behind it

@@ -53,7 +53,7 @@ class AnswerJournal:
 
     def _cannot_write(self, error: OSError | DiskError) -> DataError:
         why = error.message if isinstance(error, DiskError) else f"{self.path}: cannot be written: {error.strerror}."
-        return DataError(why, remedy="Name another file, or free space: the same command then goes on with this one.")
+        return DataError(why, remedy="Name another file, or free space: then run the same command again to resume.")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -62,13 +62,7 @@ def evaluate(
     while engine.n_in_flight or engine.n_waiting:
         ended = engine.advance()
         tickets = {
-            request.id: judge.submit(
-                completion.answer,
-                by_request[request.id].answer,
-                stop_reason=completion.stop_reason,
-                meta=by_request[request.id].for_verifier(),
-                verifier=by_request[request.id].verifier,
-            )
+            request.id: judge.submit(by_request[request.id].task(completion.answer, completion.stop_reason))
             for request, completion in ended
             if completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
         }

@@ -32,21 +32,37 @@ def take_model(out: Translation, found: Value) -> None:
         out.take("model.path", found)
 
 
-def take_data(out: Translation, key: str, found: Value, paths: list[str]) -> list[str]:
-    """Problem sets by path; a published file is recognised by its name."""
+def take_data(
+    out: Translation, key: str, found: Value, paths: list[str], weights: list[float] | None = None
+) -> list[str]:
+    """Problem sets by path, mixed by `weights` where they are given; a published file is recognised by its name."""
     names = [set_name(path) for path in paths]
     for path, name in zip(paths, names, strict=True):
         if name != path:
             out.means_other(found.origin, f"taken for the known set {name}; its repeated rows are used once.")
         elif "$" in path:
             out.means_other(found.origin, f"the variable in the path is not set in the file: fix {key}.")
-    if key == "data.train" and names:
+    if key == "data.train" and len(names) > 1:
+        is_weighted = weights is not None and len(weights) == len(names) and min(weights) > 0
+        out.take(key, found, sources_of(names, weights if is_weighted and weights else [1.0] * len(names)))
+        if not is_weighted:
+            out.means_other(found.origin, "all rows are mixed there; here each source has a weight: 1 is taken.")
+    elif key == "data.train" and names:
         out.take(key, found, names[0])
-        if len(names) > 1:
-            out.has_none(found.origin, "one training set: join them with `dapo data prepare A B --out train.jsonl`.")
     elif names:
         out.take(key, found, names)
     return names
+
+
+def sources_of(paths: list[str], weights: list[float]) -> dict[str, dict[str, str | float]]:
+    """A table for data.train: each file once, under a name made of its own."""
+    table: dict[str, dict[str, str | float]] = {}
+    for path, weight in dict(zip(paths, weights, strict=True)).items():
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", PurePosixPath(path).stem).strip("-")[:50] or "source"
+        if name in table:
+            name = f"{name}-{len(table) + 1}"
+        table[name] = {"path": path, "weight": weight}
+    return table
 
 
 def set_name(path: str) -> str:
@@ -96,7 +112,7 @@ def divided(settings: Settings, whole: int, part: int, setting: Setting | None, 
     """whole / part, which must come out even."""
     if part < 1 or whole % part:
         culprit = setting or Setting(what, part, 1)
-        raise settings.refuse(culprit, f"{whole} cannot be divided by it evenly ({what}).", "Mend one of the two.")
+        raise settings.refuse(culprit, f"{whole} cannot be divided by it evenly ({what}).", "Fix one of the two.")
     return whole // part
 
 

@@ -114,7 +114,8 @@ def data(s: Settings, out: Translation) -> str:
         out.put("data.train", "TRAIN", "not in the file")
         out.means_other("prompt_data", "not in the file: set data.train.")
         return ""
-    known = take_data(out, "data.train", name, [str(name.value)])[0]
+    probs = s.reals("data.prompt_probs", "prompt_data_probs")
+    known = take_data(out, "data.train", name, str(name.value).split(","), probs.value)[0]
     if question.is_given and answer.is_given:
         fields = {"question": question.value, "answer": answer.value}
         out.put("data.fields", fields, f"{question.origin}, {answer.origin}")

@@ -111,9 +111,9 @@ class Settings:
         """A list of numbers, of `count` where that is fixed."""
 
         def convert(setting: Setting) -> list[float]:
-            words = as_list(setting.value)
+            words = [word for listed in as_list(setting.value) for word in str(listed).split(",")]
             if count is not None and len(words) != count:
-                raise self.refuse(setting, f"must be {count} numbers.", "Mend the line.")
+                raise self.refuse(setting, f"must be {count} numbers.", "Fix the line.")
             return [self._real(Setting(setting.key, word, setting.line)) for word in words]
 
         return self._value(keys, None, convert)
@@ -131,13 +131,13 @@ class Settings:
     def _integer(self, setting: Setting) -> int:
         number = self._real(setting)
         if number != int(number):
-            raise self.refuse(setting, "must be a whole number.", "Mend the line.")
+            raise self.refuse(setting, "must be a whole number.", "Fix the line.")
         return int(number)
 
     def _count(self, setting: Setting) -> int:
         number = self._integer(setting)
         if number < 1:
-            raise self.refuse(setting, "must be at least 1.", "Mend the line.")
+            raise self.refuse(setting, "must be at least 1.", "Fix the line.")
         return number
 
     def real_of(self, setting: Setting, part: str) -> float:
@@ -154,7 +154,7 @@ class Settings:
         if math.isnan(number):
             raise self._unread(setting, "a number")
         if abs(number) > LARGEST:
-            raise self.refuse(setting, f"must be a number up to {LARGEST:g}.", "Mend the line.")
+            raise self.refuse(setting, f"must be a number up to {LARGEST:g}.", "Fix the line.")
         return number
 
     def _flag(self, setting: Setting) -> bool:
@@ -170,7 +170,7 @@ class Settings:
     def _unread(self, setting: Setting, wanted: str) -> ConfigError:
         unset = re.search(r"\$\{?(\w+)|\$\(|`", str(setting.value))
         if unset is None:
-            return self.refuse(setting, f"must be {wanted}.", "Mend the line.")
+            return self.refuse(setting, f"must be {wanted}.", "Fix the line.")
         if unset[1] is None:
             return self.refuse(setting, "is computed by a command, and nothing is run here.", "Write the value in.")
         return self.refuse(

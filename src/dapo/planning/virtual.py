@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from dapo.rollout.engine import EngineState, Fault, Finished, Request, SamplingParams
 from dapo.rollout.noise import uniform_of
-from dapo.types import Completion, Judgement, Problem, StopReason, Verdict
+from dapo.types import Completion, Judgement, Problem, StopReason, Task, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +138,12 @@ class VirtualJudge:
         self._answers: dict[int, Judgement] = {}
         self._next = 0
 
-    def submit(
-        self,
-        response: str,
-        answer: str,
-        *,
-        stop_reason: StopReason | None = None,
-        meta: Any = None,
-        verifier: str = "",  # noqa: ARG002
-    ) -> int:
-        passes = uniform_of(f"{self.seed}/verdict/{response}") < meta["pass_rate"]
-        is_right = passes and stop_reason is not StopReason.LENGTH
+    def submit(self, task: Task) -> int:
+        passes = uniform_of(f"{self.seed}/verdict/{task.response}") < cast(float, task.meta["pass_rate"])
+        is_right = passes and task.stop_reason is not StopReason.LENGTH
         verdict = Verdict.CORRECT if is_right else Verdict.WRONG
         self._next += 1
-        self._answers[self._next] = Judgement(verdict, 1.0 if is_right else -1.0, reference=answer)
+        self._answers[self._next] = Judgement(verdict, 1.0 if is_right else -1.0, reference=task.answer)
         return self._next
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:

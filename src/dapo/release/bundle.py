@@ -14,12 +14,14 @@ from dapo.checkpoints.manifest import FORMAT, described
 from dapo.config.schema import Config
 from dapo.config.sources import is_mixture, train_in_words, train_sources
 from dapo.files import read_lines
-from dapo.report.chunks import dropped_path, records_of
+from dapo.report.ledger import LEDGER, VALUE_LEDGER
 from dapo.report.load import is_evaluation
 from dapo.report.page import write_page
+from dapo.report.rollouts.recorded import dropped_path, records_of
 
 RECORD = "run"  # the folder inside the bundle
-LINES = ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "value.jsonl", "events.jsonl")
+LINES = ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl", LEDGER)
+BEFORE_STEP_1 = ("value.jsonl", VALUE_LEDGER)  # their steps are those of value pretraining
 ALL_ROLLOUTS_BYTES = 64 << 20  # recorded steps up to so much go along whole; of more, the first, middle and last
 
 
@@ -31,8 +33,8 @@ def write_record(run: Path, folder: Path, config: Config, *, step: int, state: M
     record = folder / RECORD
     record.mkdir()
     shutil.copyfile(run / "config.toml", record / "config.toml")
-    for file in LINES:
-        kept = [line for line in read_lines(run / file) if (line.get("step") or 0) <= step]
+    for file in (*LINES, *BEFORE_STEP_1):
+        kept = [line for line in read_lines(run / file) if file in BEFORE_STEP_1 or (line.get("step") or 0) <= step]
         if kept:
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
             (record / file).write_text(text, encoding="utf-8")

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dapo.errors import DataError
 from dapo.report.doctor.findings import Finding
 from dapo.report.doctor.run import PHASES, time_fractions
 from dapo.report.evidence import too_few_steps
 from dapo.report.learning import IMPROVED, WORSE, change_of
+from dapo.report.ledger import FATES, TRAINED, Row, balance_of_run, has_ledger, rows_of
 from dapo.report.load import RunRecord
 from dapo.report.parts import parts_of
 
@@ -45,7 +47,8 @@ def answer_all(
     summaries: Sequence[tuple[int, Mapping[str, Any]]],
     flips: Sequence[Mapping[str, Any]],
 ) -> list[Answer]:
-    """Did it learn, did entropy collapse, why is it slow, what was clipped, what was wasted, what flipped."""
+    """Did it learn, did entropy collapse, why is it slow, what was clipped, what was wasted, what flipped; and where
+    the prompts went, where the run has a ledger."""
     answers = [
         learnt(run),
         collapsed(run, findings),
@@ -54,6 +57,8 @@ def answer_all(
         wasted(run),
         flipped(run, flips),
     ]
+    if has_ledger(run.folder):
+        answers.append(went(run))
     return answers if len(parts_of(run)) < 2 else [*answers, decided(run)]
 
 
@@ -139,6 +144,30 @@ def wasted(run: RunRecord) -> Answer:
     causes = ", ".join(f"{label} {fraction:.0%}" for label, fraction in fractions[:3])
     detail = f"Of {generated:,.0f} generated tokens" + (f": {causes}." if causes else " all were trained on.")
     return Answer("waste", question, f"{lost:.0%} of the tokens", detail, PLAIN, [("trained on", 1 - lost), *fractions])
+
+
+def went(run: RunRecord) -> Answer:
+    """Every group sampled, by its fate; kept against dropped lengths show whether long responses are dropped."""
+    question = "Where did the prompts go?"
+    try:
+        found = balance_of_run(run.folder, skips_visits=run.skips_visits)
+    except DataError as error:
+        return Answer("prompts", question, "Cannot be read", error.message, BAD)
+    if found.faults:
+        return Answer("prompts", question, "Some were lost or used twice", " ".join(found.faults[:3]), BAD)
+    rows = rows_of(found)
+    total = sum(row.groups for row in rows)
+    if not total:
+        return Answer("prompts", question, "Not measured", "No step has sampled a group yet.")
+    detail = f"{total:,} groups, each accounted for once: "
+    detail += "; ".join(f"{FATES[row.fate]} {row.groups:,}{length_of(row)}" for row in rows) + "."
+    fractions = [(FATES[row.fate], row.groups / total) for row in rows]
+    trained = next((row.groups for row in rows if row.fate == TRAINED), 0)
+    return Answer("prompts", question, f"{trained / total:.0%} trained on", detail, PLAIN, fractions)
+
+
+def length_of(row: Row) -> str:
+    return "" if row.tokens is None else f" ({row.tokens:,.0f} tokens a response)"
 
 
 def decided(run: RunRecord) -> Answer:

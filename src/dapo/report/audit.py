@@ -15,7 +15,7 @@ from dapo.commands import visible
 from dapo.errors import DataError
 from dapo.files import refuse_links
 from dapo.parquet_size import is_text, too_large
-from dapo.report.chunks import DROPPED
+from dapo.report.rollouts.recorded import DROPPED
 from dapo.rewards import Task, VerifierPool
 from dapo.rewards.judging import JUDGE_FOLDER
 from dapo.types import Judgement, StopReason

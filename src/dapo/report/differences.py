@@ -63,7 +63,7 @@ def compare(run: RunRecord, other: RunRecord) -> Comparison:
     word = "above" if found.value > 0 else "below"
     unsure = "No significant difference to {}" if found.shown_p is not None else "Too little data to compare with {}"
     answer = f"{abs(found.value):.3f} {word} {of}" if is_sure else unsure.format(of)
-    told_p = f"p = {found.p:.2g}" if found.shown_p is not None else f"no p ({found.held_back})"
+    told_p = f"p = {found.p:.2g}" if found.shown_p is not None else f"no p ({found.insufficient_evidence})"
     detail = (
         f"At the end of each {signed(found.value)}, 95 % interval {signed(found.low)} to {signed(found.high)}, "
         f"{told_p}, paired over {len(mine[max(mine)][0]):,} problems. "

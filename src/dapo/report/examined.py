@@ -9,20 +9,12 @@ from typing import Any
 from pyarrow import Table
 
 from dapo.report.behaviour import SHIPPED, Phrases, load_phrases
-from dapo.report.chunks import (
-    are_data,
-    chunk_folder,
-    make_chunks,
-    parse_script,
-    read_index,
-    read_step,
-    why_unread,
-    write_chunks,
-)
 from dapo.report.doctor.diagnose import examine
 from dapo.report.doctor.findings import Disk, Finding
 from dapo.report.load import RunRecord, load_run
-from dapo.report.pieces import TokenPieces, find_tokenizer
+from dapo.report.rollouts.chunks import are_data, make_chunks, parse_script, read_index, write_chunks
+from dapo.report.rollouts.pieces import TokenPieces, find_tokenizer
+from dapo.report.rollouts.recorded import chunk_folder, read_step, why_unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +63,7 @@ def read_indexes(
                 index = make_index(table, parquet, pieces, listed, is_writing=is_writing)
             except OSError:  # a disk error, not a corrupt record
                 raise
-            except Exception as error:
+            except Exception as error:  # a record may hold anything: the other steps still get their page
                 why = f" ({type(error).__name__}: {error})"
         if index is None:
             why = f" (it {said})" if (said := why_unread(parquet)) else why

@@ -14,7 +14,7 @@ from typing import Any
 from dapo.config.renamed import in_todays_metrics, in_todays_sections
 from dapo.config.toml_text import parse_toml, refuse_newer_run
 from dapo.errors import DataError
-from dapo.report.chunks import records_of
+from dapo.report.rollouts.recorded import records_of
 
 RUNNING_SECONDS = 60.0  # a run that wrote nothing for this long, and for five of its steps, is not running
 SHOWN_MISSING = 3  # files named one by one
@@ -67,6 +67,12 @@ class RunRecord:
         is_fast = any(self.key("sampling", switch, default=False) for switch in switches)
         is_fast |= self.key("sampling", "retire_above", default="none") != "none"
         return not is_fast and self.key("rewards", "control", default="none") == "none"
+
+    @property
+    def skips_visits(self) -> bool:
+        """Whether sampling may pass over a visit of a problem: by prediction, or because the problem rests."""
+        rests = self.key("sampling", "retire_above", default="none") != "none"
+        return rests or self.key("sampling", "predictive", default=False) is True
 
     def key(self, *path: str, default: Any = None) -> Any:
         value: Any = self.config

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import quote
 
 from dapo.files import refuse_links, replace_file, written_aside
-from dapo.report.chunks import script
 from dapo.report.examined import examine_run
 from dapo.report.page_data import history_of, page_data, read_overlay
+from dapo.report.rollouts.chunks import script
 
 SCRIPTS = ("base.js", "overview.js", "curves.js", "rollouts.js", "main.js")
 ASSETS = (*SCRIPTS, "style.css")

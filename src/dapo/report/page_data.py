@@ -14,7 +14,7 @@ from dapo.errors import DataError
 from dapo.report import differences
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import MEANINGS
-from dapo.report.doctor.diagnose import held_back, to_json, verdict
+from dapo.report.doctor.diagnose import insufficient_evidence, to_json, verdict
 from dapo.report.examined import DiagnosedRun
 from dapo.report.learning import change_of, is_graded
 from dapo.report.load import RunRecord, is_number
@@ -63,7 +63,7 @@ def run_data(examined: DiagnosedRun, place: str) -> dict[str, Any]:
         ],
         "config": flat(run.config),
         "verdict": verdict(examined.findings, run),
-        "is_judged": not held_back(run),
+        "is_judged": not insufficient_evidence(run),
         "score": headline(run),
         "findings": to_json(examined.findings),
         "answers": [

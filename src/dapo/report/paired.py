@@ -23,15 +23,15 @@ class Difference:
     high: float
     p: float
     seeds: int
-    held_back: str = ""  # why p is withheld: too little evidence
+    insufficient_evidence: str = ""  # why p is withheld: too little evidence
 
     def judged(self, *, steps: int, changed: int) -> Difference:
         """The same, with its p withheld where there is too little evidence."""
-        return replace(self, held_back=too_little(steps=steps, changed=changed))
+        return replace(self, insufficient_evidence=too_little(steps=steps, changed=changed))
 
     @property
     def shown_p(self) -> float | None:
-        return None if self.held_back else self.p
+        return None if self.insufficient_evidence else self.p
 
 
 def resampled_means(scores: Matrix, *, resamples: int = RESAMPLES) -> NDArray[np.float64]:

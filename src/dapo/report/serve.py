@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from dapo.errors import ConfigError
-from dapo.report.chunks import dropped_path, make_chunks, read_index, read_script, read_step, script
 from dapo.report.examined import examine_run, phrases_of
 from dapo.report.load import load_run
 from dapo.report.page import ASSETS, asset, dumps, html, plotly_path
 from dapo.report.page_data import history_of, page_data
-from dapo.report.pieces import find_tokenizer
+from dapo.report.rollouts.chunks import make_chunks, read_index, read_script, script
+from dapo.report.rollouts.pieces import find_tokenizer
+from dapo.report.rollouts.recorded import dropped_path, read_step
 
 HOST = "127.0.0.1"
 WATCHED = ("config.toml", "metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl")
@@ -129,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             found = self.find(name)
-        except Exception as error:
+        except Exception as error:  # the run is being written meanwhile; the page asks again
             self.reply(HTTPStatus.SERVICE_UNAVAILABLE, f"{type(error).__name__} while reading the run.")
             return
         if found is None:

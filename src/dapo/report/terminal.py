@@ -17,13 +17,14 @@ from dapo.commands import visible as shown
 from dapo.errors import DataError
 from dapo.report.answers import answer_all, flips_of
 from dapo.report.behaviour import Phrases
-from dapo.report.chunks import DROPPED, groups_of, number, read_step, readable_or_not, values_of, why_unread
 from dapo.report.differences import compare
 from dapo.report.doctor.diagnose import verdict
 from dapo.report.examined import DiagnosedRun, examine_run, phrases_of
 from dapo.report.load import RunRecord, load_run
-from dapo.report.part_columns import PART_COLUMN, mean_of, part_names
-from dapo.report.pieces import TokenPieces, find_tokenizer
+from dapo.report.parts import PART_COLUMN, mean_of, recorded_parts
+from dapo.report.rollouts.chunks import readable_or_not
+from dapo.report.rollouts.pieces import TokenPieces, find_tokenizer
+from dapo.report.rollouts.recorded import DROPPED, groups_of, number, read_step, values_of, why_unread
 from dapo.report.sources import sources_of
 
 HEATS = ("probability", "entropy", "ratio", "advantage", "clipped", "none")
@@ -150,7 +151,7 @@ def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Cons
     also = f", {n_dropped} of them dropped" if n_dropped else ""
     title = f"{path.stem.replace('-', ' ')}: {len(groups)} problems{also}"
     table = Table(title=title, title_justify="left", box=None)
-    parts = part_names(groups[0][0]) if groups else []
+    parts = recorded_parts(groups[0][0]) if groups else []
     for name in ("problem", "correct", "tokens", *parts, "question"):
         is_number = name == "tokens" or name in parts
         table.add_column(name, justify="right" if is_number else "left", no_wrap=name != "question")

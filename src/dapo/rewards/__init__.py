@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dapo.rewards.pool import VerifierPool, VerifierPools, shared_pool
-from dapo.rewards.task import Task
 from dapo.rewards.verifiers import needs_reference, reference_error
-from dapo.types import Judgement, StopReason, Verdict
+from dapo.types import Judgement, StopReason, Task, Verdict
 
 
 def judge(
@@ -30,7 +29,7 @@ def judge(
 ) -> Judgement:
     """One response's verdict with its evidence. For many, use a VerifierPool."""
     pool = shared_pool(verifier, seconds=seconds, memory_mb=memory_mb, truncated=truncated_may_be_correct)
-    ticket = pool.submit(response, answer, stop_reason=stop_reason, meta=meta)
+    ticket = pool.submit(Task(response, answer, stop_reason, meta or {}))
     return pool.wait([ticket])[ticket]
 
 

@@ -14,9 +14,8 @@ from dapo.errors import ConfigError
 from dapo.processes import python_command, python_environment, search_working_folder
 from dapo.rewards.functions import CALLS
 from dapo.rewards.pool import VerifierPool
-from dapo.rewards.task import Task
 from dapo.rewards.verifiers import COMMAND_PREFIX, KEY, is_judge, is_own, named
-from dapo.types import Verdict
+from dapo.types import Task, Verdict
 
 SECONDS = 120.0  # a module may import torch
 OUR_CALL = CALLS["ours"]

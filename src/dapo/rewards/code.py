@@ -26,8 +26,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from dapo.rewards.decision import Decision
 from dapo.rewards.process_tree import Sleep, children_seconds, tree_seconds
-from dapo.rewards.task import Decision
 from dapo.types import Verdict
 
 MAX_PROGRAM_CHARS = 200_000
@@ -39,7 +39,8 @@ _FENCE = "```"
 _LANGUAGE = re.compile(r"[ \t]*([A-Za-z0-9+_-]*)")
 _NEAR_INTEGER = 1e-6  # what rounding leaves: nine digits alone would take 1000000000500.0 for 10^12
 _LOOK_SECONDS = 0.1  # between two looks at what a program has used
-_UID_BASE = 1_500_000_000  # an unused user id, one per worker: its limit on processes is then its own
+_UID_BASE = 1_500_000_000
+_MAX_PIDS, _SESSIONS = 1 << 22, 512
 ISOLATION_REMEDY = (
     "Programs run only where Linux namespaces isolate them: run as root, or allow unprivileged user namespaces "
     "(sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces > 0)."
@@ -111,13 +112,13 @@ def decide(response: str, answer: str, meta: Mapping[str, object], *, seconds: f
 
 def program_in(response: str) -> str | None:
     """The last Python block, else the last block of any kind; None when there is none."""
-    blocks = list(_blocks(response[-1_000_000:]))
+    blocks = list(fenced_blocks(response[-1_000_000:]))
     python = [body for language, body in blocks if language.lower() in ("python", "py", "python3")]
     chosen = python or [body for language, body in blocks if language == ""]
     return chosen[-1] if chosen else None
 
 
-def _blocks(text: str) -> Iterator[tuple[str, str]]:
+def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
     """Language and body of every fenced block, the last one perhaps unclosed. Each sign is looked at once."""
     start = text.find(_FENCE)
     while start >= 0 and (newline := text.find("\n", start)) >= 0:
@@ -239,22 +240,10 @@ def run_jailed(
         "calls": list(calls),
         "seconds": math.ceil(allowance.left()),  # of CPU time: the kernel's limit, in case the parent misses it
         "memory_mb": PROGRAM_MEMORY_MB,
-        "uid": _UID_BASE + os.getpid() if os.geteuid() == 0 else 0,
+        "uid": user_id(),
     }
     before = children_seconds()
-    pipes = {name: os.pipe() for name in ("job", "status", "result")}
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", str(_JAIL)]
-        + [str(descriptor) for descriptor in (pipes["job"][0], pipes["status"][1], pipes["result"][1])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=(pipes["job"][0], pipes["status"][1], pipes["result"][1]),
-        env={},
-        cwd="/",
-    )
-    for descriptor in (pipes["job"][0], pipes["status"][1], pipes["result"][1]):
-        os.close(descriptor)
+    process, pipes = start_jail()
     try:
         run = _exchange(process, pipes, json.dumps(job).encode(), stdin.encode("utf-8", "replace"), allowance)
     finally:
@@ -264,14 +253,37 @@ def run_jailed(
         for pipe in (process.stdin, process.stdout, process.stderr):
             assert pipe is not None, "pipes were asked for"
             pipe.close()
-        for descriptor in (pipes["status"][0], pipes["result"][0]):
+        for descriptor in (pipes["status"], pipes["result"]):
             os.close(descriptor)
     return run if run.stopped else replace(run, stopped=allowance.why_stopped(0.0, 0.0))  # it may end between two looks
 
 
+def user_id(session: int = 0) -> int:
+    """An unused user, one per process of ours and session: the limit on its processes is then its own."""
+    return _UID_BASE + os.getpid() + session % _SESSIONS * _MAX_PIDS if os.geteuid() == 0 else 0
+
+
+def start_jail() -> tuple[subprocess.Popen[bytes], dict[str, int]]:
+    """The jail's process, and our ends of the pipes: to write its job, to read its status and the results."""
+    pipes = {name: os.pipe() for name in ("job", "status", "result")}
+    theirs = (pipes["job"][0], pipes["status"][1], pipes["result"][1])
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-s", "-S", "-B", str(_JAIL), *map(str, theirs)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=theirs,
+        env={"PYTHONHASHSEED": "0"},  # sets print in the same order each time
+        cwd="/",
+    )
+    for descriptor in theirs:
+        os.close(descriptor)
+    return process, {"job": pipes["job"][1], "status": pipes["status"][0], "result": pipes["result"][0]}
+
+
 def _exchange(
     process: subprocess.Popen[bytes],
-    pipes: Mapping[str, tuple[int, int]],
+    pipes: Mapping[str, int],
     job: bytes,
     stdin: bytes,
     allowance: Allowance,
@@ -280,13 +292,13 @@ def _exchange(
     assert process.stdin is not None, "a pipe was asked for"
     assert process.stdout is not None, "a pipe was asked for"
     assert process.stderr is not None, "a pipe was asked for"
-    unsent = {pipes["job"][1]: job, os.dup(process.stdin.fileno()): stdin}
+    unsent = {pipes["job"]: job, os.dup(process.stdin.fileno()): stdin}
     process.stdin.close()
     reading = {
         process.stdout.fileno(): "stdout",
-        pipes["result"][0]: "results",
+        pipes["result"]: "results",
         process.stderr.fileno(): "stderr",
-        pipes["status"][0]: "status",
+        pipes["status"]: "status",
     }
     received = dict.fromkeys(reading.values(), b"")
     code: int | None = None

@@ -25,9 +25,9 @@ import time
 from typing import Any
 
 from dapo.processes import users_environment
+from dapo.rewards.decision import Decision, Outcome
 from dapo.rewards.process_tree import Sleep, die_with_parent, tree
-from dapo.rewards.task import Decision, Outcome, Task
-from dapo.types import Score, Verdict
+from dapo.types import Score, Task, Verdict
 
 VARIABLE = "DAPO_VERIFIER_COMMAND"
 _ALLOWED = ("CORRECT", "WRONG", "UNPARSEABLE")

@@ -12,8 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dapo.rewards.task import Task
-from dapo.types import CORRECT, PART_NAME, Score
+from dapo.types import CORRECT, PART_NAME, Score, Task
 
 REFERENCE_NAMES = ("answer", "ground_truth", "solution", "target", "final_answer", "expected_answer")
 QUESTION_NAMES = ("question", "problem", "prompt")

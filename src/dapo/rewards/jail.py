@@ -1,8 +1,9 @@
 """Runs one untrusted program, alone: own mounts, processes and network, no rights, little memory, an empty folder.
 
-A script of its own (`python -I -S jail.py JOB_FD STATUS_FD RESULT_FD`), standard library only, started by `code`.
+A script of its own (`python -P -S jail.py JOB_FD STATUS_FD RESULT_FD`), standard library only, started by `code`.
 Three processes: the supervisor (waits, reports), the namespace's first process (its death ends everything inside),
-and the program. The job holds a program and its inputs, never an expected output: there is nothing in here to steal.
+and the program: one text, or a session of blocks that come one after the other and share their variables. The job
+holds a program and its inputs, never an expected output: there is nothing in here to steal.
 """
 
 from __future__ import annotations
@@ -181,6 +182,48 @@ def forbid_calls() -> None:
     check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_, 0, 0), "seccomp")
 
 
+def run_session(seed: int, result_fd: int) -> None:
+    """Blocks of code in one namespace, as in a notebook. Each comes as a JSON line on standard input.
+
+    The line's mark is written back when the block has ended. A block that finds it and writes it early only puts its
+    own output into disorder: nobody trusts what is said in here.
+    """
+    import random
+    import threading
+    import traceback
+
+    blocks = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # a block that asks for input finds none
+    os.dup2(1, 2)
+    random.seed(seed)
+    stdout, namespace = sys.stdout, {"__name__": "__main__"}
+    for line in blocks:
+        block = json.loads(line)
+        failed = False
+        sys.stdout = sys.stderr = stdout  # one stream, in order; a block may have put something in its place
+        try:
+            run_block(block["code"], namespace)
+            for thread in threading.enumerate():
+                if thread is not threading.current_thread() and not thread.daemon:
+                    thread.join()
+        except BaseException as error:  # SystemExit as well: the session goes on
+            failed = True
+            stdout.write(traceback.format_exception_only(error)[-1])
+        stdout.flush()
+        os.write(result_fd, json.dumps({"mark": block["mark"], "failed": failed}).encode() + b"\n")
+
+
+def run_block(code: str, namespace: dict[str, Any]) -> None:
+    """The block; the value of a last line that is an expression is shown, as a notebook does."""
+    import ast
+
+    tree = ast.parse(code)
+    shown = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
+    exec(compile(tree, "<python>", "exec"), namespace)
+    if shown:
+        exec(compile(ast.Interactive(shown), "<python>", "single"), namespace)
+
+
 def run_program(job: dict[str, Any], result_fd: int) -> None:
     """The untrusted part. What it writes to `result_fd` is an output like any other: it is compared elsewhere."""
     namespace: dict[str, Any] = {"__name__": "__main__" if job["function"] is None else "solution"}
@@ -210,7 +253,10 @@ def become_program(job: dict[str, Any], result_fd: int) -> None:
         set_limits(job)
         drop_rights(job["uid"])
         forbid_calls()
-        run_program(job, result_fd)
+        if "session" in job:
+            run_session(job["session"], result_fd)
+        else:
+            run_program(job, result_fd)
         sys.stdout.flush()
         status = 0
     except SystemExit as leaving:

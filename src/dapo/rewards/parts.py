@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dapo.config.schema import RewardPart, RewardsConfig
 from dapo.rewards.pool import VerifierPool
-from dapo.types import CORRECT, Judge, Judgement, StopReason, Verdict
+from dapo.types import CORRECT, Judge, Judgement, StopReason, Task, Verdict
 
 FAILED = (Verdict.TIMEOUT, Verdict.CRASH)
 
@@ -31,23 +31,14 @@ class PartsJudge:
         self.reads_truncated = {name for name, part in own_parts(rewards).items() if part.function is not None}
         self.tickets: dict[int, tuple[dict[str, int], bool]] = {}  # the verifier's -> the parts', was it asked
 
-    def submit(
-        self,
-        response: str,
-        answer: str,
-        *,
-        stop_reason: StopReason | None = None,
-        meta: Mapping[str, object] | None = None,
-        verifier: str = "",
-    ) -> int:
-        ticket = self.own.submit(response, answer, stop_reason=stop_reason, meta=meta, verifier=verifier)
+    def submit(self, task: Task) -> int:
+        ticket = self.own.submit(task)
+        part = replace(task, verifier="")
+        whole = replace(part, stop_reason=None)
         asked = {
-            name: pool.submit(
-                response, answer, stop_reason=None if name in self.reads_truncated else stop_reason, meta=meta
-            )
-            for name, pool in self.pools.items()
+            name: pool.submit(whole if name in self.reads_truncated else part) for name, pool in self.pools.items()
         }
-        self.tickets[ticket] = asked, stop_reason is not StopReason.LENGTH
+        self.tickets[ticket] = asked, task.stop_reason is not StopReason.LENGTH
         return ticket
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:

@@ -8,18 +8,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dapo.errors import ConfigError, VerifierStopped
 from dapo.rewards import code
+from dapo.rewards.decision import Decision
 from dapo.rewards.limits import MAX_WORKERS, Limits
-from dapo.rewards.task import Decision, Task
 from dapo.rewards.verifiers import is_judge, named
 from dapo.rewards.workers import WorkerPool
-from dapo.types import Judgement, StopReason, Verdict
+from dapo.types import Judgement, StopReason, Task, Verdict
 
 if TYPE_CHECKING:
     from dapo.rewards.judging.asking import JudgeThreads
@@ -84,18 +84,9 @@ class VerifierPool:
         self.is_interrupted: Callable[[], bool] = lambda: False
         self.pid = os.getpid()
 
-    def submit(
-        self,
-        response: str,
-        answer: str,
-        *,
-        stop_reason: StopReason | None = None,
-        meta: Mapping[str, object] | None = None,
-        verifier: str = "",
-    ) -> int:
-        """Hand in a response; the ticket names its judgement in `poll` and `wait`. It judges by one verifier alone."""
-        assert verifier in ("", self.verifier.name), f"a pool of {self.verifier.name} was asked for {verifier}"
-        task = Task(response, answer, stop_reason, meta or {})
+    def submit(self, task: Task) -> int:
+        """Hand in a response; the ticket names its judgement in `wait`. It judges by one verifier alone."""
+        assert task.verifier in ("", self.verifier.name), f"{self.verifier.name} was asked for {task.verifier}"
         judgement = self._decide(task)
         with self._changed:
             if self._is_closed:
@@ -106,27 +97,20 @@ class VerifierPool:
                 self._done[ticket] = judgement
                 self._changed.notify_all()
                 return ticket
-            self._pending[ticket] = answer
+            self._pending[ticket] = task.answer
             if self._workers is None:
                 self._workers = self._start()
                 _OPEN.add(self)
         self._workers.submit(
             {
                 "ticket": ticket,
-                "response": response,
-                "answer": answer,
-                "stop_reason": stop_reason.value if stop_reason else None,
+                "response": task.response,
+                "answer": task.answer,
+                "stop_reason": task.stop_reason.value if task.stop_reason else None,
                 "meta": dict(task.meta),
             }
         )
         return ticket
-
-    def poll(self) -> list[tuple[int, Judgement]]:
-        """What is finished and was not yet collected, by ticket; returns at once."""
-        with self._changed:
-            finished = sorted(self._done.items())
-            self._done.clear()
-        return finished
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:
         """The judgements of these tickets, waiting for those that are still being worked on."""
@@ -199,10 +183,7 @@ class VerifierPool:
 
     def judge_all(self, items: Sequence[Item]) -> list[Judgement]:
         """Judgements in the order of the items, each a (response, answer) pair or a Task."""
-        tasks = [item if isinstance(item, Task) else Task(*item) for item in items]
-        tickets = [
-            self.submit(task.response, task.answer, stop_reason=task.stop_reason, meta=task.meta) for task in tasks
-        ]
+        tickets = [self.submit(item if isinstance(item, Task) else Task(*item)) for item in items]
         judgements = self.wait(tickets)
         return [judgements[ticket] for ticket in tickets]
 
@@ -277,17 +258,9 @@ class VerifierPools:
         self._handed: dict[int, tuple[VerifierPool, int]] = {}  # ticket -> whose, and its ticket there
         self._n_tickets = 0
 
-    def submit(
-        self,
-        response: str,
-        answer: str,
-        *,
-        stop_reason: StopReason | None = None,
-        meta: Mapping[str, object] | None = None,
-        verifier: str = "",
-    ) -> int:
-        pool = self.pools[verifier]
-        handed = pool, pool.submit(response, answer, stop_reason=stop_reason, meta=meta)
+    def submit(self, task: Task) -> int:
+        pool = self.pools[task.verifier]
+        handed = pool, pool.submit(task)
         self._n_tickets += 1
         self._handed[self._n_tickets] = handed
         return self._n_tickets

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dapo.rewards.task import Decision
+from dapo.rewards.decision import Decision
 from dapo.types import Verdict
 
 _WINDOW = 300

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from dapo.errors import ConfigError
 from dapo.rewards import published
 from dapo.rewards.choice import letter_in, letters_below
+from dapo.rewards.decision import JUDGE_PREFIX, Decision, Outcome
 from dapo.rewards.math import rule
 from dapo.rewards.math.extract import final_statement
 from dapo.rewards.math.typography import plain, trimmed
-from dapo.rewards.task import JUDGE_PREFIX, Decision, Outcome, Task
-from dapo.types import Verdict
+from dapo.types import Task, Verdict
 
 Judge = Callable[[Task], Outcome]
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dapo.rewards.command import program_pids
+from dapo.rewards.decision import Outcome
 from dapo.rewards.process_tree import adopt_orphans, die_with_parent, own_seconds, reap_orphans
-from dapo.rewards.task import Outcome, Task
 from dapo.rewards.verifiers import COMMAND_PREFIX, named
-from dapo.types import CORRECT, PART_NAME, Score, StopReason, Verdict
+from dapo.types import CORRECT, PART_NAME, Score, StopReason, Task, Verdict
 
 MAX_PARTS = 32  # that one Score may carry
 _GRACE_S = 2.0  # after which the worker ends itself; its parent should have done so before
@@ -46,7 +46,7 @@ def main(settings: dict[str, Any]) -> None:
                     order["answer"],
                     StopReason(order["stop_reason"]) if order["stop_reason"] else None,
                     order["meta"],
-                    settings["seconds"],
+                    seconds=settings["seconds"],
                 )
             )
         )
@@ -90,7 +90,7 @@ def serve(settings: dict[str, Any], prepared: Callable[[], Work], *, starts_prog
             outcome = crash(f"out of memory ({settings['memory_mb']} MB)")
         except RecursionError:
             outcome = crash("nested too deeply")
-        except Exception as error:
+        except Exception as error:  # a verifier is anybody's code: its fault is this response's verdict, CRASH
             place = traceback.extract_tb(error.__traceback__)[-1]
             outcome = crash(f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})")
         limit_time(0, 0)

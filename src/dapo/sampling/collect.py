@@ -30,6 +30,7 @@ class PendingGroup:
     is_dropped: bool = False  # given up
     n_judged: int = 0
     is_mixed: bool = False  # known already: one right and one wrong, or two different raw values, suffice
+    overtaken: int = 0  # steps that did not wait for it
 
     @property
     def is_resolved(self) -> bool:
@@ -199,13 +200,7 @@ class Collector:
         ticket = None
         is_open = completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
         if is_open and self.journal.recall(request) is None:
-            ticket = self.judge.submit(
-                completion.answer,
-                group.problem.answer,
-                stop_reason=completion.stop_reason,
-                meta=group.problem.for_verifier(),
-                verifier=group.problem.verifier,
-            )
+            ticket = self.judge.submit(group.problem.task(completion.answer, completion.stop_reason))
         self.due.append((tick, request, ticket))
 
     def _apply_due(self, now: int) -> None:

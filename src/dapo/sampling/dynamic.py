@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dapo.config.schema import SamplingConfig
+from dapo.report.ledger import Entry
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.collect import Collector, PendingGroup
 from dapo.types import Group, Problem
@@ -64,6 +65,7 @@ class SampledGroups:
     events: list[str] = field(default_factory=list)
     resolved: list[Group] = field(default_factory=list)  # every complete group of the step, mixed or not
     submitted: list[Problem] = field(default_factory=list)  # of the prompts tried, in order
+    entries: list[Entry] = field(default_factory=list)  # what became of every group, for the ledger
     seconds: float = 0.0
 
 
@@ -142,8 +144,14 @@ class GroupSampler:
             self.open.append(group)
 
     def observe(self, policy: SelectionRule) -> None:
-        known = [group for group in self.open if policy.is_known(group)]
-        self.open = [group for group in self.open if not (policy.is_known(group) or group.is_dropped)]
+        known: list[PendingGroup] = []
+        still_open: list[PendingGroup] = []
+        for group in self.open:  # one pass: it is made after every decode step
+            if policy.is_known(group):
+                known.append(group)
+            elif not group.is_dropped:
+                still_open.append(group)
+        self.open = still_open
         for group in known:
             self.state.acceptance.observe(group.is_mixed)
         wanted = self.wanted

@@ -8,8 +8,9 @@ from dapo.config.schema import Config, SamplingConfig
 from dapo.errors import DataError
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.carry import CarryOver
-from dapo.sampling.collect import Collector
+from dapo.sampling.collect import Collector, PendingGroup
 from dapo.sampling.dynamic import GroupProgress, GroupSampler, ProblemSource, SampledGroups, SamplingState
+from dapo.sampling.ledger import entries_of
 from dapo.sampling.prefix import PrefixRule
 from dapo.types import Group
 
@@ -32,6 +33,7 @@ def sample_step(
         version=version,
         filter_truncated=config.shaping.overlong_filter,
         max_prompts_tried=config.max_prompts_tried_per_step,
+        updates_per_step=config.train.updates_per_step * config.train.epochs_per_step,
         progress=progress,
     )
 
@@ -45,20 +47,28 @@ def sample_groups(
     version: int,
     filter_truncated: bool,
     max_prompts_tried: int,
+    updates_per_step: int = 1,
     progress: GroupProgress = lambda _known, _wanted: None,
 ) -> SampledGroups:
     """One step's groups at weight version `version`. Tries at most `max_prompts_tried` prompts."""
     start = time.perf_counter()
     source.start_step()
     step = GroupSampler(collector, source, config, state, max_prompts_tried=max_prompts_tried, progress=progress)
+    earlier: list[Group | PendingGroup] = [*state.held, *state.carried, *state.pending]
     carries = config.carry_over or config.partial_rollouts
-    groups = step.run(CarryOver(step, version) if carries else PrefixRule(step))
+    rule = CarryOver(step, version, updates_per_step) if carries else PrefixRule(step)
+    groups = step.run(rule)
     events: list[str] = []
     if len(groups) < config.prompts_per_step and (config.refill or not config.dynamic):
         groups = apply_fill_policy(config, state, groups, step.accounting, events)
     step.accounting.trained(groups, filter_truncated=filter_truncated)
-    submitted = [group.problem for group in step.groups[: step.accounting.prompts_tried]]
-    return SampledGroups(groups, step.accounting, events, step.resolved, submitted, time.perf_counter() - start)
+    n_used = step.accounting.prompts_tried
+    submitted = [group.problem for group in step.groups[:n_used]]
+    stale = rule.stale if isinstance(rule, CarryOver) else []
+    entries = entries_of(step.groups, n_used, earlier, step.resolved, groups, stale, state)
+    return SampledGroups(
+        groups, step.accounting, events, step.resolved, submitted, entries, time.perf_counter() - start
+    )
 
 
 def apply_fill_policy(

@@ -112,6 +112,7 @@ def collector_to_state(collector: Collector) -> tuple[dict[str, Any], Tensors]:
         groups.append(
             {
                 "number": group.number,
+                "overtaken": group.overtaken,
                 "problem": group.problem.id,
                 "visit": group.visit,
                 "prompt": list(group.prompt),
@@ -150,6 +151,7 @@ def collector_from_state(
                 for i, c in enumerate(saved["completions"])
             ],
             [None] * len(saved["judgements"]),
+            overtaken=saved.get("overtaken", 0),  # older checkpoints did not count
         )
         for i, judgement in enumerate(saved["judgements"]):
             if judgement is not None:

@@ -127,7 +127,7 @@ class Tracker:
         if not self.failure or self._reported:
             return None
         self._reported = True
-        return f"{self.name} gets nothing more: {self.failure}. The run goes on; its own files have everything."
+        return f"{self.name} gets nothing more: {self.failure}. The run continues; its own files have everything."
 
     def close(self, seconds: float) -> str | None:
         """Let the sink finish within `seconds`; returns a message about the lines it has not received."""

@@ -7,13 +7,15 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dapo.checkpoints.load import newest_intact
-from dapo.config.load import Resolved, flatten, load_recipe, parse_override, refuse_unknown, resolve, with_changes
+from dapo.config.keys import refuse_unknown
+from dapo.config.load import Resolved, flatten, load_recipe, parse_override, resolve, with_changes
 from dapo.config.schema import Config
 from dapo.data.prepare.clean import write_jsonl
 from dapo.data.whole_file import write_whole
@@ -91,10 +93,8 @@ def train(
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    try:
+    with closing(run):
         train_loop(run)
-    finally:
-        run.close()
     return result_of(folder, run.step, is_finished=run.is_complete)
 
 

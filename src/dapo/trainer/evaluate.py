@@ -9,7 +9,7 @@ from dapo.config.schema import EvalConfig
 from dapo.data.encoded import EncodedSet
 from dapo.evaluation.runner import Answered, Answers, evaluate, summarise
 from dapo.files import read_lines
-from dapo.report.chunks import QUESTION_CHARACTERS
+from dapo.report.rollouts.index import QUESTION_CHARACTERS
 from dapo.rollout.engine import NoiseKey, SamplingParams
 from dapo.rollout.episodes import EpisodeEngine
 from dapo.trainer.episodes import opening_of

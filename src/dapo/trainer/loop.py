@@ -5,6 +5,7 @@ from __future__ import annotations
 from dapo.errors import VerifierStopped
 from dapo.learner.batch import make_batch, nothing_to_imitate
 from dapo.learner.update import update_policy
+from dapo.report.ledger import LEDGER, ledger_line
 from dapo.sampling.groups import sample_step
 from dapo.trainer.checkpoint import finish_saving, save_run
 from dapo.trainer.evaluate import evaluate_run
@@ -61,6 +62,7 @@ def train_step(run: Run, step: int) -> None:
         run.event("reward", message)
     if run.is_recorded(step, sampled.accounting.generated_tokens):
         write_record(run, step, sampled, batch, record)
+    run.write_line(LEDGER, ledger_line(step, sampled.entries))
     metrics = step_metrics(step, sampled, batch, version) | updated
     metrics |= selection_metrics(run.config, run.posteriors, [one.name for one in run.problems.sources], sampled)
     run.track(metrics | {"engine/faults": faults} | run.timing(sampled))

@@ -21,6 +21,7 @@ from dapo.learner.ragged import Ragged
 from dapo.learner.scoring import old_critic_values
 from dapo.learner.step import Step
 from dapo.learner.update import update_critic
+from dapo.report.ledger import VALUE_LEDGER, ledger_line
 from dapo.sampling.dynamic import SamplingState
 from dapo.sampling.groups import sample_groups
 from dapo.tracking.metrics import finite
@@ -109,6 +110,7 @@ def value_step(run: Run, number: int, sampling: SamplingConfig) -> None:
             "timing.step_s": time.perf_counter() - start,
         }
     )
+    run.write_line(VALUE_LEDGER, ledger_line(number, sampled.entries))
     run.write_line("value.jsonl", line)
     run.budget.spend(line)
     for observer in run.observers:

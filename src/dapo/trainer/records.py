@@ -19,9 +19,10 @@ from dapo.learner.batch import Batch, make_batch
 from dapo.learner.ragged import Ragged
 from dapo.learner.step import StepRecord
 from dapo.parquet_size import FORMAT, FORMAT_KEY
-from dapo.report.chunks import DROPPED, chunk_folder, dropped_path, joined, write_chunks
-from dapo.report.part_columns import PART_COLUMN
-from dapo.report.pieces import TokenPieces
+from dapo.report.parts import PART_COLUMN
+from dapo.report.rollouts.chunks import write_chunks
+from dapo.report.rollouts.pieces import TokenPieces
+from dapo.report.rollouts.recorded import DROPPED, chunk_folder, dropped_path, joined
 from dapo.sampling.accounting import outcome_of
 from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.run import Run
@@ -83,7 +84,7 @@ def write_rollouts(
         return None
     try:
         write_chunks(joined(tables), chunk_folder(path), pieces)
-    except Exception as error:
+    except Exception as error:  # the parquet is written: the report's page is no reason to end a run
         return f"no browser scripts for step {step}: {type(error).__name__}: {error}. `dapo report` will make them."
     return None
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoints.load import Checkpoint, newest_intact, read_checkpoint
-from dapo.config.load import flatten, read_toml, refuse_unknown, resolve, to_toml, with_changes
+from dapo.config.keys import refuse_unknown
+from dapo.config.load import flatten, read_toml, resolve, to_toml, with_changes
 from dapo.config.model_shapes import model_location
 from dapo.config.renamed import in_todays_keys
 from dapo.config.schema import Config
@@ -15,7 +16,8 @@ from dapo.config.toml_text import with_run_format
 from dapo.distributed.world import ALONE, World
 from dapo.errors import CheckpointError, ConfigError
 from dapo.files import cut_back, read_lines, replace_file
-from dapo.report.chunks import drop_after
+from dapo.report.ledger import LEDGER, VALUE_LEDGER
+from dapo.report.rollouts.recorded import drop_after
 from dapo.trainer.assemble import assemble
 from dapo.trainer.checkpoint import restore_run
 from dapo.trainer.claim import claim
@@ -101,9 +103,10 @@ def keep_lost_record(folder: Path) -> str | None:
 
 def truncate_files(run: Run, *, has_checkpoint: bool) -> None:
     """Drop what was written after the checkpoint: the resumed run writes it again."""
-    for name in ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl"):
+    for name in ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", "events.jsonl", LEDGER):
         cut_back(run.folder / name, run.step if has_checkpoint else -1)
-    cut_back(run.folder / "value.jsonl", run.value_steps)
+    for name in ("value.jsonl", VALUE_LEDGER):
+        cut_back(run.folder / name, run.value_steps)
     drop_after(run.folder / "rollouts", run.step)
 
 
@@ -120,7 +123,7 @@ def read_run_config(folder: Path, overrides: Sequence[tuple[str, Any]]) -> Confi
 def refuse_model_alone(checkpoint: Checkpoint) -> None:
     if not checkpoint.state.get("resumable", True):
         raise CheckpointError(
-            f"{checkpoint.folder}: holds the model alone (checkpoint.resumable = false): no run can go on from it.",
+            f"{checkpoint.folder}: holds the model alone (checkpoint.resumable = false): no run can resume from it.",
             remedy=f"Start a new run from that model: --set model.path={checkpoint.model_folder}",
         )
 

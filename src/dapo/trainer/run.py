@@ -20,7 +20,7 @@ from dapo.files import append_line
 from dapo.learner.critic import HeldOutFit, has_stopped_rising
 from dapo.learner.learner import Learner
 from dapo.models.policy import Policy
-from dapo.report.pieces import TokenPieces
+from dapo.report.rollouts.pieces import TokenPieces
 from dapo.rewards import VerifierPool, VerifierPools
 from dapo.rewards.parts import PartsJudge
 from dapo.rollout.engine import Engine

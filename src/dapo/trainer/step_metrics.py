@@ -34,11 +34,31 @@ def step_metrics(step: int, sampled: SampledGroups, batch: Batch, version: int) 
     }
     wasted = accounting.wasted_tokens
     metrics |= {f"tokens/wasted_{cause}": wasted[cause] for cause in CAUSES if cause != "all_equal" or wasted[cause]}
+    metrics |= overtaken_metrics(sampled)
     if accounting.groups_all_equal:  # graded rewards only
         metrics["sampling/groups_all_equal"] = accounting.groups_all_equal
     if accounting.responses_judged:
         metrics["length/truncated"] = accounting.responses_truncated / accounting.responses_judged
     return metrics | batch_metrics(batch)
+
+
+def overtaken_metrics(sampled: SampledGroups) -> dict[str, float]:
+    """Whether short groups are trained on before long ones; {} where no step leaves a group behind."""
+    accounting = sampled.accounting
+    if not (accounting.groups_overtaken or accounting.overtaken_responses):
+        return {}
+    metrics: dict[str, float] = {
+        "sampling/groups_overtaken": accounting.groups_overtaken,
+        "sampling/groups_stale": accounting.groups_stale,
+    }
+    n_kept = sum(len(group.completions) for group in sampled.groups)
+    if n_kept:
+        metrics["sampling/length_kept"] = sum(map(n_tokens, sampled.groups)) / n_kept
+    if accounting.overtaken_responses:
+        metrics["sampling/length_overtaken"] = accounting.overtaken_tokens / accounting.overtaken_responses
+    if n_kept and accounting.overtaken_tokens:
+        metrics["sampling/length_ratio"] = metrics["sampling/length_kept"] / metrics["sampling/length_overtaken"]
+    return metrics
 
 
 def selection_metrics(

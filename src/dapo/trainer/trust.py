@@ -23,8 +23,8 @@ from dapo.data.names import KNOWN, Use
 from dapo.data.sources import CALLABLE, file_of
 from dapo.errors import ConfigError, DapoError
 from dapo.files import replace_file, sha256_of
+from dapo.rewards.decision import JUDGE_PREFIX
 from dapo.rewards.gym.names import PREFIX as GYM
-from dapo.rewards.task import JUDGE_PREFIX
 from dapo.rewards.verifiers import is_judge, is_own
 
 if TYPE_CHECKING:

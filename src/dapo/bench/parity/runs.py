@@ -11,6 +11,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -172,10 +173,8 @@ def run_ours(plan: ParityPlan, seed: int, clock: Clock) -> None:
     else:
         keys = flatten(plan.config(seed).model_dump(mode="json"))
         run = start_run(resolve("parity", keys, {}), folder, observers)
-    try:
+    with closing(run):
         train(run)
-    finally:
-        run.close()
 
 
 # ------------------------------------------------------------------ TRL's side
@@ -261,7 +260,7 @@ def rewards_of(rows: list[dict[str, Any]], problems: EncodedSet, judge: Any) -> 
     tickets = []
     for row in rows:
         problem, stop = problems.problems[row["row"]], StopReason.LENGTH if row["is_truncated"] else StopReason.EOS
-        tickets.append(judge.submit(row["text"], problem.answer, stop_reason=stop, meta=problem.for_verifier()))
+        tickets.append(judge.submit(problem.task(row["text"], stop)))
     judged = judge.wait(tickets)
     return [judged[ticket].value for ticket in tickets]
 

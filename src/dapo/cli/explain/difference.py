@@ -9,7 +9,8 @@ import typer
 from rich.table import Table
 
 from dapo.cli.explain.tables import in_words
-from dapo.config.load import flatten, known_keys, load_recipe_or_run, preset_names, read_preset
+from dapo.config.keys import known_keys
+from dapo.config.load import flatten, load_recipe_or_run, preset_names, read_preset
 from dapo.config.schema import PRESET_KEYS
 from dapo.config.sources import TABLES, in_schema
 from dapo.console import Pipe

@@ -100,7 +100,7 @@ def drawn(data_set: Any, index: int, name: GymName, shown: str) -> dict[str, Any
         entry: dict[str, Any] = data_set[index]
     except IndexError:
         raise
-    except Exception as error:  # what a generator cannot make with these values, it says in any way
+    except Exception as error:  # a hundred generators refuse values, each with an error of its own
         raise DataError(
             f"{shown}: {name.task} makes no problem of these parameters: {type(error).__name__}: {error}.",
             remedy=f"Its parameters: {tasks.described(name.task)}.",

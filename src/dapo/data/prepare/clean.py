@@ -27,9 +27,9 @@ from dapo.types import Problem
 OUT_SUFFIXES = (".jsonl", ".parquet")
 GIVE_UP_AFTER = 32  # questions without a reply, each tried several times: the server is gone
 HOLD_OUT_SEED = 0  # the same problems are held out whenever the same set is prepared
-MANY_TWINS = 0.1  # of the problems; above, an example is shown
+MANY_NEAR = 0.1  # of the problems; above, an example is shown
 EVIDENCE_CHARS = 200  # of a question in the manifest
-KEEP_TWINS = ", or leave in what differs by numbers and names only (a set made from one template): --keep-twins"
+KEEP_NEAR = ", or keep what differs by numbers and names only (a set made from one template): --keep-near-duplicates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def prepare(
     verifier: str = "math",
     against: Sequence[str] = (),
     share: float = SHARE,
-    twins: bool = True,
+    near: bool = True,
     n_held: int = 0,
     integer_answers: bool = False,
     server: ChatServer | None = None,
@@ -61,7 +61,7 @@ def prepare(
 ) -> Prepared:
     """Load, clean, take out evaluation problems, make answers integers and hold some out where asked.
 
-    `twins`: what equals an evaluation problem or one held out up to numbers and names is taken out too.
+    `near`: what equals an evaluation problem or one held out up to numbers and names is taken out too.
     Sets and manifest are written whole, or nothing is.
     """
     manifest_path, journal_path = out.with_name(f"{out.name}.manifest.json"), out.with_name(f"{out.name}.journal.jsonl")
@@ -70,14 +70,14 @@ def prepare(
         raise DataError(f"--out {out}: suffix {out.suffix!r}.", remedy=f"Write {' or '.join(OUT_SUFFIXES)}.")
     refuse_existing(out, manifest_path, *([held_path] if n_held else []))
     problems = load_problems(source, fields=fields, verifier=verifier)
-    problems = without_contaminated(problems, against, share=share, twins=twins)
+    problems = without_contaminated(problems, against, share=share, near=near)
     restated: list[Restated] = []
     if integer_answers:
         problems, restated = with_integer_answers(problems, server, journal_path, n_workers=n_workers)
     sets, n_like_held = {out: problems}, 0
     if n_held:
         rest, held = hold_out(problems, n_held, seed=HOLD_OUT_SEED)
-        problems = without_resemblance(rest, held, share=share, twins=twins)
+        problems = without_resemblance(rest, held, share=share, near=near)
         n_like_held = len(rest) - len(problems)
         sets = {held_path: held, out: problems}
     written: list[Path] = []
@@ -89,7 +89,7 @@ def prepare(
         if n_held:
             manifest["held_out"] = {
                 "out": held_path.name, "out_sha256": sha256_of(held_path), "problems": n_held,
-                "resembling_dropped": n_like_held, "looked_for": looked_for(share=share, twins=twins),
+                "resembling_dropped": n_like_held, "looked_for": looked_for(share=share, near=near),
             }  # fmt: skip
         write_whole(manifest_path, lambda path: write_json(path, manifest))
     except BaseException:
@@ -99,37 +99,37 @@ def prepare(
     return Prepared(out, manifest_path, problems, len(restated), held_path if n_held else None, n_held, n_like_held)
 
 
-def without_contaminated(problems: ProblemSet, against: Sequence[str], *, share: float, twins: bool) -> ProblemSet:
+def without_contaminated(problems: ProblemSet, against: Sequence[str], *, share: float, near: bool) -> ProblemSet:
     """The set without problems that resemble one of the evaluation sets named."""
     for name in against:
         evaluation = load_problems(name, verifier=own_verifier(name) or "math", use="eval")
-        problems = without_those_like(problems, evaluation, name, share=share, twins=twins)
+        problems = without_those_like(problems, evaluation, name, share=share, near=near)
     if not problems.problems:
         raise DataError(
             f"{problems.name}: every problem resembles one of {', '.join(against)}: "
-            f"{looked_for(share=share, twins=twins)}.",
-            remedy=f"Check --against{KEEP_TWINS if twins else '.'}",
+            f"{looked_for(share=share, near=near)}.",
+            remedy=f"Check --against{KEEP_NEAR if near else '.'}",
         )
     return problems
 
 
-def without_resemblance(problems: ProblemSet, held: ProblemSet, *, share: float, twins: bool) -> ProblemSet:
-    """What was held out is no test where a twin of it, with another number or name, is trained on."""
-    rest = without_those_like(problems, held, "a problem held out", share=share, twins=twins)
+def without_resemblance(problems: ProblemSet, held: ProblemSet, *, share: float, near: bool) -> ProblemSet:
+    """What was held out is no test where a near-duplicate of it, with another number or name, is trained on."""
+    rest = without_those_like(problems, held, "a problem held out", share=share, near=near)
     if not rest.problems:
         raise DataError(
             f"{problems.name}: every problem resembles one of the {len(held):,} held out: "
-            f"{looked_for(share=share, twins=twins)}.",
-            remedy=f"Hold out fewer{KEEP_TWINS if twins else '.'}",
+            f"{looked_for(share=share, near=near)}.",
+            remedy=f"Hold out fewer{KEEP_NEAR if near else '.'}",
         )
     return rest
 
 
 def without_those_like(
-    problems: ProblemSet, evaluation: ProblemSet, name: str, *, share: float, twins: bool
+    problems: ProblemSet, evaluation: ProblemSet, name: str, *, share: float, near: bool
 ) -> ProblemSet:
     texts = EvaluationTexts(name, [problem.question for problem in evaluation])
-    overlaps = find_contamination([p.question for p in problems], texts, share=share, twins=twins).found
+    overlaps = find_contamination([p.question for p in problems], texts, share=share, near=near).found
     found = {overlap.index: overlap for overlap in overlaps}
     drops = [
         Drop(
@@ -139,18 +139,18 @@ def without_those_like(
         for index, overlap in found.items()
     ]  # fmt: skip
     kept = tuple(problem for index, problem in enumerate(problems) if index not in found)
-    notes = (*problems.notes, *many_twins([one for one in overlaps if one.how == "twin"], len(problems), name))
+    notes = (*problems.notes, *many_near([one for one in overlaps if one.how == "near-duplicate"], len(problems), name))
     return replace(problems, problems=kept, drops=(*problems.drops, *drops), notes=notes)
 
 
-def many_twins(twins: Sequence[Overlap], n_problems: int, name: str) -> list[str]:
-    """A note where so many are dropped as twins that they may be problems of their own."""
-    if len(twins) <= MANY_TWINS * n_problems:
+def many_near(found: Sequence[Overlap], n_problems: int, name: str) -> list[str]:
+    """A note where so many are dropped as near-duplicates that they may be problems of their own."""
+    if len(found) <= MANY_NEAR * n_problems:
         return []
-    one, other = (" ".join(text.split())[:EVIDENCE_CHARS] for text in (twins[0].question, twins[0].evaluation))
+    one, other = (" ".join(text.split())[:EVIDENCE_CHARS] for text in (found[0].question, found[0].evaluation))
     return [
-        f"{len(twins):,} of {n_problems:,} problems match {name} up to numbers and names, such as "
-        f"{one!r} and {other!r}; if they are different problems, keep them: --keep-twins"
+        f"{len(found):,} of {n_problems:,} problems match {name} up to numbers and names, such as "
+        f"{one!r} and {other!r}; if they are different problems, keep them: --keep-near-duplicates"
     ]
 
 

@@ -102,7 +102,7 @@ const overview = {
     return run.step && run.is_judged ? "good" : "";
   },
 
-  LINKS: { learnt: "#curves", entropy: "#curves", time: "#curves", clipped: "#rollouts", waste: "#curves", flips: "#flips" },
+  LINKS: { learnt: "#curves", entropy: "#curves", time: "#curves", clipped: "#rollouts", waste: "#curves", prompts: "#curves", flips: "#flips" },
 
   answer(answer, run) {
     const picture = answer.fractions.length ? overview.bar(answer.fractions) : overview.spark(answer.name, run);

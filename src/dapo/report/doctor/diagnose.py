@@ -56,13 +56,13 @@ def examine(
 ) -> list[Finding]:
     """All findings, the most severe first."""
     visit = Visit(run, summaries, disk, Thresholds())
-    checks = AT_ONCE if held_back(run) else (*BY_STEPS, *AT_ONCE)
+    checks = AT_ONCE if insufficient_evidence(run) else (*BY_STEPS, *AT_ONCE)
     found = [finding for check in checks for finding in check(visit)]
     order = {SEVERE: 0, WARNING: 1, NOTE: 2}
     return sorted(found, key=lambda finding: order[finding.level])
 
 
-def held_back(run: RunRecord) -> str:
+def insufficient_evidence(run: RunRecord) -> str:
     """Why most findings are not reported yet; empty where the run has enough steps."""
     return too_few_steps(len(run.metrics))
 
@@ -74,7 +74,7 @@ def verdict(findings: Sequence[Finding], run: RunRecord) -> str:
     wrong = [finding.title for finding in findings if finding.level != NOTE]
     if wrong:
         return "; ".join(wrong) + "."
-    if reason := held_back(run):
+    if reason := insufficient_evidence(run):
         return f"Not enough steps: {reason}. No errors so far."
     return "No issues found."
 

@@ -13,12 +13,12 @@ import importlib
 import re
 from typing import Any
 
+from dapo.rewards.decision import Decision, Outcome
 from dapo.rewards.gym import expression, tasks
 from dapo.rewards.gym.names import parse
 from dapo.rewards.limits import MAX_RESPONSE_CHARS
 from dapo.rewards.math.extract import final_statement
-from dapo.rewards.task import Decision, Outcome, Task
-from dapo.types import Score, Verdict
+from dapo.types import Score, Task, Verdict
 
 MAX_ANSWER_CHARS = 20_000  # the longest reference of any task with its defaults has some thousand
 # Modules whose scorers call `eval` on an answer that is not the reference to the letter, for lists in Python's form.

@@ -25,7 +25,7 @@ from dapo.rewards.judging.dialogue import (
     verdict_key,
 )
 from dapo.rewards.judging.rubric import Rubric, file_of, read_rubric
-from dapo.rewards.task import Task
+from dapo.types import Task
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # between two tries of a server that is down
 SILENT_S = 5.0  # without a reply before a word about it: a server may be busy for a moment
@@ -115,7 +115,7 @@ class JudgeThreads:
                 key, texts = self._questions.popleft()
             try:
                 self._settle(key, texts)
-            except Exception as error:  # nobody else would answer those who wait
+            except Exception as error:  # a fault of ours; those who wait for the verdict must be told
                 self._halt(f"its thread ended: {type(error).__name__}: {error}")
                 return
 

@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from dapo.rewards.judging.rubric import Rubric
-from dapo.rewards.task import Task
+from dapo.types import Task
 
 MAX_QUOTED_CHARS = 200_000
 _SHOWN_REPLY = 2_000  # of a reply that could not be read, when it is asked again

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dapo.chat_client import is_http
 from dapo.config.load import read_toml
 from dapo.errors import ConfigError
-from dapo.rewards.task import JUDGE_PREFIX as PREFIX
+from dapo.rewards.decision import JUDGE_PREFIX as PREFIX
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 EXAMPLE = '[criteria.correct]\nquestion = "Does the response reach the reference answer?"'

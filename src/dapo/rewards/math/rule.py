@@ -10,6 +10,7 @@ import contextlib
 import re
 from functools import lru_cache
 
+from dapo.rewards.decision import Decision
 from dapo.rewards.limits import MAX_REFERENCE_CHARS, MAX_STATEMENT_CHARS
 from dapo.rewards.math import equivalence, units
 from dapo.rewards.math.extract import Statement, final_statement
@@ -21,7 +22,6 @@ from dapo.rewards.math.tokens import NotationError, UnknownNotationError
 from dapo.rewards.math.tree import Node, free_symbols
 from dapo.rewards.math.typography import plain, trimmed
 from dapo.rewards.math.units import Mention
-from dapo.rewards.task import Decision
 from dapo.types import Verdict
 
 # math-verify would take one side of an equation; only where the other is a name, `x = ...`, is that the value.

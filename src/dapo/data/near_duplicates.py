@@ -137,7 +137,7 @@ def shared_head(all_tokens: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class Nearest:
     """The indexed question whose template is nearest. `similarity`: shared runs by all runs of both, 1 when equal."""
 
     at: int
@@ -174,7 +174,7 @@ class Templates:
         own = tokens[start:end]
         return own if n_words(own) >= MIN_WORDS or any(token in OPERATORS for token in own) else tokens
 
-    def nearest(self, question: str) -> Twin | None:
+    def nearest(self, question: str) -> Nearest | None:
         """The most similar one, the first of several; None where no run is shared."""
         own = self.runs_of(question)
         shared = Counter(at for run in own for at in self.holders.get(run, ()))
@@ -182,4 +182,4 @@ class Templates:
             return None
         similarity = {at: n / (self.sizes[at] + len(own) - n) for at, n in shared.items()}
         at = min(similarity, key=lambda at: (-similarity[at], at))
-        return Twin(at, similarity[at])
+        return Nearest(at, similarity[at])

@@ -1,0 +1,1 @@
+"""Environments of other packages, run by their own functions within our episodes."""

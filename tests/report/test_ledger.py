@@ -1,0 +1,158 @@
+"""The ledger: every group accounted for once, and what a broken or foreign one is told."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from command_line import dapo
+from dapo.errors import DataError
+from dapo.report.answers import BAD, PLAIN, went
+from dapo.report.ledger import Entry, balance, balance_of_run, ledger_line, rows_of
+from dapo.report.load import load_run
+
+TRAINED, DROPPED = ("trained", 4, 40, 2, 7), ("all_wrong", 4, 20, 0, 7)
+
+
+def entry(problem: str, visit: int, fate: str, *counts: int) -> Entry:
+    return Entry(problem, visit, fate, *counts)
+
+
+def steps(*groups: list[Entry]) -> list[tuple[int, list[Entry]]]:
+    return list(enumerate(groups, 1))
+
+
+def test_a_group_may_wait_and_come_again_and_ends_once():
+    found = balance(
+        steps([entry("v", 0, "trained", 2, 6, 1, 0)]),
+        steps(
+            [entry("a", 0, *TRAINED), entry("b", 0, "in_flight"), entry("c", 0, "returned")],
+            [entry("b", 0, "carried", 4, 8, 1, 7), entry("c", 0, *DROPPED), entry("v", 1, "returned")],
+            [entry("b", 0, *TRAINED), entry("a", 1, "held", 4, 8, 4, 8)],
+        ),
+        skips_visits=False,
+    )
+    assert found.faults == []
+    assert found.n_returns == 2
+    counted = {row.fate: (row.groups, row.tokens, row.accuracy) for row in rows_of(found)}
+    assert counted == {
+        "trained": (3, 86 / 10, 5 / 10),  # v, a and b: 6 + 40 + 40 tokens in 2 + 4 + 4 responses
+        "all_wrong": (1, 5.0, 0.0),
+        "held": (1, 2.0, 1.0),
+        "returned": (1, None, None),
+    }
+
+
+@pytest.mark.parametrize(
+    ("later", "says"),
+    [
+        ([entry("a", 0, *DROPPED), entry("b", 0, *TRAINED)], "step 2: problem a, visit 0: .*but before: trained on"),
+        ([entry("b", 0, *TRAINED), entry("b", 0, "carried")], r"but before: trained on"),
+        ([entry("b", 0, "in_flight"), entry("b", 0, "in_flight")], r"but before: still being generated"),
+        ([entry("c", 0, *TRAINED)], "step 2: problem b, visit 0: lost; before: still being generated"),
+        ([entry("b", 0, *TRAINED), entry("a", 2, *TRAINED)], "problem a, visit 1: never sampled"),
+        ([entry("b", 0, *TRAINED), entry("c", 1, "returned")], "problem c, visit 0: never sampled"),
+    ],
+)
+def test_what_is_lost_or_used_twice_is_named(later: list[Entry], says: str):
+    first = [entry("a", 0, *TRAINED), entry("b", 0, "in_flight")]
+    found = balance([], steps(first, later), skips_visits=False)
+    assert len(found.faults) == 1
+    assert re.search(says, found.faults[0])
+    passed_over = balance([], steps(first, later), skips_visits=True).faults
+    assert passed_over == ([] if "never sampled" in says else found.faults)
+
+
+def test_steps_that_do_not_follow_each_other_are_two_runs_or_lost_lines():
+    found = balance([], [(1, []), (3, [])], skips_visits=False)
+    assert "step 3 stands where step 2 should" in found.faults[0]
+    found = balance([(1, []), (1, [])], [], skips_visits=False)
+    assert "value pretraining, step 1 stands where step 2 should" in found.faults[0]
+
+
+# ------------------------------------------------------------------ dapo ledger
+
+
+def run_folder(path: Path, *lines: str, config: str = "") -> Path:
+    path.mkdir()
+    (path / "config.toml").write_text(f"preset = 'dapo'\n{config}")
+    (path / "ledger.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def line(step: int, *entries: Entry) -> str:
+    return json.dumps(ledger_line(step, entries))
+
+
+def test_the_command_shows_each_fate_and_says_that_it_balances(tmp_path: Path):
+    run = run_folder(tmp_path / "run", line(1, entry("a", 0, *TRAINED), entry("b", 0, "returned")))
+    answer = dapo("ledger", str(run))
+    assert answer.returncode == 0, answer.stderr
+    assert re.search(r"1 +trained on +10\.0 +0\.500", answer.stdout)
+    assert "each of 2 groups is accounted for exactly once" in answer.stdout
+    told = json.loads(dapo("ledger", str(run), "--json").stdout)
+    assert (told["balanced"], told["sampled_again"], told["faults"]) == (True, 1, [])
+    assert told["fates"][0] == {"fate": "trained", "groups": 1, "tokens": 10.0, "accuracy": 0.5}
+
+
+def test_a_ledger_that_does_not_balance_ends_with_1_and_names_the_groups(tmp_path: Path):
+    lost = [entry(f"p{i}", 0, "carried", 4, 8, 1, 0) for i in range(12)]
+    run = run_folder(tmp_path / "run", line(1, *lost), line(2))
+    answer = dapo("ledger", str(run))
+    assert answer.returncode == 1
+    assert "problem p0, visit 0: lost" in answer.stderr
+    assert "and 2 more" in answer.stderr
+    assert len(json.loads(dapo("ledger", str(run), "--json").stdout)["faults"]) == 12
+
+
+def test_gaps_are_no_loss_where_problems_may_be_passed_over(tmp_path: Path):
+    gap = line(1, entry("a", 3, *TRAINED))
+    assert dapo("ledger", str(run_folder(tmp_path / "a", gap))).returncode == 1
+    for name, key in (("b", "predictive = true"), ("c", "retire_above = 0.9")):
+        run = run_folder(tmp_path / name, gap, config=f"[sampling]\n{key}\n")
+        assert dapo("ledger", str(run)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        '{"step": 2, "gro',
+        "[]",
+        '{"step": "2", "groups": []}',
+        '{"step": 2, "groups": [["a", 0, "eaten"]]}',
+        '{"step": 2, "groups": [["a", "0", "trained"]]}',
+        '{"step": 2, "groups": [["a", 0, "trained", 1, 2, 3, 4, 5]]}',
+        '{"step": 2, "groups": [["a", 0, "trained", 1.5]]}',
+        '{"step": 2, "groups": 3}',
+    ],
+)
+def test_a_torn_or_foreign_line_is_named(tmp_path: Path, torn: str):
+    run = run_folder(tmp_path / "run", line(1), torn)
+    answer = dapo("ledger", str(run))
+    assert answer.returncode == 2
+    assert "ledger.jsonl, line 2: not a step of a ledger" in answer.stderr
+    assert "dapo resume" in answer.stderr
+
+
+def test_a_run_of_before_is_told_so(tmp_path: Path):
+    run = run_folder(tmp_path / "run")
+    (run / "ledger.jsonl").unlink()
+    with pytest.raises(DataError, match=r"has no ledger\.jsonl.*an earlier version"):
+        balance_of_run(run, skips_visits=False)
+    assert dapo("ledger", str(run)).returncode == 2
+    assert dapo("ledger", str(tmp_path / "nothing")).returncode == 2
+
+
+def test_the_report_says_where_the_prompts_went(tmp_path: Path):
+    run = run_folder(tmp_path / "run", line(1, entry("a", 0, *TRAINED), entry("b", 0, *DROPPED)))
+    answer = went(load_run(run))
+    assert (answer.answer, answer.tone) == ("50% trained on", PLAIN)
+    assert "trained on 1 (10 tokens a response); dropped: every response wrong 1 (5 tokens" in answer.detail
+    assert answer.fractions == [("trained on", 0.5), ("dropped: every response wrong", 0.5)]
+    (run / "ledger.jsonl").write_text(line(2) + "\n")
+    assert went(load_run(run)).tone == BAD
+    (run / "ledger.jsonl").write_text("torn")
+    assert went(load_run(run)).answer == "Cannot be read"
+    (run / "ledger.jsonl").write_text("")
+    assert went(load_run(run)).answer == "Not measured"
