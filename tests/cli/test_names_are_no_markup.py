@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dapo.cli import data, data_probe, eval, watch_terminal
+from dapo.cli import data, data_probe, eval
+from dapo.cli.running import terminal as watch_terminal
 from dapo.data.check import check
 from dapo.evaluation.probe import Difficulty, summary
 

@@ -94,6 +94,8 @@ def whole_run() -> Folder:
         config = load_recipe("quickstart", ["train.steps=3", "records.every_steps=1"]).config
         (run / "config.toml").write_text(to_toml(config))
         (run / "events.jsonl").write_text('{"step": 2, "kind": "note", "message": "said"}\n')
+        groups = [["p0", 0, "trained", 2, 9, 1, 0], ["p1", 0, "returned"]]
+        (run / "ledger.jsonl").write_text(json.dumps({"step": 1, "groups": groups}) + "\n")
         problems = {"set": "held-out", "k": 8, "ids": ["a", "b"], "questions": ["q", "r"], "values": [0.5, 0.1]}
         scores = [{"step": step, "correct": [1, step]} | problems for step in (0, 3)]
         (run / "eval_problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scores))
@@ -274,6 +276,7 @@ READERS: dict[str, Callable[[Path], None]] = {"watch": watched} | {
     words: functools.partial(lambda run, words: commanded(run, *words.split()), words=words)
     for words in (
         "report --out OUT", "report --terminal", "report --terminal --problem p1", "doctor", "doctor --json",
+        "ledger", "ledger --json",
         "verify --verifier exact --audit", "verify --verifier exact --json --audit", "explain",
     )
 }  # fmt: skip

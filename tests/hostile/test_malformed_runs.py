@@ -65,6 +65,12 @@ TEXTS = {
             {**PER_PROBLEM, "step": 10**400},
         ),
     ],
+    "ledger.jsonl": [
+        lines({"step": {"a": 1}, "groups": [["a", 0, "trained"]]}, DEEP),
+        lines({"step": 1, "groups": [["a", 0, ["trained"]]]}, {"step": 10**400, "groups": {}}),
+        lines({"step": 1, "groups": [["a", 10**400, "trained", 10**400, 1, 1, 1]]}),
+        "\x00\xff\n",
+    ],
     "value.jsonl": [lines({"step": {"a": 1}}, {"step": 1, "value/loss": {"a": 1}}, DEEP)],
     "config.toml": [
         'preset = "dapo"\ntrain = 3\neval = 1\ndata = "x"\nrollouts = []\n',
@@ -100,7 +106,8 @@ TABLES = {
 COMMANDS = [
     ["report", "RUN"], ["report", "RUN", "RUN"],
     ["report", "RUN", "--terminal"], ["report", "RUN", "--terminal", "--problem", "p"],
-    ["doctor", "RUN"], ["doctor", "RUN", "--json"], ["explain", "RUN"], ["export", "RUN", "--out", "RUN/out"],
+    ["doctor", "RUN"], ["doctor", "RUN", "--json"],
+    ["ledger", "RUN"], ["explain", "RUN"], ["export", "RUN", "--out", "RUN/out"],
 ]  # fmt: skip
 
 

@@ -101,6 +101,7 @@ COMMANDS = [
     ["report", "RUN"],
     ["report", "RUN", "--terminal"],
     ["doctor", "RUN"],
+    ["ledger", "RUN"],
     ["explain", "RUN"],
     ["explain", "RUN", "quickstart"],
     ["verify", "--audit", "RUN"],

@@ -159,7 +159,7 @@ def undisturbed(_kind: str) -> tuple[Policy, dict[int, Completion]]:
 
 
 @given(st.data())
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_aborts_pauses_and_snapshots_of_others_change_nothing(data: st.DataObject):
     """Any mixture of disturbances: the responses that are left to end are those of an undisturbed engine."""
     policy, expected = undisturbed(chosen)

@@ -55,6 +55,7 @@ def test_own_problems_reward_and_callback(tmp_path: Path):
     assert 'verifier = "toy:contains"' in (result.folder / "config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_with_its_own_problems(tmp_path: Path):
     resolved = toy.recipe(tmp_path, dtype="float32")
     own = list(toy.problems())[:20]

@@ -97,6 +97,7 @@ def test_an_environment_that_dies_is_counted_and_the_run_goes_on(tmp_path: Path)
     assert all("/turn " in key for key in noted)
 
 
+@pytest.mark.slow
 def test_evaluation_sets_have_their_environment_too(tmp_path: Path):
     keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=1", "train.steps=1", *TALK)
     run = start_run(recipe(tmp_path, *keys), tmp_path / "run")

@@ -35,6 +35,7 @@ def toy_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_folder_is_plain_hugging_face_and_has_the_newest_weights(toy_runs: Path, tmp_path: Path):
     exported = export_run(toy_runs / "paper", tmp_path / "out")
     assert exported.step == 2

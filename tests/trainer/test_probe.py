@@ -90,6 +90,7 @@ def offline(model: Path, **changes: object) -> OfflineEval:
     return OfflineEval(**(settings | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_killed_examination_goes_on_without_repeating(model: Path, tmp_path: Path):
     straight = run_offline_eval(offline(model))
     journal = tmp_path / "answers.jsonl"

@@ -91,6 +91,7 @@ def test_a_run_leaves_behind_what_the_design_says(tmp_path: Path):
     assert (folder / "config.toml").is_file()
 
 
+@pytest.mark.slow
 def test_the_weights_move_and_a_learning_rate_of_zero_moves_nothing(tmp_path: Path):
     moved = weights(run_toy(tmp_path, "run").folder)
     still = weights(run_toy(tmp_path, "still", "train.lr=0.0").folder)
@@ -237,6 +238,7 @@ def test_without_an_intact_checkpoint_a_run_starts_over(tmp_path: Path):
     assert metrics(run.folder) == []
 
 
+@pytest.mark.slow
 def test_without_regular_checkpoints_start_and_end_are_still_written(tmp_path: Path):
     def written(every_steps: int) -> list[str]:
         changes = (f"checkpoint.every_steps={every_steps}", "checkpoint.keep=9")
@@ -247,6 +249,7 @@ def test_without_regular_checkpoints_start_and_end_are_still_written(tmp_path: P
     assert written(2) == ["step-000000", "step-000002", "step-000003"]
 
 
+@pytest.mark.slow
 def test_a_run_that_keeps_its_model_alone_writes_no_state_and_says_so_on_resume(tmp_path: Path):
     whole = run_toy(tmp_path, "whole")
     alone = run_toy(tmp_path, "alone", "checkpoint.resumable=false", "checkpoint.every_steps=0", "checkpoint.keep=9")
@@ -428,6 +431,7 @@ def test_rejection_sampling_without_a_correct_response_says_so(tmp_path: Path, v
     assert norm == 0 if said else norm > 0
 
 
+@pytest.mark.slow
 def test_value_pretraining_is_a_stage_of_its_own_whose_critic_can_be_reused(tmp_path: Path):
     run = run_toy(
         tmp_path,
@@ -531,6 +535,7 @@ def test_a_checkpoint_within_value_pretraining_gives_way_to_later_ones(tmp_path:
     assert [path.name for path in in_order(run.folder / "checkpoints")] == ["value-000004", "step-000000"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["dapo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_gradient_checkpointing_changes_memory_not_mathematics(tmp_path: Path, preset: str):
     plain = run_toy(tmp_path, "plain", f"preset={preset}").folder
@@ -564,6 +569,7 @@ def test_verdicts_that_depend_on_the_clock_are_replayed_on_resume(tmp_path: Path
     assert metrics(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_run_goes_on(tmp_path: Path):
     def poisoned(name: str, *overrides: str) -> Run:
         run = start_run(recipe(tmp_path, "train.steps=1", "sampling.dynamic=false", *overrides), tmp_path / name, [])
@@ -631,6 +637,7 @@ def test_the_critic_is_not_pretrained_on_responses_that_the_engine_gave_up(
 # ---------------------------------------------------------------- budgets
 
 
+@pytest.mark.slow
 def test_a_budget_of_tokens_ends_the_run_after_the_step_that_spends_it(tmp_path: Path):
     straight = [line["tokens/generated"] for line in metrics(run_toy(tmp_path, "straight", "train.steps=6").folder)]
     budget = int(sum(straight[:2])) + 1  # two steps do not spend it, the third does

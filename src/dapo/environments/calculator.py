@@ -1,6 +1,6 @@
 """`calculator`: for the bundled model, which writes its steps as lines `=17+6` and `Wait` where it has doubts.
 
-A turn that ends with `Wait` is a call: the answer is the value of the last line that has something to work out, which is
+A turn that ends with `Wait` is a call: the answer is the value of the last line that has something to work out, or of
 the question until the model has written one. A turn that does not is the final answer.
 """
 
@@ -21,7 +21,7 @@ class Calculator:
 
     stop = (CALL,)  # ends a turn as the end token does
 
-    def start(self, problem: Problem, seed: int) -> None:
+    def start(self, problem: Problem, seed: int) -> None:  # noqa: ARG002
         """The prompt stays as it is."""
         self._lines = [problem.question.strip().removesuffix("=?")]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from dapo.errors import DataError
 LEDGER = "ledger.jsonl"
 VALUE_LEDGER = "ledger.value.jsonl"  # of value pretraining, whose steps are counted apart
 
+MOST_MISSING = 1000  # visits that are named; a foreign ledger may lack any number
 MOST_BYTES = 512 << 20  # ten thousand steps of a thousand groups
 
 TRAINED, RETURNED, HELD, CARRIED, IN_FLIGHT = "trained", "returned", "held", "carried", "in_flight"
@@ -86,8 +88,12 @@ def read_step(line: Any) -> Step:
 
 def is_entry(entry: Entry) -> bool:
     counts = (entry.responses, entry.tokens, entry.correct, entry.version)
-    named = isinstance(entry.problem, str) and type(entry.visit) is int and entry.fate in FATES
-    return named and all(count is None or type(count) is int for count in counts)
+    named = isinstance(entry.problem, str) and is_count(entry.visit) and entry.fate in FATES
+    return named and all(count is None or is_count(count) for count in counts)
+
+
+def is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
 
 
 # ------------------------------------------------------------------ the balance
@@ -123,7 +129,7 @@ def balance(value_steps: Sequence[Step], steps: Sequence[Step], *, skips_visits:
                 return out
             take_step(out, f"{name}step {step}", entries)
     if not skips_visits:
-        out.faults += missing_visits([*out.ended, *out.open, *out.given_back])
+        out.faults += islice(missing_visits([*out.ended, *out.open, *out.given_back]), MOST_MISSING)
     return out
 
 
@@ -150,7 +156,7 @@ def missing_visits(keys: Iterable[Key]) -> Iterator[str]:
     for problem, visit in keys:
         visits.setdefault(problem, set()).add(visit)
     for problem, seen in visits.items():
-        for visit in sorted(set(range(max(seen))) - seen):
+        for visit in (visit for visit in range(max(seen)) if visit not in seen):
             yield f"{in_words((problem, visit))} never sampled, though a later visit was."
 
 
