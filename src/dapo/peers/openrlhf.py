@@ -36,7 +36,7 @@ REASONS = {
     "async_train": "synchronous; sampling.partial_rollouts keeps unfinished responses (preset dapo-fast).",
     "train.async_*": "synchronous; sampling.partial_rollouts keeps unfinished responses (preset dapo-fast).",
     "train.partial_rollout_enable": "sampling.partial_rollouts (preset dapo-fast).",
-    "train.agent_func_path": "agents are not supported.",
+    "train.agent_func_path": "an agent is written as an environment here: data.environment = package.module:Class.",
     "train.enable_ema": "no moving average of the weights.",
     "ref*": "the reference, where there is a KL term, runs like the policy.",
     "critic*": "the critic starts from the policy and shares its other settings.",
