@@ -21,14 +21,14 @@ class Arm:
     overrides: Overrides
     compared_with: str | None = None  # the arm it is compared with
     sized: Callable[[Config], Overrides] | None = None  # overrides that depend on the recipe's sizes
-    kind: str = "other"  # rung, other or control
+    kind: str = "other"  # rung (of the ladder from naive GRPO to DAPO), other or control
 
     def overrides_for(self, config: Config) -> Overrides:
         return self.overrides + (self.sized(config) if self.sized is not None else ())
 
 
-# The switches of the DAPO paper's Table 1 as naive GRPO has them. Each rung says all of them, so that no key of a
-# recipe can change a rung; a rung changes one.
+# The switches of the DAPO paper's Table 1 as naive GRPO has them. Each arm of the ladder says all of them, so that no
+# key of a recipe can change it; each changes one.
 NAIVE = {
     "shaping.overlong_filter": "false",
     "algorithm.clip.high": "0.2",
@@ -45,8 +45,8 @@ STEPS_OF_THE_LADDER = (
 )
 
 
-def rungs() -> tuple[Arm, ...]:
-    """Naive GRPO, then each row adds one technique, in the paper's order; the last is DAPO."""
+def ladder() -> tuple[Arm, ...]:
+    """Naive GRPO, then each arm adds one technique, in the paper's order; the last is DAPO."""
     switches = dict(NAIVE)
     made = [Arm("naive", "naive GRPO", as_overrides(switches), kind="rung")]
     for name, label, key, value in STEPS_OF_THE_LADDER:
@@ -64,7 +64,7 @@ def one_response_each(config: Config) -> Overrides:
     return (f"sampling.prompts_per_step={config.responses_per_step}", "sampling.responses_per_prompt=1")
 
 
-LADDER = rungs()
+LADDER = ladder()
 VAPO = ("preset=vapo",)
 # What VAPO's paper takes away, piece by piece. Without decoupled GAE critic and policy use λ = 0.95 and their own;
 # without the length-adaptive one λ = 0.95, as its vanilla PPO has.

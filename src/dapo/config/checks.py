@@ -207,8 +207,8 @@ def check_retiring(config: Config) -> None:
         raise _error(
             "sampling.retire_above",
             above,
-            f"no problem would ever be retired: with sampling.responses_per_prompt = {G} the posterior pass rate of one "
-            f"that is always solved stays below {(1 + 2 * G) / (2 + 2 * G):.4g}.",
+            f"no problem would ever be retired: with sampling.responses_per_prompt = {G} the posterior pass rate of "
+            f"one that is always solved stays below {(1 + 2 * G) / (2 + 2 * G):.4g}.",
             f"Use {twice:g} or less (two visits, all right, reach it), or more responses per prompt.",
         )
 
