@@ -43,7 +43,7 @@ class Problem:
     `id` is stable across runs and files (a hash of the normalised question unless the data brings its own). `answer` is
     the reference as text. `meta` holds what a verifier or a table needs beyond it: a code problem's tests, a level.
     `verifier` judges its responses, where that is not the run's. `turns` are the (role, text) of a row that is a chat
-    and is put to the model as it is; the last is the user's.
+    and is put to the model as it is; the last is the user's. `environment` answers the model's turns, where it has one.
     """
 
     id: str
@@ -53,6 +53,7 @@ class Problem:
     meta: Mapping[str, object] = field(default_factory=dict)
     verifier: str = ""
     turns: tuple[tuple[str, str], ...] = ()
+    environment: str = ""
 
     def for_verifier(self) -> dict[str, object]:
         """Its `meta` with the question and where it is from, which functions of others ask for; its own keys win."""
@@ -133,18 +134,50 @@ def outcomes_of(judgements: Iterable[Judgement]) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """How an episode of several turns went: what the model said last, the environment's score, and what was counted."""
+
+    said: str  # the last turn's text, which the verifier judges where the environment gives no score
+    judgement: Judgement | None  # the environment's
+    turns: int = 1  # of the model
+    calls: int = 0  # of tools
+    failures: int = 0  # of these calls
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """A response as the engine made it: tokens, how likely each was when drawn, by which weights, why it ended."""
+    """A response as the engine made it: tokens, how likely each was when drawn, by which weights, why it ended.
+
+    Of an episode it is everything after the prompt; `own` says which tokens the model drew. The others have log-prob 0
+    and the version of the token before them.
+    """
 
     tokens: NDArray[np.int32]  # [T], the end token included
     logp: NDArray[np.float32]  # [T], log π_engine(token | prefix) at the sampling temperature
     version: NDArray[np.int32]  # [T], the weight version that drew each token
     stop_reason: StopReason
     text: str
+    own: NDArray[np.bool_] | None = None  # [T]; None: all of them
+    episode: EpisodeRecord | None = None
 
     @property
     def is_truncated(self) -> bool:
         return self.stop_reason is StopReason.LENGTH
+
+    @property
+    def n_own(self) -> int:
+        """Tokens that the model drew."""
+        return len(self.tokens) if self.own is None else int(self.own.sum())
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """The environment's, where it gave one."""
+        return None if self.episode is None else self.episode.judgement
+
+    @property
+    def answer(self) -> str:
+        """What a verifier judges: of an episode the last turn."""
+        return self.text if self.episode is None else self.episode.said
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import pytest
 
 from dapo.ablation.arms import ARMS, LADDER, arm_config, choose_arms
 from dapo.ablation.published import PAPER, REPRODUCTION, VAPO, published
+from dapo.cli.ladder import SMOKE
 from dapo.config import load_recipe
 from dapo.config.load import flatten, recipe_names
 from dapo.config.schema import Config
@@ -54,6 +55,13 @@ def test_a_recipe_with_switches_of_its_own_does_not_change_the_ladder():
 def test_every_arm_resolves_on_every_recipe(recipe: str):
     for arm in ARMS.values():
         assert arm_config(recipe, arm, ["train.seed=7"])[0].train.seed == 7
+
+
+def test_every_arm_resolves_in_a_smoke_test_and_scalerl_rests_where_its_groups_can():
+    for arm in ARMS.values():
+        assert arm_config("ladder", arm, list(SMOKE))[0].train.steps == 2
+    assert arm_config("ladder", ARMS["scalerl"], list(SMOKE))[0].sampling.retire_above == 0.87
+    assert arm_config("ladder", ARMS["scalerl"], [])[0].sampling.retire_above == 0.9
 
 
 def test_what_vapo_loses_is_one_piece_each():

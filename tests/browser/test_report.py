@@ -277,6 +277,27 @@ def test_hostile_and_very_long_text_is_shown_as_text(watch: Watch, run: Path):
     watch.check()
 
 
+def test_an_episode_is_shown_turn_by_turn(watch: Watch, tmp_path: Path):
+    folder = tmp_path / "episodes"
+    write_run(folder, metrics(10), evaluations=[], every=10)
+    pieces = save_tokenizer(folder, byte_level())
+    said = {"Is it 50?": True, " Higher.": False, " Is it 75?": True}
+    own = [is_own for text, is_own in said.items() for _ in pieces.tokenizer.encode(text).ids]
+    rows = [row(pieces, "".join(said), problem="p", index=i) for i in range(2)]
+    own.append(True)  # the end token
+    write_rollouts(folder, 10, [one | {"own": own} for one in rows])
+    write_page(folder)
+    page = watch.open(folder / "report.html")
+    pick(page, "p")
+    first = page.locator(".response").first
+    assert first.locator(".speaker").all_inner_texts() == ["model", "environment", "model"]
+    assert "".join(first.locator(".is-other").all_text_contents()) == " Higher."
+    assert "2 turns" in first.locator("header").inner_text()
+    first.locator(".is-other").first.hover()
+    assert "not trained on" in page.locator("#tip").inner_text()
+    watch.check()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_reads_it_without_scrolling_sideways(browser, run: Path, scheme: str):
     watch = Watch(browser, width=375, height=740, scheme=scheme)

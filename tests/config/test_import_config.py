@@ -644,3 +644,34 @@ def test_any_text_is_a_recipe_or_one_message(tmp_path_factory: pytest.TempPathFa
     for peer in ("verl", "trl", "openrlhf"):
         with contextlib.suppress(ConfigError):  # anything else is a traceback at the user's
             check(translate(path, peer=peer), "any")
+
+
+def test_trl_rloo_is_our_rloo_with_its_own_defaults(tmp_path: Path):
+    """A Python file, a command line and a YAML file: the loss, the baseline, and what of it has no counterpart."""
+    code = 'RLOOTrainer("org/m", accuracy_reward, args=RLOOConfig(max_steps=4, learning_rate=2e-6, fp16=True))'
+    script = "trl rloo --model_name_or_path org/m --max_steps 4 --learning_rate 2e-6 --num_generations 2 --fp16 true"
+    tree = "model_name_or_path: org/m\nmax_steps: 4\nlearning_rate: 2e-6\nnormalize_advantages: false\nfp16: true\n"
+    for name, text in (("a.py", code), ("a.sh", script), ("a.yaml", tree)):
+        out = translate(write(tmp_path, name, text), gpus=1)
+        keys = out.keys
+        assert keys["preset"] == "rloo", name
+        assert (keys["algorithm.loss"], keys["algorithm.loss_constant_tokens"]) == ("reinforce", 1)
+        assert (keys["algorithm.group.baseline"], keys["algorithm.group.std"]) == ("leave_one_out", "none")
+        assert (keys["sampling.responses_per_prompt"], keys["limits.max_response_tokens"]) == (2, 256)
+        assert (keys["train.lr"], keys["model.dtype"]) == (2e-6, "float16")
+        assert any("KL is part of the reward" in remark.why for remark in out.missing)
+
+
+def test_trl_rloo_scaled_clipped_and_with_several_updates_says_what_differs(tmp_path: Path):
+    code = (
+        "RLOOConfig(max_steps=4, beta=0.0, normalize_advantages=True, epsilon=0.1, num_iterations=2, "
+        "reward_clip_range=(-1, 1))"
+    )
+    out = translate(write(tmp_path, "a.py", code))
+    assert (out.keys["algorithm.group.std"], out.keys["algorithm.group.std_over"]) == ("sample", "batch")
+    assert out.keys["algorithm.clip.low"] == 0.1
+    assert any("ratio of a whole response" in remark.why for remark in out.differs)
+    assert not any("KL" in remark.why for remark in out.missing)
+    assert any(remark.setting.startswith("reward_clip_range") for remark in out.missing)
+    with pytest.raises(ConfigError, match="both GRPOConfig and RLOOConfig"):
+        translate(write(tmp_path, "b.py", "GRPOConfig(max_steps=4)\nRLOOConfig(max_steps=4)"))

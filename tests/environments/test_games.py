@@ -102,6 +102,13 @@ def test_calculator(said: str, turn: Turn):
     assert calculator.respond(said) == turn
 
 
+def test_calculator_works_out_the_question_until_the_model_has_written_a_line():
+    calculator = Calculator()
+    calculator.start(Problem("1", "22+5-8=?", "19"), 0)
+    said = ("Wait", "=22-8\nWait", "Wait")
+    assert [calculator.respond(one).text for one in said] == ["\n=19\n", "\n=14\n", "\n=14\n"]
+
+
 def test_the_bundled_model_can_write_a_call_and_read_its_answer():
     tokenizer = build_tokenizer()
     for text in ("=17+8-6\n", *Calculator.stop, "\n=-19\n", "\n=?\n"):

@@ -54,6 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sampling.dynamic": True,
         "sampling.carry_over": True,
         "sampling.partial_rollouts": True,
+        "sampling.finish_overtaken": True,
         "sampling.predictive": True,
         "sampling.max_staleness_updates": 16,
         "train.warmup_steps": 20,
@@ -282,6 +283,7 @@ RUN = "tests/trainer/test_run.py::"
 REFUSED = "tests/config/test_load.py::test_bad_overrides_name_key_value_reason_and_remedy"
 SAMPLING = "tests/reference/test_sampling_keys.py::"
 SCHEDULE = SAMPLING + "test_schedule_and_generation_multiple_change_what_is_tried_not_what_is_chosen"
+EPISODES = "tests/trainer/test_episode_runs.py::"
 MIXTURE = (
     "tests/trainer/test_mixture_runs.py::"
     "test_each_source_is_judged_by_its_own_verifier_and_a_stopped_run_resumes_exactly"
@@ -291,7 +293,7 @@ WHOLE_RUN = "tests/reference/test_whole_step.py::"
 # What acts before a step or beside its mathematics -> the test that shows how.
 ELSEWHERE = {
     "preset": WHOLE_RUN + "test_every_preset_does_what_the_papers_say",
-    "model.dtype": "tests/trainer/test_update.py::test_the_gradient_does_not_depend_on_the_budget",
+    "model.dtype": "tests/trainer/test_loss_scale.py::test_a_power_of_two_gives_the_same_updates_bit_for_bit",
     "model.lora.rank": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
     "model.lora.alpha": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
     "data.fields": "tests/data/test_problem_sets.py::test_fields_map_any_column",
@@ -300,6 +302,9 @@ ELSEWHERE = {
     "limits.max_prompt_tokens": (
         "tests/data/test_prompt_format.py::test_prompts_over_the_limit_are_dropped_and_counted_never_cut"
     ),
+    "data.environment": EPISODES + "test_a_run_of_episodes_trains_records_and_resumes_exactly",
+    "data.train.NAME.environment": EPISODES + "test_an_environment_of_one_source_leaves_the_others_alone",
+    "limits.max_turns": "tests/rollout/test_episodes.py::test_what_runs_over_is_truncated",
     "rewards.verifier": "tests/rewards/test_pool.py::test_user_functions_give_values_and_their_errors_are_crashes",
     "rewards.cpu_seconds": "tests/rewards/test_pool.py::test_a_stuck_worker_is_killed_and_its_neighbours_lose_nothing",
     "rewards.memory_mb": "tests/rewards/test_pool.py::test_memory_is_bounded",
@@ -316,6 +321,7 @@ ELSEWHERE = {
     "sampling.max_prompts_tried_per_step": SAMPLING + "test_max_prompts_tried_per_step",
     "sampling.fill_policy": SAMPLING + "test_fill_policy",
     "sampling.carry_over": SAMPLING + "test_carry_over",
+    "sampling.finish_overtaken": SAMPLING + "test_finish_overtaken",
     "sampling.partial_rollouts": SAMPLING + "test_partial_rollouts",
     "sampling.predictive": SAMPLING + "test_predictive",
     "sampling.posteriors": (
@@ -361,6 +367,7 @@ NOT_IN_A_STEP = {
     "data.eval.NAME.template": "evaluation",
     "data.eval.NAME.system_prompt": "evaluation",
     "data.eval.NAME.verifier": "evaluation",
+    "data.eval.NAME.environment": "evaluation",
     "rollout.tensor_parallel": "how an engine is laid out",
     "rollout.vllm.gpu_memory_utilization": "how an engine is laid out",
     "eval.every_steps": "evaluation",

@@ -29,7 +29,9 @@ class Row:
     group: int
     problem: str
     prompt: list[int]
-    tokens: list[int]
+    text: list[int]  # everything after the prompt; of an episode what the environment said too
+    tokens: list[int]  # those of the text that the model drew, T of them
+    places: list[int]  # [T] where in the text they stand
     logp_engine: Tensor  # [T]
     stop: StopReason
     value: float  # what the verifier gave
@@ -208,17 +210,21 @@ def rows_of(groups: Sequence[Group], keys: Keys) -> list[Row]:
     for g, group in enumerate(groups):
         judged = verdicts(group, keys)
         for completion, (value, is_correct, parts) in zip(group.completions, judged, strict=True):
+            text = completion.tokens.tolist()
+            places = [t for t in range(len(text)) if completion.own is None or completion.own[t]]
             row = Row(
                 g,
                 group.problem.id,
                 list(group.prompt_tokens),
-                completion.tokens.tolist(),
-                torch.tensor(completion.logp.tolist(), dtype=torch.float64),
+                text,
+                [text[t] for t in places],
+                places,
+                torch.tensor([float(completion.logp[t]) for t in places], dtype=torch.float64),
                 completion.stop_reason,
                 value,
                 is_correct,
             )
-            row.parts["correct"] = row.value + overlong_penalty(len(row.tokens), keys)
+            row.parts["correct"] = row.value + overlong_penalty(len(row.text), keys)
             for name in keys["rewards.parts"]:
                 if name != "correct":
                     row.parts[name] = parts[name] if name in parts else worst(name, [p for _, _, p in judged], keys)
@@ -425,11 +431,11 @@ def mean(losses: list[Tensor], rows: list[Row], keys: Keys) -> Tensor:
 
 def hidden_of(backbone: Any, rows: list[Row]) -> list[Tensor]:
     """For each row [T, H]: the state before each of its tokens, o_<t and the prompt read."""
-    texts = [torch.tensor(row.prompt + row.tokens) for row in rows]
+    texts = [torch.tensor(row.prompt + row.text) for row in rows]
     ids = nn.utils.rnn.pad_sequence(texts, batch_first=True)
     is_there = nn.utils.rnn.pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
     hidden = backbone(input_ids=ids, attention_mask=is_there, use_cache=False).last_hidden_state
-    return [x[len(row.prompt) - 1 : len(row.prompt) + len(row.tokens) - 1] for x, row in zip(hidden, rows, strict=True)]
+    return [x[[len(row.prompt) + t - 1 for t in row.places]] for x, row in zip(hidden, rows, strict=True)]
 
 
 def log_probs(model: Any, rows: list[Row], temperature: float) -> list[Tensor]:

@@ -1,9 +1,9 @@
 """The trainer and the reference trainer on the same groups from the same weights, and where they differ."""
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,21 @@ def toml(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name} = {toml(inner)}' for name, inner in value.items() if inner is not None)}}}"
     return str(list(value)) if isinstance(value, tuple) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def episodes_of(step: int, P: int, G: int) -> list[Group]:
+    """The same, as episodes: an environment has said some of the tokens, in the middle and at the end of a text."""
+    random = np.random.default_rng(100 + step)
+
+    def as_episode(completion: Completion) -> Completion:
+        own = random.random(len(completion.tokens)) < 0.6
+        own[:1] = True
+        return replace(completion, own=own, logp=np.where(own, completion.logp, 0).astype(np.float32))
+
+    return [
+        replace(group, completions=tuple(as_episode(completion) for completion in group.completions))
+        for group in groups_of(step, P, G)
+    ]
 
 
 def groups_of(step: int, P: int, G: int) -> list[Group]:
@@ -218,11 +233,13 @@ def our_weights(learner: Learner) -> dict[str, Tensor]:
     return weights_of(learner.policy, learner.critic.model if learner.critic else None)
 
 
-def run_both(folder: Path, config: Config) -> tuple[dict[str, float], dict[str, Tensor]]:
+def run_both(
+    folder: Path, config: Config, make_groups: Callable[[int, int, int], list[Group]] = groups_of
+) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Both trainers through `STEPS`: how far apart they are in each quantity, and our new weights."""
     keys = keys_of(config)
     P, G = keys["sampling.prompts_per_step"], keys["sampling.responses_per_prompt"]
-    steps = [(number, groups_of(number, P, G)) for number in STEPS]
+    steps = [(number, make_groups(number, P, G)) for number in STEPS]
     learner, reference = our_learner(folder, config), reference_trainer(folder / "policy", keys)
     start = our_weights(learner)
     ours = train_ours(learner, config, steps)

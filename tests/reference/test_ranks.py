@@ -14,6 +14,7 @@ from dapo.config.schema import Config
 from dapo.distributed.world import ALONE, World
 from dapo.learner.batch import make_batch
 from dapo.learner.learner import Learner
+from dapo.learner.loss_scale import LossScale
 from dapo.learner.update import update_policy
 from dapo.trainer.records import new_record
 
@@ -52,3 +53,23 @@ def test_two_ranks_do_what_one_does(tmp_path: Path, base: dict[str, Any], lockst
         assert_close(rank["metrics"], alone["metrics"], rtol=TOLERANCE, atol=TOLERANCE)
         assert_close(rank["weights"], alone["weights"], rtol=TOLERANCE, atol=TOLERANCE)
         assert_close(rank["tokens"], alone["tokens"], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+
+
+def test_ranks_agree_on_a_skip_for_the_loss_scale(tmp_path: Path):
+    """One rank's gradient overflows until the scale has halved twice: both skip, halve and then train as one does."""
+    folder = make_models(tmp_path)
+    config = settings(folder, ALL_TERMS | LITTLE)
+    learners = [our_learner(folder, config) for _ in range(3)]
+
+    def overflowing(learner: Learner, world: World, *, is_broken: bool) -> tuple[dict[str, Any], LossScale]:
+        scale = learner.optimizer.loss_scale = LossScale()
+        parameter = next(iter(learner.optimizer.parameters.values()))
+        parameter.register_hook(lambda gradient: gradient * (float("inf") if is_broken and scale.value > 2**14 else 1))
+        return trained(learner, config, world), scale
+
+    alone, scale = overflowing(learners[2], ALONE, is_broken=True)
+    assert (scale.value, alone["counts"][1]) == (2**14, 0)
+    for rank, own in on_ranks(2, lambda world: overflowing(learners[world.rank], world, is_broken=world.rank == 1)):
+        assert own == scale
+        assert rank["counts"] == alone["counts"]
+        assert_close(rank["weights"], alone["weights"], rtol=TOLERANCE, atol=TOLERANCE)

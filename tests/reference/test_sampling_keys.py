@@ -137,6 +137,20 @@ def test_partial_rollouts(tmp_path: Path, is_partial: str):
     assert bool(steps.state.pending) == (is_partial == "true")
 
 
+@pytest.mark.parametrize("is_finished", ["true", "false"])
+def test_finish_overtaken(tmp_path: Path, is_finished: str):
+    """Groups get longer from one to the next, so that later ones are left behind: once at most, or time and again."""
+    steps = Steps(
+        tmp_path, *CARRYING, "sampling.partial_rollouts=true", f"sampling.finish_overtaken={is_finished}",
+        "train.updates_per_step=4", "sampling.max_prompts_tried_per_step=60",
+    )  # fmt: skip
+    seen = 0
+    for step in range(3):
+        steps.chosen(step)
+        seen = max([seen, *(group.overtaken for group in steps.state.pending)])
+    assert seen == 1 if is_finished == "true" else seen > 1
+
+
 @pytest.mark.parametrize(("bound", "is_used"), [(4, False), (5, True)])
 def test_max_staleness_updates(tmp_path: Path, bound: int, is_used: bool):
     steps = Steps(tmp_path, *CARRYING, f"sampling.max_staleness_updates={bound}")

@@ -22,6 +22,7 @@ from cases import ALL_TERMS, CASES, DAPO, ELSEWHERE, LEFT_OUT, NOT_IN_A_STEP, PR
 from side_by_side import (
     STEPS,
     TOLERANCE,
+    episodes_of,
     flat,
     groups_of,
     keys_of,
@@ -125,14 +126,25 @@ def test_rows_that_share_their_prompt_learn_the_same(
     """As a run packs them in 32 and 16 bits; in float64 it does not by itself."""
     pack, is_shared = batch_module.pack, []
 
-    def pack_shared(prompts: Any, responses: Any, device: Any, **_: Any) -> Packed:
-        packed = pack(prompts, responses, device, sharing_saves=0)
+    def pack_shared(prompts: Any, responses: Any, device: Any, own: Any, **_: Any) -> Packed:
+        packed = pack(prompts, responses, device, own=own, sharing_saves=0)
         is_shared.append(packed.n_tokens < sum(map(len, prompts)) + sum(map(len, responses)))
         return packed
 
     monkeypatch.setattr(batch_module, "pack", pack_shared)
-    refuse(run_both(folder, settings(folder, base))[0], base)
+    for made in (groups_of, episodes_of):
+        refuse(run_both(folder, settings(folder, base), made)[0], base)
     assert any(is_shared)
+
+
+@pytest.mark.parametrize("preset", ["dapo", "gspo", "ppo", "vapo", "reinforce++"])
+def test_an_episode_learns_from_what_the_model_said_alone(folder: Path, preset: str):
+    """Losses, their means, ratios of a sequence and GAE are over its own tokens; eq. 13 counts all of them."""
+    config = settings(folder, {"preset": preset, "shaping.overlong_penalty": 0.7})
+    gaps, learned = run_both(folder, config, episodes_of)
+    refuse(gaps, preset)
+    _, of_all = run_both(folder, config)
+    assert any(not torch.equal(one, other) for one, other in zip(learned.values(), of_all.values(), strict=True))
 
 
 @pytest.fixture

@@ -264,3 +264,13 @@ def test_border_records_after_the_last_step_go_and_no_other(last_step: int, tmp_
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         f"step-{s:06d}{end}" for s in kept for end in ("", ".parquet")
     )
+
+
+def test_what_the_environment_said_is_marked():
+    one = row(PIECES, "abcdef")
+    mask = [True, False, False, True, True, False]
+    scripts = dict(make_chunks(table_of([one | {"own": mask}]), "step-000001", PIECES, load_phrases()))
+    (group,) = json.loads(scripts["000"].partition(",")[2][:-3])
+    assert group["responses"][0]["others"] == [[1, 3], [5, 6]]
+    plain = dict(make_chunks(table_of([one]), "step-000001", PIECES, load_phrases()))
+    assert "others" not in json.loads(plain["000"].partition(",")[2][:-3])[0]["responses"][0]

@@ -17,6 +17,7 @@ from dapo.sampling.carry import CarryOver, oldest_version
 from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SampledGroups, SamplingState
 from dapo.sampling.groups import sample_groups
+from dapo.trainer.step_metrics import overtaken_metrics
 from dapo.types import Judgement, Problem, Task, Verdict
 
 G, N = 8, 12
@@ -500,3 +501,80 @@ def test_border_every_carried_group_is_trained_on_once_in_its_order(n_carried: i
         trained += ids(done)
     assert trained == [group.problem.id for group in every[:n_carried]]
     assert not state.carried
+
+
+def test_long_groups_are_waited_for_before_they_are_too_old():
+    """One problem in eight is ten times as long: unless a step waits for them, they are dropped as too old."""
+    kept = {}
+    for is_finished in (False, True):
+        engine = VirtualEngine(
+            max_concurrent=8 * G, length_of=lambda request: 400 if int(request.key.problem) % 8 == 0 else 40
+        )
+        collector = Collector(
+            engine, VirtualJudge(), responses_per_prompt=G, max_new_tokens=1000, seed=0, delay_ticks=0
+        )
+        source, state = EndlessSource(lambda _: 0.5), SamplingState(AcceptanceRate(50, 50))
+        config = SamplingConfig(
+            prompts_per_step=N, responses_per_prompt=G, dynamic=True, carry_over=True, partial_rollouts=True,
+            max_staleness_updates=1, finish_overtaken=is_finished,
+        )  # fmt: skip
+        lengths, stale = [], 0
+        for step in range(12):
+            engine.load_weights(None, step)  # type: ignore[arg-type]
+            done = sample_groups(
+                collector, source, config, state, version=step, filter_truncated=False, max_prompts_tried=500
+            )
+            assert len(done.groups) == N
+            assert done.accounting.groups_overtaken == len(state.pending)
+            assert all(group.overtaken >= 1 for group in state.pending)
+            lengths += [len(group.completions[0].tokens) for group in done.groups]
+            stale += done.accounting.groups_stale
+            if is_finished:
+                assert {group.overtaken for group in state.pending} <= {1}
+        kept[is_finished] = (sum(length > 40 for length in lengths) / len(lengths), stale)
+    (share_without, stale_without), (share, stale) = kept[False], kept[True]
+    assert stale_without > 0
+    assert stale == 0
+    assert share_without < 0.5 * share
+    assert 0.06 < share < 0.2  # of one in eight
+
+
+@pytest.mark.parametrize(
+    ("bound", "updates", "steps"), [(16, 16, 1), (16, 15, 1), (15, 16, 1), (16, 8, 2), (33, 16, 2)]
+)
+def test_border_a_group_is_usable_for_as_many_steps_as_its_age_allows(bound: int, updates: int, steps: int):
+    config = SamplingConfig(prompts_per_step=N, responses_per_prompt=G, carry_over=True, max_staleness_updates=bound)
+    sampler = GroupSampler(
+        collector_of(),
+        EndlessSource(half_mixed),
+        config,
+        SamplingState(),
+        max_prompts_tried=9,
+        progress=lambda _a, _b: None,
+    )
+    assert CarryOver(sampler, 0, updates).usable_steps == steps
+
+
+def test_lengths_of_groups_trained_on_are_logged_against_those_left_behind():
+    collector, state = collector_of(lambda request: 20 + 40 * (int(request.key.problem) % 4)), SamplingState()
+    source, seen = EndlessSource(lambda _: 0.5), []
+    for step in range(6):
+        behind = {group.problem.id for group in state.pending}
+        done = carry(collector, source, state, step)
+        made = overtaken_metrics(done)
+        assert made["sampling/groups_overtaken"] == len(state.pending)
+        kept = np.mean([len(c.tokens) for group in done.groups for c in group.completions])
+        assert made["sampling/length_kept"] == pytest.approx(kept)
+        late = [group for group in done.resolved if group.problem.id in behind and group.is_mixed]
+        if late:
+            overtaken = np.mean([len(c.tokens) for group in late for c in group.completions])
+            assert made["sampling/length_overtaken"] == pytest.approx(overtaken)
+            assert made["sampling/length_ratio"] == pytest.approx(kept / overtaken)
+            seen.append(made["sampling/length_ratio"])
+    assert seen
+    assert min(seen) < 1  # short groups go first
+    plain = sample_groups(
+        collector_of(), EndlessSource(half_mixed), SamplingConfig(prompts_per_step=N, responses_per_prompt=G),
+        SamplingState(), version=0, filter_truncated=False, max_prompts_tried=500,
+    )  # fmt: skip
+    assert overtaken_metrics(plain) == {}

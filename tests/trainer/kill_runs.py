@@ -1,8 +1,8 @@
 """A program: runs the toy task N times, each killed by SIGKILL at a random moment and resumed to its end.
 
-`PYTHONPATH=tests:tests/trainer python tests/trainer/kill_runs.py FOLDER N` prints one JSON line per run: where it was
-killed, and whether weights and metrics are those of a run that was never killed. Each run is a forked child: a real
-kill, and imports are paid once.
+`PYTHONPATH=tests:tests/trainer python tests/trainer/kill_runs.py FOLDER N [KEY=VALUE …]` prints one JSON line per run:
+where it was killed, and whether weights and metrics are those of a run that was never killed. Each run is a forked
+child: a real kill, and imports are paid once.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ def in_child(work: object) -> int:
 
 
 def finish(folder: Path, root: Path, preset: str, killer: Observer | None) -> None:
-    changes = (f"train.steps={STEPS}", f"preset={preset}", *MORE[preset])
+    changes = (f"train.steps={STEPS}", f"preset={preset}", *(sys.argv[3:] or MORE[preset]))
     observers = [killer] if killer else []
     if (folder / "config.toml").exists():
         run = resume_run(folder, observers=observers)

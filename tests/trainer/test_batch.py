@@ -79,7 +79,7 @@ def test_minibatches_have_every_group_once_evenly_and_anew_each_time(n: int, upd
 @given(lengths=st.lists(st.integers(1, 9), min_size=2, max_size=16), budget=st.integers(1, 60))
 def test_microbatches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int):
     batch = Batch.__new__(Batch)
-    batch.lengths, batch.prompts = lengths, [(1, 2)] * len(lengths)
+    batch.responses, batch.prompts = [np.zeros(n, np.int32) for n in lengths], [(1, 2)] * len(lengths)
     parts = split_into_microbatches(batch, range(len(lengths)), budget)
     assert [row for part in parts for row in part] == list(range(len(lengths)))
     assert all(len(part) == 1 or sum(lengths[row] + 2 for row in part) <= budget for part in parts)
@@ -97,7 +97,8 @@ def test_microbatches_hold_every_row_once_within_the_budget(lengths: list[int], 
 )
 def test_border_a_microbatch_takes_rows_while_there_is_room(budget: int, expected: list[list[int]]):
     batch = Batch.__new__(Batch)
-    batch.lengths, batch.prompts = [4, 2, 3, 20, 1, 2], [(1, 2)] * 6  # 6, 4, 5, 22, 3 and 4 tokens
+    batch.responses = [np.zeros(n, np.int32) for n in (4, 2, 3, 20, 1, 2)]
+    batch.prompts = [(1, 2)] * 6  # 6, 4, 5, 22, 3 and 4 tokens
     assert split_into_microbatches(batch, range(6), budget) == expected
     assert split_into_microbatches(batch, [], budget) == []
 

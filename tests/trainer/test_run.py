@@ -24,6 +24,7 @@ from dapo.checkpoints.save import in_order
 from dapo.config.load import parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.files import read_lines
+from dapo.learner.loss_scale import LossScale
 from dapo.learner.step import Step
 from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
@@ -321,6 +322,34 @@ def test_updates_skipped_in_a_row_are_counted_on_after_a_resume(tmp_path: Path):
     resumed.close()
     assert resumed.learner.critic is not None
     assert (resumed.learner.bad_updates, resumed.learner.critic.bad_updates) == (1, 2)
+
+
+@pytest.mark.parametrize("preset", ["dapo", pytest.param("ppo", marks=pytest.mark.slow)])
+def test_a_resumed_run_keeps_its_loss_scale_and_repeats_the_straight_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str
+):
+    """As in float16: an overflow in the first update, and a scale that rises after the third good one."""
+    monkeypatch.setattr("dapo.learner.learner.scale_for", lambda _dtype: LossScale())
+    monkeypatch.setattr("dapo.learner.loss_scale.RISES_AFTER", 3)
+
+    class Overflow(Observer):
+        def on_start(self, run: Run) -> None:
+            scale = run.learner.optimizer.loss_scale
+            assert scale is not None
+            parameter = next(iter(run.learner.optimizer.parameters.values()))
+            parameter.register_hook(lambda gradient: gradient * (float("inf") if scale.value == 2**16 else 1))
+
+    straight = run_toy(tmp_path, "straight", f"preset={preset}", "train.steps=2", observers=[Overflow()])
+    run_toy(tmp_path, "halved", f"preset={preset}", "train.steps=1", observers=[Overflow()])
+    resumed = resume_run(tmp_path / "halved", [parse_override("train.steps=2")], [Overflow()])
+    train(resumed)
+    resumed.close()
+    lines = metrics(straight.folder)
+    assert metrics(resumed.folder) == lines
+    assert [line["update/loss_scale"] for line in lines] == [2**15, 2**16]
+    assert [line["update/scale_skips"] for line in lines] == [1, 0]
+    for name, weight in weights(straight.folder).items():
+        assert torch.equal(weight, weights(resumed.folder)[name])
 
 
 def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):

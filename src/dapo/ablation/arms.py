@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dapo.config.checks import retired_after_two
 from dapo.config.load import load_recipe, suggest
 from dapo.config.schema import Config
 from dapo.errors import ConfigError
@@ -64,6 +65,11 @@ def one_response_each(config: Config) -> Overrides:
     return (f"sampling.prompts_per_step={config.responses_per_step}", "sampling.responses_per_prompt=1")
 
 
+def reachable_bound(config: Config) -> Overrides:
+    """ScaleRL's pass rate of 0.9, or one that groups as small as these can reach."""
+    return (f"sampling.retire_above={min(0.9, retired_after_two(config.sampling.responses_per_prompt))}",)
+
+
 LADDER = ladder()
 VAPO = ("preset=vapo",)
 # What VAPO's paper takes away, piece by piece. Without decoupled GAE critic and policy use λ = 0.95 and their own;
@@ -82,9 +88,20 @@ OTHERS = (
     Arm("dr-grpo", "Dr. GRPO", ("preset=dr-grpo",), compared_with="naive"),
     Arm("cispo", "CISPO (MiniMax-M1)", ("preset=cispo",), compared_with="dapo"),
     Arm("gspo", "GSPO (Qwen)", ("preset=gspo",), compared_with="naive"),
-    Arm("scalerl", "ScaleRL (what of it is an algorithm)", ("preset=scalerl",), compared_with="cispo"),
+    Arm(  # the pass rate at which a problem is retired depends on the group's size
+        "scalerl",
+        "ScaleRL (what of it is an algorithm)",
+        ("preset=scalerl", "sampling.retire_above=none"),
+        compared_with="cispo",
+        sized=reachable_bound,
+    ),
     Arm("reinforce++", "REINFORCE++", ("preset=reinforce++",), compared_with="naive"),
-    Arm("rloo", "RLOO", ("preset=rloo",), compared_with="naive"),
+    Arm(  # its loss has no ratio that could correct for an older policy
+        "rloo",
+        "RLOO, one update per step",
+        ("preset=rloo", "train.updates_per_step=1", "train.epochs_per_step=1"),
+        compared_with="naive",
+    ),
     Arm("rft", "rejection-sampling fine-tuning", ("preset=rft",), compared_with="naive"),
     Arm("ppo", "PPO", ("preset=ppo",), compared_with="naive"),
     Arm("vanilla-ppo", "vanilla PPO (VAPO's baseline)", ("preset=vanilla-ppo",), compared_with="ppo"),

@@ -84,6 +84,7 @@ class WholeGroup(StatePart):
 
 class OpenGroup(StatePart):
     number: Count
+    overtaken: Count = 0
     problem: str
     visit: Count
     prompt: list[Token]
@@ -110,8 +111,46 @@ class InEngine(StatePart):
     lengths: list[Count]
 
 
+class AnswerState(StatePart):
+    text: str
+    role: str
+    called: bool
+    failed: bool
+    judgement: None = None
+
+
+class EpisodeState(StatePart):
+    said: list[str]
+    answers: list[AnswerState]
+    due: Count | None
+
+
+class Episodes(StatePart):
+    """An engine of episodes, over another one."""
+
+    tick: Count
+    n_submitted: Count
+    is_paused: bool
+    requests: list[Wanted]
+    order: list[Count]
+    lengths: list[Count]
+    episodes: list[EpisodeState]
+    inner: InEngine
+
+
+def _engine_kind(value: Any) -> str:
+    return EPISODES if isinstance(value, dict) and "inner" in value else ENGINE
+
+
+ENGINE, EPISODES = "(engine)", "(episodes)"
+TAGS = (PLAIN, MIXTURE, ENGINE, EPISODES)
+AnyEngine = Annotated[
+    Annotated[InEngine, Tag(ENGINE)] | Annotated[Episodes, Tag(EPISODES)], Discriminator(_engine_kind)
+]
+
+
 class InFlight(StatePart):
-    engine: InEngine
+    engine: AnyEngine
     tick: Count
     n_submitted: Count
     groups: list[OpenGroup]
@@ -176,7 +215,7 @@ def check_state(path: Path, state: Any) -> dict[str, Any]:
         (ModelState if is_alone else RunState).model_validate(state)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"] if part not in (PLAIN, MIXTURE)) or "the whole"
+        key = ".".join(str(part) for part in first["loc"] if part not in TAGS) or "the whole"
         raise no_state(path, f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
     assert isinstance(state, dict), "both are tables"
     return state

@@ -31,6 +31,17 @@ def check_group_size(config: Config) -> None:
         )
 
 
+def check_dtype(config: Config) -> None:
+    """float16 is for GPUs. Whether device = "auto" finds one is known when the run starts."""
+    if config.model.dtype == "float16" and config.model.device == "cpu":
+        raise _error(
+            "model.dtype",
+            "float16",
+            "is for GPUs, and model.device is cpu: its kernels are slow or missing there, and nothing is gained.",
+            'Use "float32" or "auto", or set model.device = "cuda".',
+        )
+
+
 def check_clip(config: Config) -> None:
     """The ratio's bounds, as the policy loss has them."""
     algorithm = config.algorithm
@@ -199,11 +210,16 @@ def check_carrying(config: Config) -> None:
         )
 
 
+def retired_after_two(G: int) -> float:
+    """A pass rate that a problem reaches by two visits with G responses, all right: (1 + 1.5·G) / (2 + 1.5·G)."""
+    return math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
+
+
 def check_retiring(config: Config) -> None:
     """A bound that a problem can reach: its posterior remembers at most two groups, older ones count half each time."""
     above, G = config.sampling.retire_above, config.sampling.responses_per_prompt
     if above is not None and above >= (1 + 2 * G) / (2 + 2 * G):
-        twice = math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
+        twice = retired_after_two(G)
         raise _error(
             "sampling.retire_above",
             above,
@@ -296,7 +312,7 @@ def check_sources(config: Config) -> None:
             )
     seen: dict[tuple[str, ...], str] = {}
     for source in train_sources(config):
-        same = (source.path, source.template, source.system_prompt, source.verifier)
+        same = (source.path, source.template, source.system_prompt, source.verifier, source.environment)
         if same in seen:
             raise _error(
                 f"{source.key}.path",
@@ -337,6 +353,7 @@ def check_advantage(config: Config) -> None:
 
 
 CHECKS = (
+    check_dtype,
     check_sources,
     check_retiring,
     check_loss,
@@ -450,6 +467,12 @@ NEEDS = (
         "sampling.carry_over",
     ),
     Needs(
+        ("sampling.finish_overtaken",),
+        lambda c: c.sampling.partial_rollouts,
+        "sampling.partial_rollouts = true",
+        "sampling.partial_rollouts",
+    ),
+    Needs(
         ("sampling.max_staleness_updates",),
         lambda c: c.sampling.carry_over or c.sampling.partial_rollouts,
         "sampling.carry_over or sampling.partial_rollouts",
@@ -475,6 +498,12 @@ NEEDS = (
         lambda c: c.eval.every_steps > 0 and bool(c.data.eval),
         "eval.every_steps above 0 and a set in data.eval",
         "eval.every_steps",
+    ),
+    Needs(
+        ("limits.max_turns",),
+        lambda c: any(source.environment for source in (*train_sources(c), *eval_sources(c))),
+        "data.environment",
+        "data.environment",
     ),
     Needs(("rollout.kv_cache_gib",), lambda c: c.rollout.engine == "local", 'rollout.engine = "local"'),
     Needs(

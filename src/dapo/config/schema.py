@@ -37,8 +37,10 @@ class ModelConfig(Section):
 
     path: str = Field(description='Hugging Face folder or hub name; "bundled" is the toy model that ships with dapo.')
     revision: OptionalStr = Field(None, description="Commit of the hub model; none: the newest.")
-    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
-        "auto", description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU."
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = Field(
+        "auto",
+        description="Type of the module's parameters; auto is bfloat16 on CUDA and float32 on a CPU. float16 (CUDA) "
+        "has a dynamic loss scale.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
     kernels: Literal["fused", "plain"] = Field(
@@ -58,6 +60,7 @@ class EvalSetConfig(Section):
         None, description="System message before its questions, by the chat template; a row's own wins. none: none."
     )
     verifier: OptionalStr = Field(None, description="Judges its responses; none: rewards.verifier.")
+    environment: OptionalStr = Field(None, description="Answers its turns; none: data.environment.")
 
 
 class SourceConfig(EvalSetConfig):
@@ -91,6 +94,11 @@ class DataConfig(Section):
         "dapo", description="How a question becomes a prompt: dapo, boxed, answer-tags, gsm8k, few-shot or raw."
     )
     chat_template: bool = Field(True, description="Wrap the prompt with the tokenizer's chat template.")
+    environment: OptionalStr = Field(
+        None,
+        description="Answers the model's turns: python, calculator, guess, wordle, second-try, or pkg.mod:Class; "
+        "none: a response is one turn.",
+    )
 
 
 class LimitsConfig(Section):
@@ -99,6 +107,9 @@ class LimitsConfig(Section):
     max_prompt_tokens: int = Field(2048, ge=1, le=10**8, description="Longest prompt that is used.")
     max_response_tokens: int = Field(
         ge=2, le=10**8, description="L_max of eq. 13: longest response, its end token included."
+    )
+    max_turns: int = Field(
+        8, ge=1, le=10_000, description="With an environment: turns of the model, after which an episode is truncated."
     )
 
 
@@ -211,6 +222,11 @@ class SamplingConfig(Section):
     )
     partial_rollouts: bool = Field(
         False, description="Continue unfinished responses after an update. Not the paper's algorithm."
+    )
+    finish_overtaken: bool = Field(
+        False,
+        description="With partial_rollouts: a step waits for groups that would be too old in the next one, so that "
+        "long groups are not lost to short ones.",
     )
     predictive: bool = Field(
         False,
@@ -581,6 +597,7 @@ PRESET_KEYS = (
     "sampling.schedule",
     "sampling.carry_over",
     "sampling.partial_rollouts",
+    "sampling.finish_overtaken",
     "sampling.predictive",
     "sampling.retire_above",
     "sampling.max_staleness_updates",

@@ -28,6 +28,7 @@ class Source:
     chat_template: bool
     system_prompt: str
     verifier: str
+    environment: str = ""
     weight: float = 1.0
 
 
@@ -65,6 +66,7 @@ def source_of(config: Config, key: str, name: str, own: EvalSetConfig) -> Source
         chat_template=config.data.chat_template,
         system_prompt=own.system_prompt or "",
         verifier=own.verifier or config.rewards.verifier,
+        environment=own.environment or config.data.environment or "",
         weight=own.weight if isinstance(own, SourceConfig) else 1.0,
     )
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +32,7 @@ class EncodedSet:
     prompts: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...] = ()
     sources: tuple[EncodedSet, ...] = ()
+    format: PromptFormat = field(default_factory=PromptFormat)  # of each source its own
 
     @cached_property
     def by_id(self) -> dict[str, Problem]:
@@ -129,9 +130,11 @@ def load_encoded(source: Source, config: Config, tokenizer: Any, *, use: Use) ->
 def encode_source(source: Source, config: Config, tokenizer: Any, use: Use) -> EncodedSet:
     problems = load_problems(source.path, fields=config.data.fields or None, verifier=source.verifier, use=use)
     own = "" if source.verifier == config.rewards.verifier else source.verifier
+    prompt = PromptFormat(source.template, source.chat_template, source.system_prompt)
+    told = own or source.environment
     encoded, drops = encode_problems(
-        (replace(problem, verifier=own) for problem in problems) if own else problems,
-        PromptFormat(source.template, source.chat_template, source.system_prompt),
+        (replace(one, verifier=own, environment=source.environment) for one in problems) if told else problems,
+        prompt,
         tokenizer,
         max_prompt_tokens=config.limits.max_prompt_tokens,
     )
@@ -146,4 +149,5 @@ def encode_source(source: Source, config: Config, tokenizer: Any, use: Use) -> E
         tuple(item.problem for item in encoded),
         tuple(item.tokens for item in encoded),
         tuple(notes),
+        format=prompt,
     )

@@ -94,21 +94,24 @@ class PromptFormat:
         shown = [f"Problem: {e.question}\nSolution: {e.solution}\nAnswer: {e.answer}\n\n" for e in self.examples]
         return f"{''.join(shown)}Problem: {problem.question}\nSolution:"
 
-    def encode(self, problem: Problem, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Prompt tokens, up to where the response begins."""
+    def encode(self, problem: Problem, tokenizer: Tokenizer, added: str = "") -> tuple[int, ...]:
+        """Prompt tokens, up to where the response begins; `added` is what an environment adds to the question."""
         if not self.chat and problem.turns:
             raise DataError(
                 "data.chat_template = false: the rows are chats (messages), which need a chat template.",
                 remedy="Set data.chat_template = true (dapo eval: --chat), or write them as question and answer.",
             )
         if not self.chat:
-            return tuple(tokenizer.encode(self.text(problem)))
+            return tuple(tokenizer.encode(self.text(problem) + added))
         if not tokenizer.chat_template:
             raise DataError(
                 "data.chat_template = true: the model's tokenizer has none.",
                 remedy="Set data.chat_template = false (dapo eval: --no-chat), or use a model that has one.",
             )
-        rendered = rendered_chat(self.chat_of(problem), tokenizer)
+        chat = self.chat_of(problem)
+        if added:
+            chat[-1] = {**chat[-1], "content": f"{chat[-1]['content']}\n\n{added}".lstrip()}
+        rendered = rendered_chat(chat, tokenizer)
         return tuple(tokenizer.encode(rendered, add_special_tokens=False))  # the chat template wrote them
 
     def chat_of(self, problem: Problem) -> list[dict[str, str]]:

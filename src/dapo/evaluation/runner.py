@@ -62,14 +62,15 @@ def evaluate(
     while engine.n_in_flight or engine.n_waiting:
         ended = engine.advance()
         tickets = {
-            request.id: judge.submit(by_request[request.id].task(completion.text, completion.stop_reason))
+            request.id: judge.submit(by_request[request.id].task(completion.answer, completion.stop_reason))
             for request, completion in ended
-            if completion.stop_reason is not StopReason.ABORTED
+            if completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
         }
         judgements = judge.wait(tickets.values())
         for request, completion in ended:
             problem = by_request[request.id]
-            judgement = judgements[tickets[request.id]] if request.id in tickets else engine_fault(problem)
+            told = completion.judgement or engine_fault(problem)
+            judgement = judgements[tickets[request.id]] if request.id in tickets else told
             answer = answered(problem, request, completion, judgement)
             answers[answer.problem_id, answer.response_index] = answer
             on_answer(answer, len(answers), len(problems) * k)
@@ -82,7 +83,7 @@ def answered(problem: Problem, request: Request, completion: Completion, judgeme
         request.key.response_index,
         judgement.verdict,
         judgement.extracted,
-        len(completion.tokens),
+        completion.n_own,
         completion.is_truncated,
         completion.text,
         is_aborted=completion.stop_reason is StopReason.ABORTED,

@@ -34,8 +34,9 @@ class Batch:
 
     groups: list[Group]
     prompts: list[tuple[int, ...]]
-    responses: list[NDArray[np.int32]]
-    lengths: list[int]  # response tokens of each row, the end token included
+    responses: list[NDArray[np.int32]]  # all tokens after the prompt
+    own: list[NDArray[np.bool_] | None]  # of an episode: which of these the model drew
+    lengths: list[int]  # tokens of each row that the model drew, the end token included: what a loss is taken from
     group: Tensor  # [B] which group a row belongs to
     raw_reward: Tensor  # [B] the verifier's value
     overlong_penalty: Tensor  # [B] eq. 13 times its weight
@@ -84,13 +85,15 @@ class Batch:
         key = tuple(rows)
         if key not in self.packs:
             prompts, responses = [self.prompts[row] for row in rows], [self.responses[row] for row in rows]
+            own = [self.own[row] for row in rows]
             is_exact = self.logp_old.flat.dtype == torch.float64
-            self.packs[key] = pack(prompts, responses, device, sharing_saves=None if is_exact else SHARING_SAVES)
+            sharing_saves = None if is_exact else SHARING_SAVES
+            self.packs[key] = pack(prompts, responses, device, own=own, sharing_saves=sharing_saves)
         return self.packs[key]
 
     def tokens(self, row: int) -> int:
         """Prompt and response tokens: what a row costs in a micro-batch."""
-        return len(self.prompts[row]) + self.lengths[row]
+        return len(self.prompts[row]) + len(self.responses[row])
 
 
 def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> Batch:
@@ -98,17 +101,17 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
     rows = [(g, group, i) for g, group in enumerate(groups) for i in range(len(group.completions))]
     completions = [group.completions[i] for _, group, i in rows]
     judgements = [judgement for group in groups for judgement in judgements_of(group, config)]
-    lengths = [len(completion.tokens) for completion in completions]
+    lengths = [completion.n_own for completion in completions]
     real = torch.float64 if dtype == torch.float64 else torch.float32
     truncated = torch.tensor([completion.is_truncated for completion in completions], dtype=torch.bool)
     # A response that the engine aborted counts as wrong, and no loss is taken from its tokens.
     is_usable = torch.tensor(
-        [c.stop_reason is not StopReason.ABORTED and len(c.tokens) > 0 for c in completions], dtype=torch.bool
+        [c.stop_reason is not StopReason.ABORTED and c.n_own > 0 for c in completions], dtype=torch.bool
     )
     penalty = torch.zeros(len(rows), dtype=torch.float64)
     if config.shaping.overlong_penalty and config.shaping.overlong_buffer_tokens and rows:
         penalty = config.shaping.overlong_penalty * soft_overlong_penalty(
-            torch.tensor(lengths, dtype=torch.float64),
+            torch.tensor([len(completion.tokens) for completion in completions], dtype=torch.float64),
             max_length=config.limits.max_response_tokens,
             buffer=config.shaping.overlong_buffer_tokens,
         )
@@ -116,6 +119,7 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
         groups=list(groups),
         prompts=[group.prompt_tokens for _, group, _ in rows],
         responses=[completion.tokens for completion in completions],
+        own=[completion.own for completion in completions],
         lengths=lengths,
         group=torch.tensor([g for g, _, _ in rows], dtype=torch.long),
         raw_reward=torch.tensor([judgement.value for judgement in judgements], dtype=torch.float64),
@@ -126,7 +130,7 @@ def make_batch(groups: Sequence[Group], config: Config, dtype: torch.dtype) -> B
         is_truncated=truncated,
         is_in_loss=overlong_filter(is_usable, truncated) if config.shaping.overlong_filter else is_usable,
         advantage=Ragged(lengths, real),
-        logp_engine=Ragged.of([completion.logp for completion in completions], real),
+        logp_engine=Ragged.of([c.logp if c.own is None else c.logp[c.own] for c in completions], real),
         logp_old=Ragged(lengths, real),
         entropy=Ragged(lengths, real),
         logp_trainer=Ragged(lengths, real),

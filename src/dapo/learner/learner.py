@@ -16,6 +16,7 @@ from dapo.errors import ConfigError
 from dapo.learner.activations import checkpoint_layers
 from dapo.learner.batch import Batch
 from dapo.learner.critic import CriticLearner
+from dapo.learner.loss_scale import scale_for
 from dapo.learner.microbatches import Micro, own_microbatches
 from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import load_critic
@@ -94,7 +95,8 @@ def make_learner(
     sharding = Sharding(world, device, dtype) if is_sharded(config, policy, device, world) else None
 
     def optimizer(module: torch.nn.Module) -> Optimizer:
-        return make_optimizer(module, train, world=world, has_16bit_weights=dtype.itemsize < 4)
+        is_16bit = dtype.itemsize < 4
+        return make_optimizer(module, train, world=world, has_16bit_weights=is_16bit, loss_scale=scale_for(dtype))
 
     trained = policy if sharding is None else sharding.copy_of(policy, layers_of, shared=[policy.tokenizer])
     if train.gradient_checkpointing is True:

@@ -50,9 +50,10 @@ def summarise(step: Step, updates_before: int) -> dict[str, float]:
         "clip/high_probability_mean": sums.ratio("high_probability", "high"),
         "clip/high_probability_max": float(sums.largest.get("high_probability", torch.zeros(()))),
     }
-    if sums.total("skipped") and not sums.total("updates"):
+    scales = scale_metrics(step, sums)
+    if sums.total("skipped") + sums.total("scale_skips") and not sums.total("updates"):
         kept = ("lr", "updates", "updates_total", "policy/skipped_updates")
-        return {name: metrics[name] for name in kept} | score_metrics(step.batch, step.config)
+        return {name: metrics[name] for name in kept} | scales | score_metrics(step.batch, step.config)
     if "kl_ref" in sums.sums:
         metrics["policy/kl_ref"] = sums.ratio("kl_ref", "updates")
     if "positive_nll" in sums.sums:
@@ -60,7 +61,18 @@ def summarise(step: Step, updates_before: int) -> dict[str, float]:
     if sums.total("critic_updates"):
         metrics["critic/loss"] = sums.ratio("critic_loss", "critic_updates")
         metrics["critic/grad_norm"] = sums.ratio("critic_gradient_norm", "critic_updates")
-    return metrics | score_metrics(step.batch, step.config)
+    return metrics | scales | score_metrics(step.batch, step.config)
+
+
+def scale_metrics(step: Step, sums: Sums) -> dict[str, float]:
+    """Of float16: the loss scales after the step, and what the search for them cost."""
+    critic, scale = step.learner.critic, step.learner.optimizer.loss_scale
+    if scale is None:
+        return {}
+    metrics = {"update/loss_scale": scale.value, "update/scale_skips": sums.total("scale_skips")}
+    if critic is not None and critic.optimizer.loss_scale is not None:
+        metrics["update/critic_loss_scale"] = critic.optimizer.loss_scale.value
+    return metrics
 
 
 def score_metrics(batch: Batch, config: Config) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""AdamW on float32 masters, with gradients accumulated in float32, clipping, and refusal of non-finite gradients."""
+"""AdamW on float32 masters: gradients accumulate in float32, are unscaled and clipped, and refused if not finite."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from dapo.config.schema import TrainConfig
 from dapo.distributed.shards import local, on_host, part_of, whole
 from dapo.distributed.world import ALONE, World
+from dapo.learner.loss_scale import LossScale
 from dapo.learner.moments import Kind, make_moments
 
 
@@ -21,6 +22,7 @@ from dapo.learner.moments import Kind, make_moments
 class UpdateOutcome:
     gradient_norm: float  # before clipping
     is_skipped: bool  # the gradient was not finite; nothing changed
+    is_bad: bool = False  # … and a lower loss scale, if there is one, could not help
 
 
 def lr_factor(train: TrainConfig, step: int) -> float:
@@ -51,7 +53,8 @@ class Optimizer:
 
     With several ranks each has the gradient of its own rows, and `step` sums them. Of a sharded parameter each rank has
     a slice: of the weights, the moments and the summed gradient. `has_16bit_weights`: sharded parameters are the
-    masters of weights that are used with 16 bits, and a checkpoint stores them as such.
+    masters of weights that are used with 16 bits, and a checkpoint stores them as such. `loss_scale`: of float16; the
+    gradients are those of the loss times it until `step` divides them.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class Optimizer:
         moments: Kind = "float32",
         world: World = ALONE,
         has_16bit_weights: bool = False,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self.world = world
+        self.loss_scale = loss_scale
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         self.masters = {
             name: p if p.dtype.itemsize >= 4 else Parameter(p.detach().float()) for name, p in self.parameters.items()
@@ -91,6 +96,10 @@ class Optimizer:
 
         parameter.register_post_accumulate_grad_hook(move)
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """What the backward pass begins from."""
+        return loss if self.loss_scale is None else loss * self.loss_scale.value
+
     @torch.no_grad()
     def step(self, lr: float) -> UpdateOutcome:
         """Clip, update, round into the parameters. The host waits for the device once, for the gradient's norm."""
@@ -98,13 +107,15 @@ class Optimizer:
         if not masters:
             return UpdateOutcome(0.0, is_skipped=False)
         grads = [master.grad for master in masters.values() if master.grad is not None]
-        total = self._norm(grads)
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        total = self._norm(grads) / scale
         norm = float(total)
-        if not math.isfinite(norm):
+        if not math.isfinite(norm):  # on every rank, or on none: the norm is that of all ranks' gradients
             self.zero_grad()
-            return UpdateOutcome(norm, is_skipped=True)
-        coefficient = self.max_grad_norm / (total + 1e-6)
-        if float(coefficient) < 1:
+            is_search = self.loss_scale is not None and self.loss_scale.lower()
+            return UpdateOutcome(norm, is_skipped=True, is_bad=not is_search)
+        coefficient = (self.max_grad_norm / (total + 1e-6)).clamp(max=1) / scale
+        if float(coefficient) != 1:
             torch._foreach_mul_(grads, coefficient)
         self.moments.update(masters, lr)
         if self.rounded:
@@ -112,6 +123,8 @@ class Optimizer:
                 [self.parameters[name] for name in self.rounded], [self.masters[name] for name in self.rounded]
             )
         self.zero_grad()
+        if self.loss_scale is not None:
+            self.loss_scale.count()
         return UpdateOutcome(norm, is_skipped=False)
 
     def _gathered_gradients(self) -> dict[str, Tensor]:
@@ -161,15 +174,18 @@ class Optimizer:
         for key, tensor in self.moments.tensors().items():
             name = key.partition(".")[2]
             saved[key] = self.whole(name, tensor) if tensor.dim() else tensor
-        return saved
+        return saved | self._scale_tensors()
 
     def parts(self) -> dict[str, Tensor]:
         """The same of a sharded module as slices on the host, copied; counters are as they are."""
         masters = {f"master.{name}": self.masters[name].detach() for name in self.saved}
         return {
             key: self.on_host(key.partition(".")[2], tensor) if tensor.dim() else tensor.clone()
-            for key, tensor in (masters | self.moments.tensors()).items()
+            for key, tensor in (masters | self.moments.tensors() | self._scale_tensors()).items()
         }
+
+    def _scale_tensors(self) -> dict[str, Tensor]:
+        return {} if self.loss_scale is None else self.loss_scale.tensors()
 
     def on_host(self, name: str, tensor: Tensor) -> Tensor:
         """A copy of this rank's slice of a tensor that is sharded as that parameter."""
@@ -205,3 +221,5 @@ class Optimizer:
             self.masters[name].copy_(saved[f"master.{name}"])
         moments = {key: tensor for key, tensor in saved.items() if not key.startswith("master.")}
         self.moments.load(moments, {name: local(master.detach()) for name, master in self.masters.items()})
+        if self.loss_scale is not None:
+            self.loss_scale.load(saved)

@@ -141,7 +141,7 @@ def optimize(
             if not is_critic:
                 learner.set_gradient_sync(is_last=micro is micros[-1])
             loss = loss_of(micro, Sums() if micro.is_dummy else seen)
-            (0 * loss if micro.is_dummy else loss).backward()
+            (0 * loss if micro.is_dummy else part.optimizer.scaled(loss)).backward()
         return seen
 
     seen = within_memory(step, rows, accumulate, undo=part.optimizer.zero_grad)
@@ -152,8 +152,9 @@ def optimize(
         prefix = "critic_" if is_critic else ""
         if not outcome.is_skipped:
             step.sums.add(**{f"{prefix}updates": 1, f"{prefix}gradient_norm": outcome.gradient_norm})
-        step.sums.add(skipped=float(outcome.is_skipped))
-    part.bad_updates = part.bad_updates + 1 if outcome.is_skipped else 0
+        step.sums.add(skipped=float(outcome.is_bad), scale_skips=float(outcome.is_skipped and not outcome.is_bad))
+    if outcome.is_bad or not outcome.is_skipped:  # the search for a loss scale neither counts nor starts anew
+        part.bad_updates = part.bad_updates + 1 if outcome.is_bad else 0
     if part.bad_updates > step.config.train.max_bad_updates:
         name, lr = ("critic", "algorithm.critic.lr") if is_critic else ("policy", "train.lr")
         raise TrainingError(

@@ -27,4 +27,14 @@ def choose_device(wanted: str) -> str:
 def choose_dtype(wanted: str, device: str) -> torch.dtype:
     if wanted == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}[wanted]
+    if wanted == "float16" and device == "cpu":
+        raise EngineError(
+            "model.dtype = float16: is for GPUs; on a CPU its kernels are slow or missing, and nothing is gained.",
+            remedy="Use auto or float32 here, or run on a machine with a GPU.",
+        )
+    return {
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float32": torch.float32,
+        "float64": torch.float64,
+    }[wanted]

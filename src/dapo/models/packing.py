@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,9 @@ class Packed:
     """A batch of prompts with their responses, concatenated. T tokens in S sequences, N response tokens.
 
     Row-major order throughout: `targets` are all tokens of the first response, then of the second, and so on, so that
-    `split` divides a result [N] into responses. A response's last token is not among the T: nothing follows it.
-    Where `shared` is set, a prompt is held once for all rows in a row that have it.
+    `split` divides a result [N] into responses. Of an episode only the model's own tokens are targets. A response's
+    last token is not among the T: nothing follows it. Where `shared` is set, a prompt is held once for all rows in a
+    row that have it.
     """
 
     input_ids: Tensor  # [T]
@@ -83,7 +85,7 @@ class Packed:
     max_length: int  # of the longest sequence
     target_index: Tensor  # [N] positions in [0, T) whose next token is a response token
     targets: Tensor  # [N] those next tokens
-    lengths: tuple[int, ...]  # [S] tokens of each response
+    lengths: tuple[int, ...]  # [S] targets of each response
     sequence_lengths: tuple[int, ...]  # [S] tokens of each prompt with its response, but for the last
     shared: Shared | None = None
 
@@ -146,11 +148,13 @@ def pack(
     responses: Sequence[NDArray[np.int32] | Sequence[int]],
     device: str | torch.device,
     *,
+    own: Sequence[NDArray[np.bool_] | None] | None = None,
     sharing_saves: float | None = SHARING_SAVES,
 ) -> Packed:
     """Concatenate prompt and response of each row. A prompt has at least one token; a response may be empty.
 
-    Neighbours with the same prompt share it if that saves `sharing_saves` of all tokens; None: never.
+    Neighbours with the same prompt share it if that saves `sharing_saves` of all tokens; None: never. `own` says of
+    each row which tokens are the model's: the others are read, and no log-prob of theirs is asked for.
     """
     assert len(prompts) == len(responses), f"{len(prompts)} prompts for {len(responses)} responses"
     assert prompts, "an empty batch cannot be packed"
@@ -174,6 +178,10 @@ def pack(
     home = np.empty(first_own[-1], dtype=np.int64)
     home[source[::-1]] = np.arange(starts[-1])[::-1]  # the first cell is written last
     is_asked = (position >= n_prompt[row] - 1) & (n_response[row] > 0)
+    is_target = [
+        np.ones(n, bool) if mask is None else mask for mask, n in zip(own or repeat(None), n_response, strict=False)
+    ]
+    is_asked[is_asked] = np.concatenate(is_target)  # as many as response tokens: each is asked for by the one before it
     target_index = source[is_asked]
 
     answers = [np.asarray(response, dtype=np.int64) for response in responses]
@@ -201,8 +209,8 @@ def pack(
         cu_seqlens=tensor(starts.astype(np.int32)),
         max_length=int(length.max()),
         target_index=tensor(target_index),
-        targets=tensor(np.concatenate(answers)),
-        lengths=tuple(n_response.tolist()),
+        targets=tensor(np.concatenate(answers)[np.concatenate(is_target)]),
+        lengths=tuple(int(mask.sum()) for mask in is_target),
         sequence_lengths=tuple(length.tolist()),
         shared=shared,
     )

@@ -22,11 +22,13 @@ MOST_NAMES = 6  # that a data set is handed on by, and assignments to each that 
 
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
-_PROGRAM = re.compile(r"openrlhf|train_ppo|^grpo$|\.py$")
-# What TRL's users write beside GRPOConfig, and the prefix under which its arguments are kept.
+_PROGRAM = re.compile(r"openrlhf|train_ppo|^grpo$|^rloo$|\.py$")
+# What TRL's users write beside GRPOConfig or RLOOConfig, and the prefix under which its arguments are kept.
 _TRL_CALLS = {
     "GRPOConfig": "",
     "GRPOTrainer": "trainer.",
+    "RLOOConfig": "",
+    "RLOOTrainer": "trainer.",
     "LoraConfig": "lora.",
     "load_dataset": "dataset.",
     "get_soft_overlong_punishment": "overlong.",
@@ -37,7 +39,12 @@ _ROW_CHANGES = {
     "map", "filter", "select", "take", "skip", "train_test_split", "shuffle", "rename_column", "rename_columns",
     "remove_columns",
 }  # fmt: skip
-_POSITIONS = {"load_dataset": ("path", "name"), "GRPOTrainer": ("model", "reward_funcs")}
+_POSITIONS = {
+    "load_dataset": ("path", "name"),
+    "GRPOTrainer": ("model", "reward_funcs"),
+    "RLOOTrainer": ("model", "reward_funcs"),
+}
+RLOO = "(RLOO)"  # a setting by this name: the file is one of TRL's RLOO, whose keys have other defaults
 
 
 def read_text(path: Path) -> str:
@@ -146,7 +153,7 @@ def scalar(node: yaml.ScalarNode) -> Any:
 
 
 def calls_in(text: str, path: Path) -> list[Setting]:
-    """Arguments of GRPOConfig and what stands beside it in a Python file: literals, and names bound to literals."""
+    """Arguments of GRPOConfig or RLOOConfig and what stands beside it in a Python file: literals, names of literals."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
@@ -158,9 +165,16 @@ def calls_in(text: str, path: Path) -> list[Setting]:
         raise ConfigError(f"{path}: nested too deeply; this is not a config.") from None
     names = Names(tree)
     calls = [(node, called(node)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    if not any(name == "GRPOConfig" for _, name in calls):
-        raise ConfigError(f"{path}: no call of GRPOConfig.", remedy="Name the file that makes it, or a YAML file.")
-    found: list[Setting] = []
+    configs = [(node, name) for node, name in calls if name in ("GRPOConfig", "RLOOConfig")]
+    if not configs:
+        raise ConfigError(
+            f"{path}: no call of GRPOConfig or RLOOConfig.", remedy="Name the file that makes it, or a YAML file."
+        )
+    if {name for _, name in configs} == {"GRPOConfig", "RLOOConfig"}:
+        raise ConfigError(
+            f"{path}: calls both GRPOConfig and RLOOConfig.", remedy="Name a file that makes one of them."
+        )
+    found = [Setting(RLOO, True, node.lineno) for node, name in configs[:1] if name == "RLOOConfig"]
     for node, name in calls:
         if name in _TRL_CALLS:
             found += arguments(node, name, names)

@@ -15,7 +15,7 @@ from dapo.errors import ConfigError
 from dapo.peers.openrlhf import from_openrlhf
 from dapo.peers.settings import Remark, Setting, Settings, Translation
 from dapo.peers.shell import NoScriptError
-from dapo.peers.sources import calls_in, flags_in, overrides_in, read_text, tree_in
+from dapo.peers.sources import RLOO, calls_in, flags_in, overrides_in, read_text, tree_in
 from dapo.peers.trl import from_trl
 from dapo.peers.verl import from_verl
 
@@ -64,7 +64,7 @@ def parsed(path: Path, text: str, peer: str | None) -> tuple[str, list[Setting]]
     if path.suffix == ".py":
         if peer not in (None, "trl"):
             raise ConfigError(
-                f"--peer {peer}: {path} is a Python file, and those are read for TRL's GRPOConfig only.",
+                f"--peer {peer}: {path} is a Python file, and those are read for TRL's GRPOConfig and RLOOConfig only.",
                 remedy="Leave --peer out, or name the script or YAML file that holds the settings.",
             )
         return "trl", calls_in(text, path)
@@ -85,13 +85,16 @@ def parsed(path: Path, text: str, peer: str | None) -> tuple[str, list[Setting]]
             peer = "verl"
         elif _TRL_KEYS & names:
             peer = "trl"
+    if peer == "trl" and (asked := re.search(r"\btrl\s+rloo\b|\brloo\.py\b", text)):
+        flags = [Setting(RLOO, True, text.count("\n", 0, asked.start()) + 1), *flags]
     return named(path, peer), overrides if peer == "verl" else flags
 
 
 def named(path: Path, peer: str | None) -> str:
     if peer is None:
         raise ConfigError(
-            f"{path}, line 1: neither a verl script or YAML, nor a TRL GRPOConfig, nor an OpenRLHF command line.",
+            f"{path}, line 1: neither a verl script or YAML, nor TRL's GRPOConfig or RLOOConfig, nor an OpenRLHF "
+            "command line.",
             remedy=f"Name the file that holds the settings, or say what it is: --peer {'|'.join(PEERS)}.",
         )
     return peer
@@ -103,6 +106,8 @@ def preset_for(keys: Mapping[str, Any]) -> str:
         return "ppo"
     if keys["algorithm.loss"] in ("cispo", "gspo"):
         return str(keys["algorithm.loss"])
+    if keys["algorithm.loss"] == "reinforce" and keys.get("algorithm.group.baseline") == "leave_one_out":
+        return "rloo"
     if keys.get("algorithm.group.baseline") == "batch":
         return "reinforce++"
     if keys["sampling.dynamic"]:

@@ -1,4 +1,4 @@
-"""TRL (1.16): a GRPOConfig in Python, YAML, JSON or on `trl grpo`'s command line as a recipe."""
+"""TRL (1.16): a GRPOConfig or RLOOConfig in Python, YAML, JSON or on the command line, as a recipe."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from dapo.peers.common import (
     whole_distribution,
 )
 from dapo.peers.settings import Settings, Translation, Value, Weight, as_list, shown
+from dapo.peers.sources import RLOO
 
 MEANS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant", "cispo": "token"}
 LEVELS = {"token": "clip", "sequence": "gspo", "sequence_token": "gspo-token"}  # the last is trl.experimental's
 STDS = {"group": "sample", "true": "sample", "batch": "sample", "none": "none", "false": "none"}
+RLOO_KEYS = ("normalize_advantages", "reward_clip_range")  # only its config has them
 AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 ROWS = (
     "rows are used as they are in the set: write the changed ones to a file (to_json), or yield them from a function, "
@@ -47,7 +49,6 @@ REASONS = {
     "chat_template_kwargs": "the tokenizer's chat template as it is (data.chat_template).",
     "min_p": "training samples from the whole distribution.",
     "repetition_penalty": "training samples from the whole distribution.",
-    "fp16": "bfloat16 or float32: model.dtype.",
     "tf32": "has no meaning here.",
     "optim": "AdamW.",
     "lr_scheduler_kwargs": "train.lr_decay falls towards 0.",
@@ -63,6 +64,7 @@ REASONS = {
     "save_only_model": "a checkpoint holds everything that is needed to resume.",
     "reward_weights": "each function is a part with its weight: rewards.parts = "
     '{NAME = {function = "MODULE:NAME", weight = 0.5}}.',
+    "reward_clip_range": "rewards are as the verifier gives them.",
     "sync_ref_model": "the reference stays the first model.",
     "ref_model_*": "the reference stays the first model.",
     "disable_dropout": "there is no dropout.",
@@ -102,10 +104,10 @@ TASK = (
     "trainer.tools", "trainer.rollout_func", "trainer.environment_factory", "max_tool_calling_iterations",
 )  # fmt: skip
 TRAINING = (
-    "dataset.*", "generation_kwargs", "min_p", "repetition_penalty", "fp16", "optim", "lr_scheduler_kwargs",
+    "dataset.*", "generation_kwargs", "min_p", "repetition_penalty", "optim", "lr_scheduler_kwargs",
     "sync_ref_model", "ref_model_*", "entropy_coef_*", "entropy_target", "use_adaptive_entropy", "top_entropy_quantile",
     "off_policy_mask_threshold", "trainer.peft_config", "trainer.optimizers", "trainer.callbacks",
-    "lora.*",
+    "lora.*", "reward_clip_range",
 )  # fmt: skip
 
 
@@ -115,9 +117,13 @@ def from_trl(s: Settings, *, gpus: int, rows: int | None) -> Translation:
     model = s.text("model_name_or_path", "trainer.model", "model")
     take_model(out, model if model.value and "(" not in str(model.value) else Value(None, model.origin, is_given=False))
     train_set = data(s, out)
-    prompts, updates = batches(s, out, gpus)
-    algorithm(s, out)
-    lengths(s, out)
+    is_rloo = s.find(RLOO) is not None or any(key in s.by_key for key in RLOO_KEYS)
+    prompts, updates = batches(s, out, gpus, n_default=2 if is_rloo else 8)
+    if is_rloo:
+        leave_one_out(s, out, updates)
+    else:
+        algorithm(s, out)
+    lengths(s, out, default=256 if is_rloo else 512)
     optimizer(s, out)
     steps(s, out, rows=rows, updates=updates, train_set=train_set, prompts=prompts)
     evaluation(s, out)
@@ -145,11 +151,11 @@ def data(s: Settings, out: Translation) -> str:
     return known
 
 
-def batches(s: Settings, out: Translation, gpus: int) -> tuple[int, int]:
+def batches(s: Settings, out: Translation, gpus: int, *, n_default: int) -> tuple[int, int]:
     """Prompts and updates per step. TRL counts completions, per device."""
     each = s.count("per_device_train_batch_size", default=8)
     accumulated = s.count("gradient_accumulation_steps", default=1)
-    n = s.count("num_generations", default=8)
+    n = s.count("num_generations", default=n_default)
     per_pass = each.value * gpus
     whole, passes = s.count("generation_batch_size"), s.count("steps_per_generation")
     if whole.is_given:
@@ -237,6 +243,35 @@ def algorithm(s: Settings, out: Translation) -> None:
     whole_distribution(out, s.real("top_p"), s.integer("top_k"))
 
 
+def leave_one_out(s: Settings, out: Translation, updates: int) -> None:
+    """RLOO: responses as a whole, each against the mean of the group's others."""
+    for key, value in (
+        ("algorithm.advantage", "group"), ("algorithm.loss", "reinforce"), ("algorithm.loss_aggregation", "constant"),
+        ("algorithm.loss_constant_tokens", 1), ("algorithm.group.baseline", "leave_one_out"),
+    ):  # fmt: skip
+        out.put(key, value, "RLOO")
+    scale = s.flag("normalize_advantages", default=False)
+    out.take("algorithm.group.std", scale, "sample" if scale.value else "none")
+    if scale.value:
+        out.put("algorithm.group.std_over", "batch", scale.origin)
+        out.put("algorithm.group.eps", 1e-4, "TRL adds 1e-4 to the std")
+    epsilon, high = s.real("epsilon", default=0.2), s.real("epsilon_high")
+    out.take("algorithm.clip.low", epsilon)
+    out.take("algorithm.clip.high", high if high.value is not None else epsilon)
+    if updates > 1 or int(out.keys["train.epochs_per_step"]) > 1:
+        why = "TRL clips the ratio of a whole response; our loss has none. Use one update and one epoch per step."
+        out.means_other(epsilon.origin, why)
+    beta = s.real("beta", default=0.05)
+    out.put("algorithm.kl.coefficient", 0.0, "RLOO")
+    if beta.value:
+        why = "RLOO's KL is part of the reward, which needs an advantage per token here: left out."
+        out.has_none(beta.origin, why, Weight.TRAINING)
+    out.put("sampling.dynamic", False, "TRL has none")
+    importance(s, out)
+    out.take("sampling.temperature", s.real("temperature", default=1.0))
+    whole_distribution(out, s.real("top_p"), s.integer("top_k"))
+
+
 def clip(s: Settings, out: Translation, level: Value) -> None:
     """The clipped surrogate, of the ratio of a token or of a response (GSPO)."""
     out.take("algorithm.loss", level, LEVELS[level.value])
@@ -289,12 +324,12 @@ def importance(s: Settings, out: Translation) -> None:
         out.means_other(is_vllm.origin, f'{why}; rollout.engine = "vllm" is there too.')
 
 
-def lengths(s: Settings, out: Translation) -> None:
+def lengths(s: Settings, out: Translation, *, default: int) -> None:
     prompt = s.integer("max_prompt_length")
     out.take_given("limits.max_prompt_tokens", prompt)
     if prompt.is_given:
         out.means_other(prompt.origin, "a longer prompt is dropped and counted, not truncated.")
-    length = s.integer("max_completion_length", default=512)
+    length = s.integer("max_completion_length", default=default)
     out.take("limits.max_response_tokens", length)
     masked = s.flag("mask_truncated_completions", default=False)
     out.take("shaping.overlong_filter", masked)
@@ -327,6 +362,8 @@ def optimizer(s: Settings, out: Translation) -> None:
         out.take_given("model.lora.alpha", alpha)
     if s.flag("bf16", default=False).value:
         out.put("model.dtype", "bfloat16", "bf16")
+    elif s.flag("fp16", default=False).value:
+        out.put("model.dtype", "float16", "fp16")
 
 
 def steps(s: Settings, out: Translation, *, rows: int | None, updates: int, train_set: str, prompts: int) -> None:

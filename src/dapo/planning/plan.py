@@ -65,10 +65,17 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("importance correction", _correction(config)),
         ("control experiment", f"verdicts {config.rewards.control}" if config.rewards.control != "none" else "off"),
         ("carry-over", _switch(sampling.carry_over)),
-        ("partial rollouts", _switch(sampling.partial_rollouts)),
+        ("partial rollouts", _partial(config)),
         ("predictive selection", _switch(sampling.predictive)),
         ("retired problems", _retired(config)),
     ]
+
+
+def _partial(config: Config) -> str:
+    sampling = config.sampling
+    if not sampling.partial_rollouts or not sampling.finish_overtaken:
+        return _switch(sampling.partial_rollouts)
+    return "on; a step waits for groups that would be too old in the next"
 
 
 def _clip(config: Config) -> str:
@@ -230,7 +237,7 @@ def concurrency_of(config: Config, memory: Memory, *, device_gib: float, gpus: i
 
 def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) -> Memory:
     """An estimate from the shape, by the rules named in the code; sharded parts are divided by `gpus`."""
-    weight = {"bfloat16": 2, "float32": 4, "float64": 8, "auto": 2 if is_cuda else 4}[config.model.dtype]
+    weight = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "auto": 2 if is_cuda else 4}[config.model.dtype]
     rank = config.model.lora.rank
     trained = shape.lora_parameters(rank) if rank else shape.parameters
     # Gradients accumulate in float32; AdamW keeps two moments, and a float32 master where weights are 16 bits. An 8-bit

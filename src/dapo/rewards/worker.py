@@ -16,7 +16,7 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dapo.rewards.command import program_pids
@@ -29,8 +29,34 @@ MAX_PARTS = 32  # that one Score may carry
 _GRACE_S = 2.0  # after which the worker ends itself; its parent should have done so before
 
 
+Order = dict[str, Any]
+Work = Callable[[Order], dict[str, Any]]
+
+
 def main(settings: dict[str, Any]) -> None:
-    """Serve until standard input ends."""
+    """Verify until standard input ends."""
+
+    def prepared() -> Work:
+        verifier = named(settings["verifier"])
+        preload(settings["verifier"])
+        return lambda order: encoded(
+            verifier.work(
+                Task(
+                    order["response"],
+                    order["answer"],
+                    StopReason(order["stop_reason"]) if order["stop_reason"] else None,
+                    order["meta"],
+                    seconds=settings["seconds"],
+                )
+            )
+        )
+
+    is_program = settings["verifier"] in ("code", "command") or settings["verifier"].startswith(COMMAND_PREFIX)
+    serve(settings, prepared, starts_programs=is_program)
+
+
+def serve(settings: dict[str, Any], prepared: Callable[[], Work], *, starts_programs: bool) -> None:
+    """Do what each line of standard input asks for, until it ends; `prepared` loads what is needed for that."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
     os.dup2(2, 1)  # what a verifier prints must not look like a reply
     tasks = os.fdopen(os.dup(0), "r", encoding="utf-8", errors="surrogatepass", newline="\n")
@@ -41,11 +67,9 @@ def main(settings: dict[str, Any]) -> None:
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
     die_with_parent()
-    starts_programs = settings["verifier"] in ("code", "command") or settings["verifier"].startswith(COMMAND_PREFIX)
     if starts_programs:
         adopt_orphans()
-    verifier = named(settings["verifier"])
-    preload(settings["verifier"])
+    work = prepared()
     limit_memory(settings["memory_mb"])
 
     def reply(message: dict[str, Any]) -> None:
@@ -55,19 +79,12 @@ def main(settings: dict[str, Any]) -> None:
     reply({"ready": True})
     for line in tasks:
         order = json.loads(line)
-        task = Task(
-            order["response"],
-            order["answer"],
-            StopReason(order["stop_reason"]) if order["stop_reason"] else None,
-            order["meta"],
-            seconds=settings["seconds"],
-        )
         start = own_seconds()
         reply({"started": order["ticket"], "cpu": start})
         limit_time(settings["seconds"] + _GRACE_S, settings["wall_seconds"] + _GRACE_S)
         out_of_memory = False
         try:
-            outcome = encoded(verifier.work(task))
+            outcome = work(order)
         except MemoryError:
             out_of_memory = True
             outcome = crash(f"out of memory ({settings['memory_mb']} MB)")

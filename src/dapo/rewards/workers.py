@@ -25,6 +25,7 @@ from dapo.rewards.limits import Limits
 from dapo.rewards.process_tree import tree, tree_seconds
 from dapo.rewards.verifiers import Verifier, is_function
 
+PROGRAM = "dapo.rewards.worker"
 _START_SECONDS = 120.0  # for a worker to import its libraries, on a busy machine
 _RETRY_SECONDS = 0.5  # before a process that could not be made is tried again
 _MAX_FAILED_STARTS = 3
@@ -42,11 +43,11 @@ class WorkerProcess:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.process = subprocess.Popen(
-            python_command("-m", "dapo.rewards.worker", json.dumps(settings)),
+            python_command("-m", settings["program"], json.dumps(settings)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if ":" in settings["verifier"] else subprocess.DEVNULL,
-            env=python_environment(with_working_folder=is_function(settings["verifier"])) | fixed(settings["verifier"]),
+            env=python_environment(with_working_folder=is_function(settings["verifier"])) | fixed(settings),
             start_new_session=True,  # its own process group: killing the group takes its children along
         )
         assert self.process.stdin is not None, "a pipe was asked for"
@@ -94,8 +95,17 @@ class WorkerProcess:
 class WorkerPool:
     """Feeds orders to up to `n_workers` processes and calls `deliver(reply)` from its own thread for each."""
 
-    def __init__(self, verifier: Verifier, limits: Limits, n_workers: int, deliver: Callable[[Reply], None]) -> None:
-        self._settings = {
+    def __init__(
+        self,
+        verifier: Verifier,
+        limits: Limits,
+        n_workers: int,
+        deliver: Callable[[Reply], None],
+        *,
+        program: str = PROGRAM,
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "program": program,
             "verifier": verifier.name,
             "seconds": limits.seconds,
             "wall_seconds": limits.wall_seconds,
@@ -339,9 +349,13 @@ class WorkerPool:
             self._deliver(failure(worker.ticket, verdict, message, elapsed))
 
 
-def fixed(verifier: str) -> dict[str, str]:
-    """Of the environment: reasoning-gym makes its entries by the order of sets, and makes them again to score them."""
-    return {"PYTHONHASHSEED": "0"} if verifier in ("gym", "gym-graded") else {}
+def fixed(settings: dict[str, Any]) -> dict[str, str]:
+    """Of the process's environment variables: the order of sets, for what must come out the same a second time.
+
+    reasoning-gym makes its entries by it, and makes them again to score them; an episode may be replayed.
+    """
+    is_repeated = settings["verifier"] in ("gym", "gym-graded") or settings["program"] != PROGRAM
+    return {"PYTHONHASHSEED": "0"} if is_repeated else {}
 
 
 def failure(ticket: int, verdict: str, message: str, seconds: float) -> Reply:

@@ -30,7 +30,8 @@ ROUNDS = 10
 class NoiseKey:
     """Which response of which problem: everything its noise depends on, but for the position.
 
-    `visit` counts earlier submissions of this problem in this run, so that a second visit explores differently.
+    `visit` counts earlier submissions of this problem in this run, so that a second visit explores differently. A turn
+    of an episode begins after `start` tokens of it: its positions count from there.
     """
 
     seed: int
@@ -38,10 +39,12 @@ class NoiseKey:
     problem: str
     visit: int
     response_index: int
+    start: int = 0
 
     def words(self) -> tuple[int, int, int, int]:
         """128 bits of the key's hash as four 32-bit words."""
-        text = json.dumps([self.seed, self.stream, self.problem, self.visit, self.response_index])
+        turn = [self.start] if self.start else []
+        text = json.dumps([self.seed, self.stream, self.problem, self.visit, self.response_index, *turn])
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         a, b, c, d = (int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4))
         return a, b, c, d

@@ -59,7 +59,7 @@ def to_state(items: Sequence[PartialResponse], logp_dtype: type, meta: Mapping[s
     """A snapshot: `meta` of the engine, and the items without their KV."""
     described = {
         **meta,
-        "requests": [asdict(item.request) for item in items],
+        "requests": [request_to_state(item.request) for item in items],
         "order": [item.order for item in items],
         "lengths": [len(item.tokens) for item in items],
     }
@@ -80,6 +80,14 @@ def from_state(state: EngineState) -> list[PartialResponse]:
         PartialResponse(request_from_state(raw), order, *(state.arrays[name][part] for name in names))
         for raw, order, part in zip(state.meta["requests"], state.meta["order"], parts, strict=True)
     ]
+
+
+def request_to_state(request: Request) -> dict[str, Any]:
+    """A request as JSON; one that is not a later turn of an episode says nothing about turns."""
+    raw = asdict(request)
+    if not request.key.start:
+        del raw["key"]["start"]
+    return raw
 
 
 def request_from_state(raw: dict[str, Any]) -> Request:

@@ -32,6 +32,10 @@ class Accounting:
     responses_correct: int = 0
     responses_truncated: int = 0
     trained_tokens: int = 0
+    groups_overtaken: int = 0  # unfinished at the end of the step, which did not wait for them
+    groups_stale: int = 0  # dropped: a token was too old
+    overtaken_responses: int = 0  # of mixed groups that earlier steps did not wait for: complete now, or dropped
+    overtaken_tokens: int = 0
     wasted_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     ticks: int = 0
 
@@ -70,6 +74,11 @@ class Accounting:
             case _:
                 self.groups_all_equal += 1
 
+    def overtaken(self, tokens: int, responses: int) -> None:
+        """A group that an earlier step did not wait for: how long it became."""
+        self.overtaken_tokens += tokens
+        self.overtaken_responses += responses
+
     def wasted(self, group: Group) -> None:
         """Tokens of a group that is not mixed."""
         self.wasted_tokens[outcome_of(group)] += n_tokens(group)
@@ -80,12 +89,12 @@ class Accounting:
             self.groups_trained += 1
             for completion in group.completions:
                 if completion.stop_reason is StopReason.ABORTED:
-                    self.wasted_tokens["aborted"] += len(completion.tokens)
+                    self.wasted_tokens["aborted"] += completion.n_own
                 elif filter_truncated and completion.is_truncated:
-                    self.wasted_tokens["truncated"] += len(completion.tokens)
+                    self.wasted_tokens["truncated"] += completion.n_own
                 else:
-                    self.trained_tokens += len(completion.tokens)
+                    self.trained_tokens += completion.n_own
 
 
 def n_tokens(group: Group) -> int:
-    return sum(len(completion.tokens) for completion in group.completions)
+    return sum(completion.n_own for completion in group.completions)

@@ -1,8 +1,11 @@
 """Carry-over and partial rollouts (not the paper's algorithm): what a step does not use, a later step may.
 
 A step takes the first N mixed groups that are complete, without waiting for slower ones: those come later,
-within the staleness bound, instead of being lost. Staleness is counted in updates, from the oldest token. Tokens of a
-group are accounted for in the step that trains on it or gives it up.
+within the staleness bound, instead of being lost. So short groups come first and long ones late, or never: beyond the
+bound. `sampling.finish_overtaken` limits that: a step waits for groups that would be too old in the next.
+
+Staleness is counted in updates, from the oldest token. Tokens of a group are accounted for in the step that trains on
+it or gives it up.
 """
 
 from __future__ import annotations
@@ -25,10 +28,15 @@ def _oldest(completions: Iterable[Completion | None], default: int) -> int:
 
 
 class CarryOver:
-    """Implements `SelectionRule` at weight version `version`, which does not change while a step samples."""
+    """Implements `SelectionRule` at weight version `version`, which does not change while a step samples.
 
-    def __init__(self, sampler: GroupSampler, version: int) -> None:
+    The version grows by `updates_per_step` from step to step, or by less.
+    """
+
+    def __init__(self, sampler: GroupSampler, version: int, updates_per_step: int = 1) -> None:
         self.sampler, self.version = sampler, version
+        bound = sampler.config.max_staleness_updates or 0
+        self.usable_steps = max(1, bound // updates_per_step)  # after the step that began a group
         self.ready: list[Group] = []  # mixed, complete and within the staleness bound
         self.stale: list[Group] = []
         state = sampler.state
@@ -40,6 +48,8 @@ class CarryOver:
         if late:
             tokens = sum(group.n_tokens for group in late) + sampler.collector.drop(late)
             sampler.accounting.wasted_tokens["stale"] += tokens
+            sampler.accounting.groups_stale += len(late)
+            sampler.accounting.overtaken(tokens, sum(len(group.completions) for group in late))
         state.pending = sampler.open = [group for group in state.pending if not group.is_dropped]
 
     def is_stale(self, oldest: int) -> bool:
@@ -55,10 +65,12 @@ class CarryOver:
         Without partial rollouts the step waits for everything it starts, so it starts only what it is likely to need.
         """
         config, room = self.sampler.config, self.sampler.collector.room()
-        if config.partial_rollouts:
+        if config.partial_rollouts and not config.finish_overtaken:
             return room
+        carrying = self.usable_steps if config.partial_rollouts and config.carry_over else 0
+        wanted = config.prompts_per_step * (1 + carrying)  # more would be too old before its turn
         n_open, rate = len(self.sampler.open), self.sampler.state.acceptance.rate
-        enough = (n for n in range(room) if len(self.ready) + (n_open + n) * rate >= config.prompts_per_step)
+        enough = (n for n in range(room) if len(self.ready) + (n_open + n) * rate >= wanted)
         return next(enough, room)
 
     def is_known(self, group: PendingGroup) -> bool:
@@ -68,21 +80,36 @@ class CarryOver:
         for pending in known:
             group = self.sampler.count(pending)
             if group.is_mixed:
+                if pending.overtaken:
+                    self.sampler.accounting.overtaken(n_tokens(group), len(group.completions))
                 self.admit(group)
         return len(self.ready)
+
+    def waits(self) -> bool:
+        """Whether the step needs more than enough groups: it finishes what it began, or what others have overtaken."""
+        config = self.sampler.config
+        if not config.partial_rollouts:
+            return bool(self.sampler.open)
+        return config.finish_overtaken and any(group.overtaken >= self.usable_steps for group in self.sampler.open)
 
     def choose(self) -> list[Group] | None:
         """The first complete groups; with `relax` also the youngest beyond the bound, if too few are within it."""
         sampler, config = self.sampler, self.sampler.config
-        is_full = len(self.ready) >= config.prompts_per_step and (config.partial_rollouts or not sampler.open)
+        is_full = len(self.ready) >= config.prompts_per_step and not self.waits()
         if not is_full and (sampler.open or not sampler.is_exhausted):
             return None
+        if config.finish_overtaken:
+            self.ready.sort(key=oldest_version)  # those that were waited for, before those that have just come
         chosen, surplus = self.ready[: config.prompts_per_step], self.ready[config.prompts_per_step :]
         if config.fill_policy == "relax":
             missing = config.prompts_per_step - len(chosen)
             self.stale.sort(key=oldest_version, reverse=True)
             chosen, self.stale = chosen + self.stale[:missing], self.stale[missing:]
         sampler.state.pending = sampler.open
+        for group in sampler.open:
+            group.overtaken += 1
+        sampler.accounting.groups_overtaken = len(sampler.open)
+        sampler.accounting.groups_stale += len(self.stale)
         sampler.accounting.prompts_tried = len(sampler.groups)
         sampler.accounting.wasted_tokens["stale"] += sum(map(n_tokens, self.stale))
         if config.carry_over:

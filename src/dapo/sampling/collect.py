@@ -13,6 +13,7 @@ from dapo.rollout.engine import Engine, NoiseKey, Request
 from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict, engine_fault, outcomes_of
 
 JournalWriter = Callable[[str, Judgement], None]
+Opening = Callable[[NoiseKey, tuple[int, ...]], tuple[int, ...]]
 MOST_FAILURES = 64
 
 
@@ -29,6 +30,7 @@ class PendingGroup:
     is_dropped: bool = False  # given up
     n_judged: int = 0
     is_mixed: bool = False  # known already: one right and one wrong, or two different raw values, suffice
+    overtaken: int = 0  # steps that did not wait for it
 
     @property
     def is_resolved(self) -> bool:
@@ -43,7 +45,7 @@ class PendingGroup:
 
     @property
     def n_tokens(self) -> int:
-        return sum(len(completion.tokens) for completion in self.completions if completion is not None)
+        return sum(completion.n_own for completion in self.completions if completion is not None)
 
     def finished(self) -> Group:
         completions = tuple(completion for completion in self.completions if completion is not None)
@@ -77,12 +79,27 @@ class VerdictJournal:
     def key_of(self, request: Request) -> str:
         return f"{self.version}/{request.key.problem}/{request.key.visit}/{request.key.response_index}"
 
+    def recall_turn(self, key: NoiseKey, turn: int) -> Judgement | None:
+        """How an environment failed to answer this turn."""
+        return self.known.get(self.key_of_turn(key, turn))
+
+    def note_turn(self, key: NoiseKey, turn: int, judgement: Judgement) -> None:
+        name = self.key_of_turn(key, turn)
+        if name not in self.known:
+            self.known[name] = judgement
+            if self.write is not None:
+                self.write(name, judgement)
+
+    def key_of_turn(self, key: NoiseKey, turn: int) -> str:
+        return f"{self.version}/{key.problem}/{key.visit}/{key.response_index}/turn {turn}"
+
 
 class Collector:
     """Submits groups to the engine, sends what ends to the judge, and applies each verdict at its own tick.
 
     The verdict of a response that ended at tick t takes effect at tick t + delay; if it is late, the engine waits. So
-    the judge works while the engine decodes, and yet no decision depends on how fast it was.
+    the judge works while the engine decodes, and yet no decision depends on how fast it was. `opening` is what becomes
+    of a prompt where an environment adds to it.
     """
 
     def __init__(
@@ -95,6 +112,7 @@ class Collector:
         seed: int,
         delay_ticks: int = 4,
         journal: VerdictJournal | None = None,
+        opening: Opening = lambda _key, prompt: prompt,
     ) -> None:
         self.engine = engine
         self.judge = judge
@@ -103,6 +121,7 @@ class Collector:
         self.seed = seed
         self.delay_ticks = delay_ticks
         self.journal = journal or VerdictJournal()
+        self.opening = opening
         self.n_submitted = 0
         self.n_failures: Counter[str] = Counter()  # judgements in a row that failed, by verifier
         self.groups: dict[int, PendingGroup] = {}
@@ -118,6 +137,7 @@ class Collector:
 
     def submit(self, problem: Problem, visit: int, prompt: tuple[int, ...]) -> PendingGroup:
         G = self.responses_per_prompt
+        prompt = self.opening(NoiseKey(self.seed, "train", problem.id, visit, 0), prompt)
         group = PendingGroup(self.n_submitted, problem, visit, prompt, [None] * G, [None] * G)
         self.n_submitted += 1
         self.groups[group.number] = group
@@ -151,7 +171,7 @@ class Collector:
             numbers.add(group.number)
         G = self.responses_per_prompt
         running = [n * G + i for n in numbers for i, done in enumerate(self.groups[n].completions) if done is None]
-        aborted_tokens = sum(len(completion.tokens) for _, completion in self.engine.abort(running))
+        aborted_tokens = sum(completion.n_own for _, completion in self.engine.abort(running))
         gone = [entry for entry in self.due if entry[1].group in numbers]
         self.due = [entry for entry in self.due if entry[1].group not in numbers]
         with suppress(VerifierStopped):  # nobody needs these verdicts
@@ -178,8 +198,9 @@ class Collector:
         request, completion = self.request_of(group, index), group.completions[index]
         assert completion is not None, "only what has ended can be judged"
         ticket = None
-        if completion.stop_reason is not StopReason.ABORTED and self.journal.recall(request) is None:
-            ticket = self.judge.submit(group.problem.task(completion.text, completion.stop_reason))
+        is_open = completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
+        if is_open and self.journal.recall(request) is None:
+            ticket = self.judge.submit(group.problem.task(completion.answer, completion.stop_reason))
         self.due.append((tick, request, ticket))
 
     def _apply_due(self, now: int) -> None:
@@ -190,15 +211,16 @@ class Collector:
         answers = self.judge.wait([ticket for _, _, ticket in due if ticket is not None])
         for _, request, ticket in due:
             group = self.groups[request.group]
-            known = self.journal.recall(request)
+            completion = group.completions[request.key.response_index]
+            assert completion is not None, "only what has ended is due"
+            known = completion.judgement or self.journal.recall(request)
             judgement = known or (engine_fault(group.problem) if ticket is None else answers[ticket])
             if ticket is not None:
                 self.journal.note(request, judgement)
-                completion = group.completions[request.key.response_index]
-                if (
-                    completion is not None and completion.stop_reason is StopReason.EOS
-                ):  # a truncated one is not verified
+                if completion.stop_reason is StopReason.EOS:  # a truncated one is not verified
                     self._count_failure(judgement, group.problem.verifier)
+            elif completion.judgement is not None:
+                self._count_failure(judgement, f"data.environment = {group.problem.environment}")
             group.judge(request.key.response_index, judgement)
 
     def _count_failure(self, judgement: Judgement, verifier: str) -> None:

@@ -33,6 +33,7 @@ def sample_step(
         version=version,
         filter_truncated=config.shaping.overlong_filter,
         max_prompts_tried=config.max_prompts_tried_per_step,
+        updates_per_step=config.train.updates_per_step * config.train.epochs_per_step,
         progress=progress,
     )
 
@@ -46,6 +47,7 @@ def sample_groups(
     version: int,
     filter_truncated: bool,
     max_prompts_tried: int,
+    updates_per_step: int = 1,
     progress: GroupProgress = lambda _known, _wanted: None,
 ) -> SampledGroups:
     """One step's groups at weight version `version`. Tries at most `max_prompts_tried` prompts."""
@@ -54,7 +56,7 @@ def sample_groups(
     step = GroupSampler(collector, source, config, state, max_prompts_tried=max_prompts_tried, progress=progress)
     earlier: list[Group | PendingGroup] = [*state.held, *state.carried, *state.pending]
     carries = config.carry_over or config.partial_rollouts
-    rule = CarryOver(step, version) if carries else PrefixRule(step)
+    rule = CarryOver(step, version, updates_per_step) if carries else PrefixRule(step)
     groups = step.run(rule)
     events: list[str] = []
     if len(groups) < config.prompts_per_step and (config.refill or not config.dynamic):

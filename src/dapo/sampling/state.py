@@ -12,7 +12,7 @@ from torch import Tensor
 from dapo.rollout.engine import EngineState
 from dapo.rollout.partial import request_from_state
 from dapo.sampling.collect import Collector, PendingGroup
-from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
+from dapo.types import Completion, EpisodeRecord, Group, Judgement, Problem, StopReason, Verdict
 
 Tensors = dict[str, Tensor]
 
@@ -23,7 +23,12 @@ def completion_to_state(completion: Completion, name: str) -> tuple[dict[str, An
         f"{name}.logp": torch.from_numpy(completion.logp),
         f"{name}.version": torch.from_numpy(completion.version),
     }
-    return {"stop_reason": completion.stop_reason.value, "text": completion.text}, tensors
+    state: dict[str, Any] = {"stop_reason": completion.stop_reason.value, "text": completion.text}
+    if completion.own is not None:
+        tensors[f"{name}.own"] = torch.from_numpy(completion.own)
+    if completion.episode is not None:
+        state["episode"] = asdict(completion.episode)
+    return state, tensors
 
 
 def completion_from_state(state: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> Completion:
@@ -33,7 +38,14 @@ def completion_from_state(state: Mapping[str, Any], tensors: Mapping[str, Tensor
         tensors[f"{name}.version"].numpy(),
         StopReason(state["stop_reason"]),
         state["text"],
+        tensors[f"{name}.own"].numpy() if f"{name}.own" in tensors else None,
+        episode_from_state(state["episode"]) if "episode" in state else None,
     )
+
+
+def episode_from_state(state: Mapping[str, Any]) -> EpisodeRecord:
+    judged = state["judgement"]
+    return EpisodeRecord(**{**state, "judgement": None if judged is None else judgement_from_state(judged)})
 
 
 def judgement_to_state(judgement: Judgement) -> dict[str, Any]:
@@ -100,6 +112,7 @@ def collector_to_state(collector: Collector) -> tuple[dict[str, Any], Tensors]:
         groups.append(
             {
                 "number": group.number,
+                "overtaken": group.overtaken,
                 "problem": group.problem.id,
                 "visit": group.visit,
                 "prompt": list(group.prompt),
@@ -138,6 +151,7 @@ def collector_from_state(
                 for i, c in enumerate(saved["completions"])
             ],
             [None] * len(saved["judgements"]),
+            overtaken=saved.get("overtaken", 0),  # older checkpoints did not count
         )
         for i, judgement in enumerate(saved["judgements"]):
             if judgement is not None:

@@ -34,6 +34,7 @@ from dapo.sampling.dynamic import ProblemSource, SamplingState
 from dapo.sampling.predictive import Posteriors, PredictiveSource, RetiringSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
 from dapo.trainer.budget import RunBudget
+from dapo.trainer.episodes import make_environments, opening_of, refuse_environments, with_episodes
 from dapo.trainer.observer import Observer
 from dapo.trainer.records import token_pieces
 from dapo.trainer.run import Run
@@ -63,7 +64,11 @@ def assemble(
     problems = load_train(config, policy.tokenizer)
     wanted = eval_sources(config) if config.eval.every_steps else ()
     eval_sets = [load_encoded(source, config, policy.tokenizer, use="eval") for source in wanted]
+    journal = open_journal(folder / "verdicts.jsonl", is_writer=world.is_first)
+    environments = make_environments(config, policy)
     engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
+    if environments is not None:
+        engine = with_episodes(config, engine, policy, environments, problems.by_id, journal)
     judged = folder / JUDGE_FOLDER
     pool = make_pools(config, judged, rank=world.rank)
     judge: Judge = pool if world.size == 1 else SharedJudge(pool, world)
@@ -75,7 +80,8 @@ def assemble(
         responses_per_prompt=config.sampling.responses_per_prompt,
         max_new_tokens=config.limits.max_response_tokens,
         seed=config.train.seed,
-        journal=open_journal(folder / "verdicts.jsonl", is_writer=world.is_first),
+        journal=journal,
+        opening=opening_of(engine, [problems], config),
     )
     posteriors = first_posteriors(config, problems) if is_start else Posteriors()
     ordered, source = make_source(config, problems, posteriors)
@@ -102,6 +108,8 @@ def assemble(
     for one in (*pool.each, *(parts.pools.values() if parts is not None else ())):
         one.on_notice = lambda text: run.event("judge", text)
         one.is_interrupted = lambda: run.is_stopping
+    if environments is not None:
+        environments.on_notice = lambda text: run.event("environment", text)
     for observer in observers:
         observer.on_start(run)
     return run
@@ -112,6 +120,7 @@ def refuse_what_cannot_run(config: Config, world: World) -> None:
     if config.rollout.engine == "vllm":
         require_vllm()
     refuse_layout(config, world)
+    refuse_environments(config, world)
     check_inputs(config)
     if config.cluster.backend != "none" and world is ALONE:
         raise ConfigError(

@@ -10,7 +10,9 @@ from dapo.data.encoded import EncodedSet
 from dapo.evaluation.runner import Answered, Answers, evaluate, summarise
 from dapo.files import read_lines
 from dapo.report.rollouts.index import QUESTION_CHARACTERS
-from dapo.rollout.engine import SamplingParams
+from dapo.rollout.engine import NoiseKey, SamplingParams
+from dapo.rollout.episodes import EpisodeEngine
+from dapo.trainer.episodes import opening_of
 from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.run import Run
@@ -28,6 +30,13 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
         settings = run.config.eval
         sampling = sampling_of(settings)
         engine = run.engine.fork_for_eval(sampling)
+        if isinstance(engine, EpisodeEngine):
+            engine.problems = problem_set.by_id
+        opening, seed = opening_of(engine, [problem_set], run.config), run.config.train.seed
+        prompts = [
+            opening(NoiseKey(seed, "eval", problem.id, 0, 0), prompt)
+            for problem, prompt in zip(problem_set.problems, problem_set.prompts, strict=True)
+        ]
 
         def on_answer(_answer: Answered, done: int, total: int) -> None:
             check_stop(run)
@@ -38,10 +47,10 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
             engine,
             run.judge,
             problem_set.problems,
-            problem_set.prompts,
+            prompts,
             k=settings.k,
             max_new_tokens=run.config.limits.max_response_tokens,
-            seed=run.config.train.seed,
+            seed=seed,
             on_answer=on_answer,
         )
         report_faults(run, engine, f"the evaluation of {problem_set.name} after step {run.step}")

@@ -6,9 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.errors import cannot_write
@@ -24,7 +26,7 @@ from dapo.report.rollouts.recorded import DROPPED, chunk_folder, dropped_path, j
 from dapo.sampling.accounting import outcome_of
 from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.run import Run
-from dapo.types import Group
+from dapo.types import Completion, Group
 
 DROPPED_PER_OUTCOME = 4  # all right, all wrong, all equal: enough to see why, and small next to a batch
 
@@ -116,7 +118,13 @@ def facts(step: int, batch: Batch) -> dict[str, list[Any]]:
         "reward_overlong": batch.overlong_penalty.tolist(),
         **{f"{PART_COLUMN}{name}": known(values) for name, values in batch.parts.items()},
         "stop_reason": [group.completions[i].stop_reason.value for group, i in at],
+        **({"own": [own_of(group.completions[i]) for group, i in at]} if any(m is not None for m in batch.own) else {}),
     }
+
+
+def own_of(completion: Completion) -> NDArray[np.bool_]:
+    """Which tokens the model drew."""
+    return np.ones(len(completion.tokens), np.bool_) if completion.own is None else completion.own
 
 
 def known(values: Tensor) -> list[float | None]:
@@ -127,13 +135,26 @@ def known(values: Tensor) -> list[float | None]:
 def updated(batch: Batch, record: StepRecord) -> dict[str, list[Any]]:
     """What the updates computed for each token."""
     rows = range(len(batch.lengths))
+
+    def per_token(values: Ragged, fill: float = float("nan")) -> list[NDArray[np.float32]]:
+        return [among_all(values.row(row).float().numpy(), batch.own[row], fill) for row in rows]
+
     return {
-        "logp_old": [batch.logp_old.row(row).float().numpy() for row in rows],
-        "entropy": [batch.entropy.row(row).float().numpy() for row in rows],
-        "advantage": [batch.advantage.row(row).float().numpy() for row in rows],
-        "ratio": [record.ratio.row(row).numpy() for row in rows],
-        "clip": [record.clip.row(row).to(torch.int8).numpy() for row in rows],
+        "logp_old": per_token(batch.logp_old),
+        "entropy": per_token(batch.entropy),
+        "advantage": per_token(batch.advantage),
+        "ratio": per_token(record.ratio),
+        "clip": [clip.astype(np.int8) for clip in per_token(record.clip, 0.0)],
     }
+
+
+def among_all(values: NDArray[np.float32], own: NDArray[np.bool_] | None, fill: float) -> NDArray[np.float32]:
+    """The values of the model's own tokens, each in its place among all tokens of the row."""
+    if own is None:
+        return values
+    everywhere = np.full(len(own), fill, np.float32)
+    everywhere[own] = values
+    return everywhere
 
 
 def storable(text: str | None) -> str | None:

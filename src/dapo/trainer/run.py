@@ -24,6 +24,7 @@ from dapo.report.rollouts.pieces import TokenPieces
 from dapo.rewards import VerifierPool, VerifierPools
 from dapo.rewards.parts import PartsJudge
 from dapo.rollout.engine import Engine
+from dapo.rollout.episodes import EpisodeEngine
 from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import AcceptanceRate, ProblemSource, SampledGroups, SamplingState
 from dapo.sampling.predictive import Posteriors
@@ -153,7 +154,10 @@ class Run:
         """Seconds of the step so far, and its throughput."""
         took = time.perf_counter() - self._step_began
         tokens = sampled.accounting.generated_tokens
-        return {"timing.rollout_s": sampled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
+        metrics = {"timing.rollout_s": sampled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
+        if isinstance(self.engine, EpisodeEngine):
+            metrics["timing.environments_s"] = self.engine.waited_s()
+        return metrics
 
     def end_value_step(self, value_steps: int, fit: HeldOutFit) -> None:
         """A step of value pretraining is done and can no longer be rolled back."""
@@ -191,7 +195,8 @@ class Run:
         }
         finished = [(group.problem.id, group.prompt_tokens) for group in (*self.sampling.held, *self.sampling.carried)]
         under_way = [(group.problem.id, group.prompt) for group in self.sampling.pending]
-        if other := [problem for problem, prompt in finished + under_way if prompts[problem] != prompt]:
+        own = [(problem, prompt) for problem, prompt in finished + under_way if not problems[problem].environment]
+        if other := [problem for problem, prompt in own if prompts[problem] != prompt]:
             raise ValueError(f"sampling: the prompt of problem {other[0]} is another one")
         self.posteriors.counts = Posteriors.from_state(state["posteriors"]).counts
 

@@ -34,11 +34,31 @@ def step_metrics(step: int, sampled: SampledGroups, batch: Batch, version: int) 
     }
     wasted = accounting.wasted_tokens
     metrics |= {f"tokens/wasted_{cause}": wasted[cause] for cause in CAUSES if cause != "all_equal" or wasted[cause]}
+    metrics |= overtaken_metrics(sampled)
     if accounting.groups_all_equal:  # graded rewards only
         metrics["sampling/groups_all_equal"] = accounting.groups_all_equal
     if accounting.responses_judged:
         metrics["length/truncated"] = accounting.responses_truncated / accounting.responses_judged
     return metrics | batch_metrics(batch)
+
+
+def overtaken_metrics(sampled: SampledGroups) -> dict[str, float]:
+    """Whether short groups are trained on before long ones; {} where no step leaves a group behind."""
+    accounting = sampled.accounting
+    if not (accounting.groups_overtaken or accounting.overtaken_responses):
+        return {}
+    metrics: dict[str, float] = {
+        "sampling/groups_overtaken": accounting.groups_overtaken,
+        "sampling/groups_stale": accounting.groups_stale,
+    }
+    n_kept = sum(len(group.completions) for group in sampled.groups)
+    if n_kept:
+        metrics["sampling/length_kept"] = sum(map(n_tokens, sampled.groups)) / n_kept
+    if accounting.overtaken_responses:
+        metrics["sampling/length_overtaken"] = accounting.overtaken_tokens / accounting.overtaken_responses
+    if n_kept and accounting.overtaken_tokens:
+        metrics["sampling/length_ratio"] = metrics["sampling/length_kept"] / metrics["sampling/length_overtaken"]
+    return metrics
 
 
 def selection_metrics(
@@ -112,7 +132,22 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         metrics["length/wrong"] = float(length[~right].mean())
     for verdict in (Verdict.WRONG, Verdict.UNPARSEABLE, Verdict.TIMEOUT, Verdict.CRASH):
         metrics[f"verdict/{verdict.value.lower()}"] = verdicts[verdict] / len(batch.lengths)
-    return metrics | part_metrics(batch)
+    return metrics | episode_metrics(batch) | part_metrics(batch)
+
+
+def episode_metrics(batch: Batch) -> dict[str, float]:
+    """Of episodes of several turns; {} without any."""
+    episodes = [c.episode for group in batch.groups for c in group.completions if c.episode is not None]
+    if not episodes:
+        return {}
+    calls = sum(episode.calls for episode in episodes)
+    metrics = {
+        "episode/turns": sum(episode.turns for episode in episodes) / len(episodes),
+        "episode/tool_calls": calls / len(episodes),
+    }
+    if calls:
+        metrics["episode/tool_failures"] = sum(episode.failures for episode in episodes) / calls
+    return metrics
 
 
 def part_metrics(batch: Batch) -> dict[str, float]:

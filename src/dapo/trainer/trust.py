@@ -34,6 +34,7 @@ ID = ".id"
 OURS = "dapo.quickstart.task:"  # problem sets that come with the package
 MAX_ID_BYTES = 64
 # Of the schema: what may name a program or a module, and a module alone.
+ENVIRONMENTS = ("data.environment", *(f"{table}.{NAME}.environment" for table in TABLES))
 VERIFIERS = ("rewards.verifier", *(f"{table}.{NAME}.verifier" for table in TABLES))
 SETS = (*TABLES, *(f"{table}.{NAME}.path" for table in TABLES))
 # Names found next to the config of a run, or of the record in an exported bundle.
@@ -44,7 +45,9 @@ def code_named(keys: Mapping[str, Any]) -> dict[str, str]:
     """Of a flat config, the keys that name a program or a module, and what they name."""
     named = {}
     for key, value in keys.items():
-        if in_schema(key) in VERIFIERS and is_own(str(value)):
+        if (in_schema(key) in VERIFIERS and is_own(str(value))) or (
+            in_schema(key) in ENVIRONMENTS and ":" in str(value)
+        ):
             named[key] = str(value)
         elif in_schema(key) in SETS:
             sets = value if isinstance(value, list | tuple) else [value]

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from dapo.cli.explain.cluster import cluster_of, print_cluster, write_plot
 from dapo.cli.explain.difference import difference, print_difference
+from dapo.cli.explain.precision import precision_of, print_precision
 from dapo.cli.explain.tables import in_words, print_table
 from dapo.cli.options import Set
 from dapo.config import Config, Resolved
@@ -47,6 +48,9 @@ def command(
         bool, typer.Option("--scaling", help="With --gpu: also plan 1 to 1,024 GPUs (takes minutes).")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="With --scaling: plot it as an SVG file.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="On a GPU: compare engine and trainer in bfloat16 and float16.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a recipe will do, in numbers; or how two configs differ.
@@ -58,10 +62,14 @@ def command(
     dapo explain dapo-qwen2.5-32b dapo        # where the released script and the paper differ
     dapo explain dapo-qwen2.5-32b --gpus 128 --gpu h100
     dapo explain dapo-qwen2.5-32b --gpus 128 --gpu h100 --scaling --plot scaling.svg
+    dapo explain my-recipe.toml --measure     # bfloat16 or float16, on the recipe's own model
     """
     if other is not None:
-        if plot is not None:
-            raise ConfigError("--plot: has no effect when two recipes are compared.", remedy="Leave out one of them.")
+        for name, is_given in (("--plot", plot is not None), ("--measure", measure)):
+            if is_given:
+                raise ConfigError(
+                    f"{name}: has no effect when two recipes are compared.", remedy="Leave out one of them."
+                )
         print_difference(difference(recipe, other, set_ or []), recipe, other, as_json)
         return
     if plot is not None and not scaling:
@@ -75,6 +83,8 @@ def command(
             "--mean-tokens, --scaling: have no effect here; they belong to the plan for a cluster.",
             remedy=f"Name it: --gpus N --gpu {'|'.join(SHEET)}.",
         )
+    if measure:
+        plan["precision"] = precision_of(resolved.config)
     if plot is not None:
         write_plot(plot, resolved.name, plan["cluster"])
     if as_json:
@@ -159,6 +169,7 @@ def print_plan(resolved: Resolved, plan: dict[str, Any]) -> None:
     for warning in plan["warnings"]:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}\n")
     print_memory(console, config, plan["memory"])
+    print_precision(console, plan.get("precision"))
     print_cluster(console, plan.get("cluster"))
     if plan["unused"]:
         print_table(console, "Unused (switched off)", [(k, f"needs {need}") for k, need in plan["unused"].items()])

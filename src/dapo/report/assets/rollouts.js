@@ -251,7 +251,7 @@ const rollouts = {
       el("span", { class: `mark ${isRight ? "right" : response.verdict === "WRONG" ? "wrong" : "odd"}` }, isRight ? "correct" : response.verdict.toLowerCase()),
       el("span", { class: "reward", title: parts.join(", ") }, format.signed(response.reward)),
       el("span", { class: "sub" }, parts.length > 1 ? parts.join(" ") : ""),
-      el("span", { class: "sub end" }, `${response.n} tokens · ${response.stop === "LENGTH" ? "truncated" : response.stop === "EOS" ? "ended" : response.stop.toLowerCase()}`));
+      el("span", { class: "sub end" }, `${response.others ? `${response.others.length + 1} turns · ` : ""}${response.n} tokens · ${response.stop === "LENGTH" ? "truncated" : response.stop === "EOS" ? "ended" : response.stop.toLowerCase()}`));
     const kinds = response.behaviour.map((kind) => el("span", { class: "chip" }, behaviour.LABELS[kind].toLowerCase()));
     const body = response.unreadable
       ? el("p", { class: "missing" }, `This response cannot be read: ${visible(response.unreadable)}`)
@@ -276,10 +276,13 @@ const rollouts = {
     const parts = document.createDocumentFragment();
     for (let i = 0; i < n; i++) {
       const token = tokens[i];
+      if (response.others && (i === 0 || token.isOther !== tokens[i - 1].isOther)) {
+        parts.append(el("span", { class: "speaker" }, token.isOther ? "environment" : "model"));
+      }
       const isHit = hits.some(([from, to]) => token.from < to && token.to > from);
-      const span = el(isHit ? "mark" : "span", { class: token.n > 0 && heat.mark ? heat.mark(token) : undefined });
+      const span = el(isHit ? "mark" : "span", { class: token.isOther ? "is-other" : token.n > 0 && heat.mark ? heat.mark(token) : undefined });
       span.textContent = token.to > token.from ? visible(response.text.slice(token.from, token.to)) : "·";
-      const colour = token.isKnown && heat.colour ? heat.colour(token) : null;
+      const colour = token.isKnown && !token.isOther && heat.colour ? heat.colour(token) : null;
       if (colour && !isHit) span.style.backgroundColor = colour;
       span.token = token;
       parts.append(span);
@@ -411,6 +414,7 @@ function tokensOf(response) {
   const [logp, entropy, logRatio] = [halves(response.logp), halves(response.entropy), halves(response.log_ratio)];
   const advantage = typeof response.advantage === "string" ? halves(response.advantage) : null;
   const clip = new Map(response.clip);
+  const others = new Set((response.others || []).flatMap(([from, to]) => Array.from({ length: to - from }, (_, i) => from + i)));
   const tokens = [];
   let at = 0;
   const width = response.wide ? 4 : 2;
@@ -418,7 +422,7 @@ function tokensOf(response) {
     const size = response.wide ? units.getUint32(4 * i, true) : units.getUint16(2 * i, true);
     tokens.push({
       from: at, to: at + size, n: i + 1, isKnown: true, p: logp ? Math.exp(logp[i]) : NaN, entropy: entropy ? entropy[i] : NaN,
-      ratio: logRatio ? Math.exp(logRatio[i]) : NaN, advantage: advantage ? advantage[i] : response.advantage ?? NaN, clip: clip.get(i) || 0,
+      ratio: logRatio ? Math.exp(logRatio[i]) : NaN, advantage: advantage ? advantage[i] : response.advantage ?? NaN, clip: clip.get(i) || 0, isOther: others.has(i),
     });
     at += size;
   }
@@ -452,7 +456,7 @@ document.addEventListener("pointerover", (event) => {
   const tip = $("tip");
   tip.hidden = !token || !token.isKnown;
   if (tip.hidden) return;
-  const shown = [["probability", format.percent(token.p)], ["entropy", `${format.number(token.entropy)} nats`], ["ratio", Number.isNaN(token.ratio) ? "not trained on" : token.ratio.toFixed(3)],
+  const shown = token.isOther ? [["said by", "the environment: not trained on"]] : [["probability", format.percent(token.p)], ["entropy", `${format.number(token.entropy)} nats`], ["ratio", Number.isNaN(token.ratio) ? "not trained on" : token.ratio.toFixed(3)],
     ["advantage", format.signed(token.advantage)], ["clipped", token.clip > 0 ? "high" : token.clip < 0 ? "low" : "no"]];
   tip.replaceChildren(el("b", {}, `token ${token.n}`), ...shown.map(([name, text]) => el("span", {}, `${name} `, el("b", {}, text))));
   const box = event.target.getBoundingClientRect();

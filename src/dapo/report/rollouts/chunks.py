@@ -154,7 +154,15 @@ def response_of(row: Row, pieces: TokenPieces | None, phrases: Phrases) -> dict[
         with np.errstate(divide="ignore", invalid="ignore"):
             response["log_ratio"] = half(np.log(np.asarray(row.get("ratio", ()), dtype=np.float64)))
         response["clip"] = [[int(at), int(clip[at])] for at in np.flatnonzero(clip)]
+        if row.get("own") is not None:
+            response["others"] = spans_of(~np.asarray(row["own"], dtype=bool)[: len(units)])
     return response
+
+
+def spans_of(marked: NDArray[np.bool_]) -> list[list[int]]:
+    """[from, to) of each unbroken span of marked tokens: what the environment said in an episode."""
+    edges = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0))
+    return edges.reshape(-1, 2).tolist()
 
 
 def is_wide(units: NDArray[np.uint32]) -> bool:

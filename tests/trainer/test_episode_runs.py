@@ -1,0 +1,245 @@
+"""Runs whose problems have an environment: what they record, that they resume exactly, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from kill_runs import fingerprint
+from test_run import StopAfter
+from toy import HERE, recipe
+
+from dapo.distributed.world import ALONE
+from dapo.errors import ConfigError, DataError
+from dapo.rollout.turn_marks import TurnMarks
+from dapo.trainer.episodes import end_turns_at, refuse_environments
+from dapo.trainer.loop import train
+from dapo.trainer.resume import resume_run
+from dapo.trainer.run import Run
+from dapo.trainer.start import start_run
+from dapo.trainer.trust import code_named
+from tiny_models import tiny_policy, tiny_tokenizer
+
+TALK = ("data.environment=talking:Talker", "limits.max_response_tokens=32", "limits.max_turns=4")
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+
+
+def trained(run: Run) -> None:
+    try:
+        train(run)
+    finally:
+        run.close()
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("preset", ["dapo", "dapo-fast"])
+def test_a_run_of_episodes_trains_records_and_resumes_exactly(tmp_path: Path, preset: str):
+    keys = (f"preset={preset}", *TALK)
+    trained(start_run(recipe(tmp_path, *keys), tmp_path / "straight"))
+    lines = metrics_of(tmp_path / "straight")
+    assert len(lines) == 3
+    assert all(2 < line["episode/turns"] <= 4 for line in lines)
+    assert all(0 < line["episode/tool_calls"] < 3 for line in lines)
+    assert all("timing.environments_s" in line for line in lines)
+    assert max(line["engine/gap_max"] for line in lines if line["sampling/staleness_max"] == 0) < 1e-9
+    table = pq.read_table(tmp_path / "straight" / "rollouts" / "step-000001.parquet").to_pylist()
+    for row in table:
+        own = np.array(row["own"])
+        assert 0 < own.sum() < len(own) == len(row["tokens"]) == len(row["advantage"])
+        assert np.isnan(np.array(row["advantage"])[~own]).all()
+        assert np.isfinite(np.array(row["advantage"])[own]).all()
+        assert 13 <= row["prompt_tokens"][-1] < 33  # what `start` has added
+    stopped = start_run(recipe(tmp_path, *keys), tmp_path / "stopped", [StopAfter(3)])
+    trained(stopped)
+    assert stopped.step == 1
+    trained(resume_run(tmp_path / "stopped"))
+    assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "straight")
+
+
+def test_the_verifier_judges_the_last_turn_where_the_environment_gives_no_score(tmp_path: Path):
+    run = start_run(recipe(tmp_path, *TALK, "data.environment=talking:Quiet", "train.steps=1"), tmp_path / "run")
+    asked: list[str] = []
+    submit = run.collector.judge.submit
+    run.collector.judge.submit = lambda task: asked.append(task.response) or submit(task)  # type: ignore[method-assign]
+    trained(run)
+    (line,) = metrics_of(tmp_path / "run")
+    assert 1 < line["episode/turns"] <= 2
+    assert asked
+    table = pq.read_table(tmp_path / "run" / "rollouts" / "step-000001.parquet").to_pylist()
+    assert any(row["verdict"] == "CORRECT" for row in table)
+    assert {row["response_text"] for row in table} - set(asked)  # not everything that was said
+
+
+def test_an_environment_that_dies_is_counted_and_the_run_goes_on(tmp_path: Path):
+    run = start_run(
+        recipe(tmp_path, *TALK, "data.environment=talking:Broken", "preset=grpo", "train.steps=2"), tmp_path / "run"
+    )
+    trained(run)
+    lines = metrics_of(tmp_path / "run")
+    assert len(lines) == 2
+    assert lines[0]["verdict/crash"] > 0
+    noted = [json.loads(line)["key"] for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
+    assert noted
+    assert all("/turn " in key for key in noted)
+
+
+def test_evaluation_sets_have_their_environment_too(tmp_path: Path):
+    keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=1", "train.steps=1", *TALK)
+    run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
+    trained(run)
+    line = json.loads((tmp_path / "run" / "eval.jsonl").read_text().splitlines()[0])
+    assert 0 < line["avg@k"] < 1
+
+
+def test_an_environment_of_one_source_leaves_the_others_alone(tmp_path: Path):
+    sources = "data.train={a = {path='toy:problems', environment='talking:Plain'}, b = {path='toy:problems'}}"
+    run = start_run(recipe(tmp_path, sources, "limits.max_turns=4", "train.steps=1", "preset=grpo"), tmp_path / "run")
+    trained(run)
+    table = pq.read_table(tmp_path / "run" / "rollouts" / "step-000001.parquet").to_pylist()
+    prompts = {row["source"]: len(row["prompt_tokens"]) for row in table}
+    assert prompts == {"a": 4, "b": 3}
+    assert all(all(row["own"]) for row in table if row["source"] == "b")
+
+
+def test_the_environment_of_the_docs_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (HERE.parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
+    code = page.split("```python run\n")[1].split("```")[0]
+    assert len(code.split("\n\n\n")[1].splitlines()) < 30
+    (tmp_path / "docs_game.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keys = ("data.environment=docs_game:Guess", "preset=grpo", "train.steps=1", "limits.max_prompt_tokens=32")
+    trained(start_run(recipe(tmp_path, *keys, "limits.max_response_tokens=40"), tmp_path / "run"))
+    (line,) = metrics_of(tmp_path / "run")
+    assert line["episode/turns"] >= 1
+
+
+@pytest.mark.slow
+def test_runs_of_episodes_killed_at_random_moments_end_with_the_same_bytes(tmp_path: Path):
+    program = [sys.executable, str(HERE / "kill_runs.py"), str(tmp_path), "8", *TALK]
+    done = subprocess.run(
+        program, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(runs) == 8, done.stderr[-2000:]
+    assert all(run["is_same"] for run in runs), runs
+    assert sum(run["code"] == -signal.SIGKILL for run in runs) >= 5
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (("data.environment=no-such",), "data.environment = 'no-such': no such environment"),
+        (
+            ("data.environment=talking:Talker", "rewards.parts={short = {function = 'toy:short', weight = 1.0}}"),
+            "rewards.parts",
+        ),
+    ],
+)
+def test_what_cannot_have_an_environment_says_so(tmp_path: Path, keys: tuple[str, ...], why: str):
+    with pytest.raises(ConfigError) as refused:
+        refuse_environments(recipe(tmp_path, *keys).config, ALONE)
+    assert why in refused.value.message
+    assert refused.value.remedy
+
+
+def test_several_ranks_are_refused(tmp_path: Path):
+    class Two:
+        size = 2
+
+    with pytest.raises(ConfigError, match="not built for 2 ranks"):
+        refuse_environments(recipe(tmp_path, *TALK).config, Two())  # type: ignore[arg-type]
+
+
+def test_a_number_of_turns_needs_an_environment(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"limits\.max_turns: has no effect here; it needs data\.environment"):
+        recipe(tmp_path, "limits.max_turns=3")
+
+
+def test_a_stop_that_is_no_single_token_is_refused(tmp_path: Path):
+    config = recipe(tmp_path, *TALK).config
+
+    pool = SimpleNamespace()
+    policy = tiny_policy()
+    for stop, is_refused in (("w5",), False), (("w5 w6",), True):
+        pool.described = {"talking:Talker": SimpleNamespace(stop=stop)}
+        if is_refused:
+            with pytest.raises(ConfigError, match="'w5 w6', which is 2 tokens"):
+                end_turns_at(policy, pool, config)
+        else:
+            end_turns_at(policy, pool, config)
+            assert 5 in policy.eos_ids
+
+
+def test_an_environment_of_a_strangers_run_is_code_that_would_be_run():
+    named = code_named(
+        {"data.environment": "theirs:Game", "data.eval.x.environment": "guess", "data.train.y.environment": "a:B"}
+    )
+    assert named == {"data.environment": "theirs:Game", "data.train.y.environment": "a:B"}
+
+
+# ------------------------------------------------------------------ turn marks
+
+MARKS = (
+    "{% for m in messages %}<bos>{{ m.role }} {{ m.content }} <eos> {% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant {% endif %}"
+)
+REWRITES = MARKS.replace("{{ m.content }}", "{% if loop.last %}{{ m.content }}{% else %}earlier{% endif %}")
+COUNTS = MARKS.replace("{{ m.role }}", "{{ m.role }} {{ messages | length }}")
+OTHER_END = MARKS.replace("<eos>", "w3")
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}" + MARKS
+)
+
+
+def tokenizer(template: str) -> Any:
+    made = tiny_tokenizer()
+    made.chat_template = template
+    made.add_tokens(["user", "assistant", "tool", "One", "question.", "answer.", "more", "line."])
+    return made
+
+
+def test_a_later_turn_is_encoded_by_the_templates_own_marks():
+    words = tokenizer(MARKS)
+    marks = TurnMarks(words, chat=True, eos_ids=(2,))
+    said = words.convert_ids_to_tokens(marks.encode("w7 w8", "tool"))
+    assert said == ["<bos>", "tool", "w7", "w8", "<eos>", "<bos>", "assistant"]  # the model drew the first <eos> itself
+    assert TurnMarks(words, chat=False, eos_ids=(2,)).encode("w7 w8", "tool") == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (REWRITES, "cannot be continued turn by turn: it writes an earlier turn otherwise"),
+        (COUNTS, "cannot be continued turn by turn"),
+        (OTHER_END, "ends a turn by 'w3', which is no end token"),
+    ],
+)
+def test_a_template_that_cannot_be_continued_is_refused_by_name(template: str, why: str):
+    with pytest.raises(ConfigError) as refused:
+        TurnMarks(tokenizer(template), chat=True, eos_ids=(2,))
+    assert "chat template" in refused.value.message
+    assert why in refused.value.message
+
+
+def test_a_role_that_the_template_does_not_know_is_the_episodes_trouble():
+    marks = TurnMarks(tokenizer(STRICT), chat=True, eos_ids=(2,))
+    assert marks.encode("w7", "user")
+    with pytest.raises(DataError, match="no tools"):
+        marks.encode("w7", "tool")
