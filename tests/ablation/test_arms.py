@@ -26,15 +26,15 @@ def differing(one: Config, other: Config) -> set[str]:
 
 
 @pytest.mark.parametrize("recipe", ["ladder", "quickstart", "gsm8k-1.5b-24gb"])
-def test_the_last_rung_is_dapo_and_the_first_is_naive_grpo(recipe: str):
-    rungs = [arm_config(recipe, arm)[0] for arm in LADDER]
-    assert not differing(rungs[-1], load_recipe(recipe, ["preset=dapo"]).config)
-    assert not differing(rungs[0], load_recipe(recipe, ["preset=grpo-naive"]).config)
+def test_the_last_arm_of_the_ladder_is_dapo_and_the_first_naive_grpo(recipe: str):
+    configs = [arm_config(recipe, arm)[0] for arm in LADDER]
+    assert not differing(configs[-1], load_recipe(recipe, ["preset=dapo"]).config)
+    assert not differing(configs[0], load_recipe(recipe, ["preset=grpo-naive"]).config)
 
 
-def test_each_rung_changes_one_switch_in_the_papers_order():
-    rungs = [arm_config("ladder", arm)[0] for arm in LADDER]
-    changed = [differing(one, other) for one, other in pairwise(rungs)]
+def test_each_arm_of_the_ladder_changes_one_switch_in_the_papers_order():
+    configs = [arm_config("ladder", arm)[0] for arm in LADDER]
+    changed = [differing(one, other) for one, other in pairwise(configs)]
     assert changed == [
         {"shaping.overlong_filter"},
         {"algorithm.clip.high"},
@@ -44,11 +44,11 @@ def test_each_rung_changes_one_switch_in_the_papers_order():
     ]
 
 
-def test_a_recipe_with_switches_of_its_own_does_not_change_the_rungs():
+def test_a_recipe_with_switches_of_its_own_does_not_change_the_ladder():
     own = load_recipe("dapo-qwen2.5-32b").config
     assert own.shaping.overlong_filter is False  # the released script has none
-    rungs = [arm_config("dapo-qwen2.5-32b", arm)[0] for arm in LADDER]
-    assert [rung.shaping.overlong_filter for rung in rungs] == [False, True, True, True, True, True]
+    configs = [arm_config("dapo-qwen2.5-32b", arm)[0] for arm in LADDER]
+    assert [config.shaping.overlong_filter for config in configs] == [False, True, True, True, True, True]
 
 
 @pytest.mark.parametrize("recipe", recipe_names())

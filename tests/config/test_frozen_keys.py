@@ -54,6 +54,10 @@ def test_a_run_of_an_earlier_version_reads_under_todays_names():
     assert now["algorithm"]["loss_aggregation"] == "token"
     assert nested == {"rollouts": {"every_steps": 5}, "algorithm": {"importance_cap": 2.0, "mean": "token"}, "train": 3}
     assert renamed.in_todays_metrics({"length/right": 3.0, "step": 1}) == {"length/correct": 3.0, "step": 1}
+    of_sources = {"source/a/rested": 2, "source/NAMES/rested": 3, "source/a/waste": 0.5}
+    assert renamed.in_todays_metrics(of_sources) == {
+        "source/a/retired": 2, "source/NAMES/retired": 3, "source/a/waste": 0.5,
+    }  # fmt: skip
 
 
 def test_values_of_earlier_versions_are_values_no_more():

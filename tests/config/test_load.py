@@ -251,7 +251,10 @@ def part(name: str = "format", **keys: object) -> str:
             ["data.train.a.system_prompt = Be brief.", "data.chat_template is false", "data.chat_template = true"],
         ),
         ("sampling.retire_above=1.0", ["sampling.retire_above = 1.0: must be less than 1"]),
-        ("sampling.retire_above=0.95", ["sampling.retire_above = 0.95: no problem would ever rest", "0.92 or less"]),
+        (
+            "sampling.retire_above=0.95",
+            ["sampling.retire_above = 0.95: no problem would ever be retired", "0.92 or less"],
+        ),
         ("train.betas=[2.0, 0.9]", ["train.betas = [2.0, 0.9]", "below 1"]),
         ("sampling.max_staleness_updates=4", ["sampling.max_staleness_updates: has no effect here", "carry_over"]),
         ("algorithm.gae.gamma=0.9", ["algorithm.gae.gamma: has no effect here", 'algorithm.advantage = "gae"']),

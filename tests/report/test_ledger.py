@@ -66,9 +66,9 @@ def test_what_is_lost_or_used_twice_is_named(later: list[Entry], says: str):
 
 def test_steps_that_do_not_follow_each_other_are_two_runs_or_lost_lines():
     found = balance([], [(1, []), (3, [])], skips_visits=False)
-    assert "step 3 stands where step 2 should" in found.faults[0]
+    assert "found step 3, expected step 2" in found.faults[0]
     found = balance([(1, []), (1, [])], [], skips_visits=False)
-    assert "value pretraining, step 1 stands where step 2 should" in found.faults[0]
+    assert "value pretraining, found step 1, expected step 2" in found.faults[0]
 
 
 # ------------------------------------------------------------------ dapo ledger

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.sampling.predictive import Posteriors, PredictiveSource, RestingSource, n_right
+from dapo.sampling.predictive import Posteriors, PredictiveSource, RetiringSource, n_right
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
 G = 8
@@ -89,10 +89,10 @@ def test_border_every_problem_of_a_step_comes_once_passed_over_or_not(n_used: in
         assert base.used == ([0, *drawn][n_used])
 
 
-def test_solved_problems_rest_until_nothing_else_is_left_and_wake_when_they_are_failed():
+def test_solved_problems_are_retired_until_nothing_else_is_left_or_they_are_failed():
     posteriors = Posteriors(counts={"1": (8.0, 0.0), "3": (7.0, 1.0), "4": (80.0, 0.0)})
     base = Five()
-    source = RestingSource(base, posteriors, above=0.9)
+    source = RetiringSource(base, posteriors, above=0.9)
     source.start_step()
     came = [submission[0].id for submission in iter(source.next, None)]
     assert came == ["0", "2", "3", "1", "4"]  # (1 + 8)/(2 + 8) is 0.9, (1 + 7)/(2 + 8) is not
@@ -103,7 +103,7 @@ def test_solved_problems_rest_until_nothing_else_is_left_and_wake_when_they_are_
     assert [submission[0].id for submission in iter(source.next, None)] == ["0", "1", "2", "3", "4"]
 
 
-def test_a_problem_rests_after_visits_that_agree_not_after_one_lucky_group():
+def test_a_problem_is_retired_after_visits_that_agree_not_after_one_lucky_group():
     posteriors = Posteriors()
     lucky = group_of([Judgement(Verdict.CORRECT, 1.0)] * 4)
     rates = []

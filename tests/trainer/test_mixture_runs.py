@@ -85,14 +85,14 @@ def test_each_source_is_judged_by_its_own_verifier_and_a_stopped_run_resumes_exa
         assert line["source/none/waste"] == 1
         assert line["source/many/share_kept"] == line["source/many/share_submitted"]  # without dynamic sampling
         assert (
-            line["source/many/rested"] + line["source/none/rested"] + line["source/few/rested"]
-            == (line["sampling/rested"])
+            line["source/many/retired"] + line["source/none/retired"] + line["source/few/retired"]
+            == (line["sampling/retired"])
         )
 
 
 @pytest.mark.slow
 def test_carried_groups_and_selection_resume_exactly_and_evaluation_sets_have_their_own_verifier(tmp_path: Path):
-    """Partial rollouts in flight, predictive selection and resting, each within its source; two sets of one file."""
+    """Partial rollouts in flight, predictive selection and retirement, each within its source; two sets of one file."""
     keys = toy_keys(tmp_path, "preset=dapo-fast", "sampling.max_staleness_updates=4", "sampling.retire_above=0.85")
     sets = "data.eval={own={path='toy:problems'}, none={path='toy:problems', verifier='toy:never'}}"
     keys = (*keys, sets, "eval.every_steps=3", "eval.k=2", "train.steps=4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dapo.config.checks import rests_after_two
+from dapo.config.checks import retired_after_two
 from dapo.config.load import load_recipe, suggest
 from dapo.config.schema import Config
 from dapo.errors import ConfigError
@@ -22,14 +22,14 @@ class Arm:
     overrides: Overrides
     compared_with: str | None = None  # the arm it is compared with
     sized: Callable[[Config], Overrides] | None = None  # overrides that depend on the recipe's sizes
-    kind: str = "other"  # rung, other or control
+    kind: str = "other"  # rung (of the ladder from naive GRPO to DAPO), other or control
 
     def overrides_for(self, config: Config) -> Overrides:
         return self.overrides + (self.sized(config) if self.sized is not None else ())
 
 
-# The switches of the DAPO paper's Table 1 as naive GRPO has them. Each rung says all of them, so that no key of a
-# recipe can change a rung; a rung changes one.
+# The switches of the DAPO paper's Table 1 as naive GRPO has them. Each arm of the ladder says all of them, so that no
+# key of a recipe can change it; each changes one.
 NAIVE = {
     "shaping.overlong_filter": "false",
     "algorithm.clip.high": "0.2",
@@ -46,8 +46,8 @@ STEPS_OF_THE_LADDER = (
 )
 
 
-def rungs() -> tuple[Arm, ...]:
-    """Naive GRPO, then each row adds one technique, in the paper's order; the last is DAPO."""
+def ladder() -> tuple[Arm, ...]:
+    """Naive GRPO, then each arm adds one technique, in the paper's order; the last is DAPO."""
     switches = dict(NAIVE)
     made = [Arm("naive", "naive GRPO", as_overrides(switches), kind="rung")]
     for name, label, key, value in STEPS_OF_THE_LADDER:
@@ -65,12 +65,12 @@ def one_response_each(config: Config) -> Overrides:
     return (f"sampling.prompts_per_step={config.responses_per_step}", "sampling.responses_per_prompt=1")
 
 
-def reachable_rest(config: Config) -> Overrides:
+def reachable_bound(config: Config) -> Overrides:
     """ScaleRL's pass rate of 0.9, or one that groups as small as these can reach."""
-    return (f"sampling.retire_above={min(0.9, rests_after_two(config.sampling.responses_per_prompt))}",)
+    return (f"sampling.retire_above={min(0.9, retired_after_two(config.sampling.responses_per_prompt))}",)
 
 
-LADDER = rungs()
+LADDER = ladder()
 VAPO = ("preset=vapo",)
 # What VAPO's paper takes away, piece by piece. Without decoupled GAE critic and policy use λ = 0.95 and their own;
 # without the length-adaptive one λ = 0.95, as its vanilla PPO has.
@@ -88,12 +88,12 @@ OTHERS = (
     Arm("dr-grpo", "Dr. GRPO", ("preset=dr-grpo",), compared_with="naive"),
     Arm("cispo", "CISPO (MiniMax-M1)", ("preset=cispo",), compared_with="dapo"),
     Arm("gspo", "GSPO (Qwen)", ("preset=gspo",), compared_with="naive"),
-    Arm(  # the pass rate at which a problem rests depends on the group's size
+    Arm(  # the pass rate at which a problem is retired depends on the group's size
         "scalerl",
         "ScaleRL (what of it is an algorithm)",
         ("preset=scalerl", "sampling.retire_above=none"),
         compared_with="cispo",
-        sized=reachable_rest,
+        sized=reachable_bound,
     ),
     Arm("reinforce++", "REINFORCE++", ("preset=reinforce++",), compared_with="naive"),
     Arm(  # its loss has no ratio that could correct for an older policy

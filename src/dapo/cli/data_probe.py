@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from dapo.cli import eval_options as exam
+from dapo.cli.options import Trust
 from dapo.config.own_verifier import own_verifier
 from dapo.console import Pipe
 from dapo.data.inputs import check_set
@@ -31,7 +32,7 @@ def probe_command(
     template: exam.Template = None,
     chat: exam.Chat = None,
     verifier: exam.Verifier = None,
-    trust: exam.Trust = False,
+    trust: Trust = False,
     seed: exam.Seed = 0,
     concurrent: exam.Concurrent = 256,
     device: exam.Device = "auto",

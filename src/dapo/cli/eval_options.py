@@ -45,7 +45,6 @@ Verifier = Annotated[
     str | None,
     typer.Option(help="Verifier of the answers; default: the set's own, the run's, else math.", show_default=False),
 ]
-Trust = Annotated[bool, typer.Option("--trust", help="Allow the custom verifier named by somebody else's run.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling noise.")]
 Concurrent = Annotated[int, typer.Option(min=1, max=10**7, help="Max concurrent sequences.")]
 Engine = Annotated[str, typer.Option(help="Inference engine: local, or vllm where it is installed.")]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dapo.cli.options import Trust
 from dapo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-# Two tiny steps of every rung: a smoke test, not a result.
+# Two tiny steps of every arm: a smoke test, not a result.
 SMOKE = (
     "train.steps=2", "train.updates_per_step=2", "sampling.prompts_per_step=4", "sampling.responses_per_prompt=4",
     "eval.every_steps=2", "eval.k=1", "checkpoint.every_steps=0",
@@ -31,7 +32,7 @@ SMOKE = (
 def command(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe or a TOML file.")] = "ladder",
     arms: Annotated[
-        str, typer.Option(help="ladder (the six rungs), all, or comma-separated names: naive,clip-higher,dapo.")
+        str, typer.Option(help="ladder (naive GRPO to DAPO), all, or comma-separated names: naive,clip-higher,dapo.")
     ] = "ladder",
     seeds: Annotated[
         str | None, typer.Option(help="Comma-separated seeds of every arm. [0,1,2; with --smoke: 0]")
@@ -49,18 +50,20 @@ def command(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a key in every arm (train.lr=1e-4) or in one (naive:train.lr=5e-5)."),
+        typer.Option(
+            "--set",
+            metavar="[ARM:]KEY=VALUE",
+            help="Override a key in every arm (train.lr=1e-4) or in one (naive:train.lr=5e-5).",
+        ),
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Smoke test: two tiny steps of every arm.")] = False,
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Start no runs; only show the table of the finished ones.")
     ] = False,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Allow programs and modules named by somebody else's config.")
-    ] = False,
+    trust: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Run the ablation from naive GRPO to DAPO with several seeds; each row adds one technique.
+    """Run the ablation from naive GRPO to DAPO with several seeds; each arm adds one technique.
 
     Every arm is an ordinary run, DIR/ARM/seed-0 and so on. Ctrl-C stops at checkpoints; the same command resumes.
 

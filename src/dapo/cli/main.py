@@ -27,8 +27,8 @@ COMMANDS = {
     "watch": "Serve the same page live, on 127.0.0.1.",
     "doctor": "Diagnose a run, or show what this machine can run.",
     "ledger": "Show where every prompt of a run went.",
-    "ladder": "Run the ablation ladder: what each technique adds.",
-    "data": "Check, clean or probe a problem set.",
+    "ladder": "Ablate DAPO: naive GRPO plus one technique at a time.",
+    "data": "Check, clean or probe a problem set; list gym tasks.",
     "explain": "Show what a recipe will do, or how two configs differ.",
     "import-config": "Turn a verl, TRL or OpenRLHF config into a recipe.",
     "verify": "Score responses against answers; audit a run's verdicts.",
@@ -102,8 +102,8 @@ def build_app(wanted: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-        help="Reinforcement learning for language models with DAPO; GRPO, PPO and VAPO are presets "
-        "built from the same components.",
+        help="Reinforcement learning for language models with DAPO; GRPO, CISPO, GSPO, PPO, VAPO and others are "
+        "presets built from the same components.",
         epilog="First result on this machine: dapo quickstart. What a run will do: dapo explain quickstart.",
     )
     app.callback()(options)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dapo.cli.options import Set
 from dapo.config import load_recipe
 from dapo.config.load import nearest_recipe
 from dapo.files import read_lines
@@ -17,7 +18,7 @@ def command(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; must be new. Default: runs/quickstart-TIME.")
     ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set preset=grpo.")] = None,
+    set_: Set = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
 ) -> None:
     """Train the bundled toy model on its task and show it learning: minutes on a laptop, nothing to download.

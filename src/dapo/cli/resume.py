@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from dapo.cli.options import Trust
 from dapo.cli.train import is_ray_driver
 from dapo.config.load import load_recipe, parse_override
 from dapo.data.inputs import check_inputs
@@ -20,11 +21,11 @@ def command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a key that does not change what is learned, e.g. train.steps=200."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key that does not affect learning: train.steps=200."
+        ),
     ] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Allow programs and modules named by somebody else's config.")
-    ] = False,
+    trust: Trust = False,
 ) -> None:
     """Resume a run from its newest intact checkpoint, exactly as if it had never stopped.
 

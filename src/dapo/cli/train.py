@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from dapo.cli.options import Set, Trust
 from dapo.config import Resolved, load_recipe
 from dapo.config.load import flatten
 from dapo.config.schema import ClusterConfig, Config
@@ -20,13 +21,11 @@ from dapo.trainer.trust import agree_on_code, code_named, follows_first_rank, ke
 
 def command(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (quickstart, gsm8k-1.5b-24gb, …) or a TOML file.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set train.lr=1e-5.")] = None,
+    set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new. Default: runs/RECIPE-TIME.")] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Allow programs and modules named by somebody else's config.")
-    ] = False,
+    trust: Trust = False,
 ) -> None:
-    """Train a model from a recipe. Ctrl-C stops after the current update, with a checkpoint.
+    """Train a model from a recipe. Ctrl-C saves a checkpoint, once the updates of the step are done.
 
     \b
     dapo train quickstart --set train.steps=5 --out runs/first

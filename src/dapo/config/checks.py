@@ -210,21 +210,21 @@ def check_carrying(config: Config) -> None:
         )
 
 
-def rests_after_two(G: int) -> float:
+def retired_after_two(G: int) -> float:
     """A pass rate that a problem reaches by two visits with G responses, all right: (1 + 1.5·G) / (2 + 1.5·G)."""
     return math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
 
 
-def check_resting(config: Config) -> None:
+def check_retiring(config: Config) -> None:
     """A bound that a problem can reach: its posterior remembers at most two groups, older ones count half each time."""
     above, G = config.sampling.retire_above, config.sampling.responses_per_prompt
     if above is not None and above >= (1 + 2 * G) / (2 + 2 * G):
-        twice = rests_after_two(G)
+        twice = retired_after_two(G)
         raise _error(
             "sampling.retire_above",
             above,
-            f"no problem would ever rest: with sampling.responses_per_prompt = {G} the posterior pass rate of one "
-            f"that is always solved stays below {(1 + 2 * G) / (2 + 2 * G):.4g}.",
+            f"no problem would ever be retired: with sampling.responses_per_prompt = {G} the posterior pass rate of "
+            f"one that is always solved stays below {(1 + 2 * G) / (2 + 2 * G):.4g}.",
             f"Use {twice:g} or less (two visits, all right, reach it), or more responses per prompt.",
         )
 
@@ -355,7 +355,7 @@ def check_advantage(config: Config) -> None:
 CHECKS = (
     check_dtype,
     check_sources,
-    check_resting,
+    check_retiring,
     check_loss,
     check_parts,
     check_aggregation,

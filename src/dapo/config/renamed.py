@@ -28,6 +28,8 @@ METRICS = {
     "sampling/acceptance": "sampling/groups_kept",
     "sampling/groups_all_right": "sampling/groups_all_correct",
     "sampling/informative_per_1000_tokens": "sampling/mixed_per_1000_tokens",
+    "sampling/rested": "sampling/retired",
+    "source/NAME/rested": "source/NAME/retired",
     "timing.sampling_s": "timing.rollout_s",
     "tokens/wasted_all_right": "tokens/wasted_all_correct",
 }
@@ -66,4 +68,12 @@ def _put(tables: dict[str, Any], key: str, value: Any) -> None:
 
 
 def in_todays_metrics(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {METRICS.get(name, name): value for name, value in line.items()}
+    return {_todays_metric(name): value for name, value in line.items()}
+
+
+def _todays_metric(name: str) -> str:
+    """`source/NAME/rested` in the table stands for every source of a mixture."""
+    prefix, _, metric = name.rpartition("/")
+    if prefix.startswith("source/") and (now := METRICS.get(f"source/NAME/{metric}")):
+        return f"{prefix}/{now.rpartition('/')[2]}"
+    return METRICS.get(name, name)

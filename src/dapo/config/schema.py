@@ -239,7 +239,7 @@ class SamplingConfig(Section):
         None,
         gt=0,
         lt=1,
-        description="Rest problems whose posterior pass rate over their last visits is at least this (ScaleRL: 0.9); "
+        description="Retire problems whose posterior pass rate over their last visits is at least this (ScaleRL: 0.9); "
         "none: off. Not the paper's algorithm.",
     )
     max_staleness_updates: OptionalInt = Field(

@@ -1,4 +1,4 @@
-"""One step's updates: π_old once, then mini-batches of micro-batches under one global normaliser each."""
+"""One step's updates: π_old once, then an update per mini-batch, whose micro-batches share one denominator."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ def run_updates(step: Step, progress: OnUpdate) -> dict[str, float]:
     """Score the batch, then update critic and policy on the rows of each update."""
     start, updates_before = time.perf_counter(), step.learner.updates
     fit_activations(step)
+    # Rows whose π_old the first update computes in its own forward pass.
     unscored = next((rows for rows in step.update_rows if rows), []) if first_update_scores_old(step) else []
     score_old(step, skip=unscored)
     step.values = advantages_by_gae(step)
@@ -85,7 +86,7 @@ def run_updates(step: Step, progress: OnUpdate) -> dict[str, float]:
 
 
 def gather_record(step: Step, record: StepRecord) -> None:
-    """Give each rank's records to the rank that writes them: a row's is with the rank of its first update."""
+    """Gather the records of all ranks: a row's record is on the rank that computed its first update."""
     left = set(step.rows)
     for trained in step.update_rows:
         rows = [row for row in trained if row in left]
@@ -130,7 +131,7 @@ def update_critic(step: Step, rows: Sequence[int]) -> None:
 def optimize(
     step: Step, rows: Sequence[int], part: Learner | CriticLearner, loss_of: Callable[[Micro, Sums], Tensor]
 ) -> UpdateOutcome:
-    """One optimizer update of policy or critic, in as many micro-batches as the token budget asks for."""
+    """One optimizer update of policy or critic, in as many micro-batches as the token budget requires."""
     learner, is_critic = step.learner, isinstance(part, CriticLearner)
 
     def accumulate(budget: int) -> Sums:
@@ -157,8 +158,8 @@ def optimize(
     if part.bad_updates > step.config.train.max_bad_updates:
         name, lr = ("critic", "algorithm.critic.lr") if is_critic else ("policy", "train.lr")
         raise TrainingError(
-            f"{part.bad_updates} updates in a row of the {name} had a gradient that is not finite.",
-            remedy=f"The newest checkpoint is from before. Lower {lr}, or try model.dtype = float32.",
+            f"{part.bad_updates} updates in a row of the {name} had non-finite gradients and were skipped.",
+            remedy=f"Start a new run from the last checkpoint (model.path) with a lower {lr} or model.dtype = float32.",
         )
     return outcome
 

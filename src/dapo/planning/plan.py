@@ -67,7 +67,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("carry-over", _switch(sampling.carry_over)),
         ("partial rollouts", _partial(config)),
         ("predictive selection", _switch(sampling.predictive)),
-        ("resting", _resting(config)),
+        ("retired problems", _retired(config)),
     ]
 
 
@@ -109,9 +109,9 @@ def _switch(is_on: bool) -> str:
     return "on (not the paper's algorithm)" if is_on else "off"
 
 
-def _resting(config: Config) -> str:
+def _retired(config: Config) -> str:
     above = config.sampling.retire_above
-    return "off" if above is None else f"problems with a pass rate of {above:g} or more (not the paper's algorithm)"
+    return "off" if above is None else f"those with a pass rate of {above:g} or more (not the paper's algorithm)"
 
 
 def _advantage(config: Config) -> str:

@@ -1,8 +1,8 @@
 """The ledger of a run: what became of every group it sampled, step by step, and whether each is accounted for once.
 
 A line of ledger.jsonl is a step, {"step": 3, "groups": [...]}, with an `Entry` for each group. A group is one visit of
-one problem. It is trained on or dropped once; before that it may be kept for a later step, which names it again, or be
-given back to the order of problems, which brings it again.
+one problem: a problem's visits are its submissions, counted from 0. It is trained on or dropped once; before that it
+may be kept for a later step, which names it again, or be given back to the order of problems, which brings it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ VALUE_LEDGER = "ledger.value.jsonl"  # of value pretraining, whose steps are cou
 MOST_MISSING = 1000  # visits that are named; a foreign ledger may lack any number
 MOST_BYTES = 512 << 20  # ten thousand steps of a thousand groups
 
-TRAINED, RETURNED, HELD, CARRIED, IN_FLIGHT = "trained", "returned", "held", "carried", "in_flight"
+TRAINED = "trained"
+RETURNED = "returned"  # submitted beyond what the step used, so the order of problems brings it again
+HELD = "held"  # accepted in a step that was skipped
+CARRIED = "carried"  # complete, but more than the step needed
+IN_FLIGHT = "in_flight"  # partial rollouts
 KEPT_OPEN = (HELD, CARRIED, IN_FLIGHT)  # the next step names it again
 DROPPED = ("all_correct", "all_wrong", "all_equal", "surplus", "stale")
 FATES: Mapping[str, str] = {
@@ -63,9 +67,12 @@ def ledger_line(step: int, entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def read_ledger(path: Path) -> list[Step]:
-    """The steps of a ledger; DataError names the line that is torn or is not one."""
+    """The steps of a ledger; DataError names the line that is corrupt."""
     if path.stat().st_size > MOST_BYTES:
-        raise DataError(f"{path.name}: larger than {MOST_BYTES >> 20} MB.", remedy="No run writes so much.")
+        raise DataError(
+            f"{path.name}: larger than {MOST_BYTES >> 20} MB.",
+            remedy="It is not a ledger of dapo: look what wrote it, and move it away.",
+        )
     steps = []
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
@@ -74,7 +81,7 @@ def read_ledger(path: Path) -> list[Step]:
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise DataError(
                     f"{path.name}, line {number}: not a step of a ledger ({type(error).__name__}: {error}).",
-                    remedy="A run that was killed mends its files when it goes on: dapo resume RUN",
+                    remedy="`dapo resume RUN` repairs the files of a killed run.",
                 ) from None
     return steps
 
@@ -118,13 +125,13 @@ class Balance:
 def balance(value_steps: Sequence[Step], steps: Sequence[Step], *, skips_visits: bool) -> Balance:
     """Follow every group through value pretraining and the steps; together they visit problems in one order.
 
-    `skips_visits`: problems may be passed over, so that a problem's visits need not be without gaps.
+    `skips_visits`: problems may be passed over, so a problem's visits may have gaps.
     """
     out = Balance()
     for stage, name in ((value_steps, "value pretraining, "), (steps, "")):
         for expected, (step, entries) in enumerate(stage, 1):
             if step != expected:
-                found = f"{name}step {step} stands where step {expected} should"
+                found = f"{name}found step {step}, expected step {expected}"
                 out.faults.append(f"{found}: lines are lost, or two runs wrote into one folder.")
                 return out
             take_step(out, f"{name}step {step}", entries)
@@ -198,7 +205,7 @@ def balance_of_run(folder: Path, *, skips_visits: bool) -> Balance:
     if not has_ledger(folder):
         raise DataError(
             f"{folder}: has no {LEDGER}: the run has not finished a step, or an earlier version of dapo wrote it.",
-            remedy="Runs started now have one; nothing can be said of where this run's prompts went.",
+            remedy="Only runs of this version or newer have a ledger.",
         )
     stages = [read_ledger(folder / name) if (folder / name).is_file() else [] for name in (VALUE_LEDGER, LEDGER)]
     return balance(*stages, skips_visits=skips_visits)

@@ -70,9 +70,9 @@ class RunRecord:
 
     @property
     def skips_visits(self) -> bool:
-        """Whether sampling may pass over a visit of a problem: by prediction, or because the problem rests."""
-        rests = self.key("sampling", "retire_above", default="none") != "none"
-        return rests or self.key("sampling", "predictive", default=False) is True
+        """Whether sampling may pass over a visit of a problem: by prediction, or because the problem is retired."""
+        retires = self.key("sampling", "retire_above", default="none") != "none"
+        return retires or self.key("sampling", "predictive", default=False) is True
 
     def key(self, *path: str, default: Any = None) -> Any:
         value: Any = self.config

@@ -9,7 +9,7 @@ from typing import Any
 from dapo.report.load import RunRecord, is_number
 
 SHOWN = 40  # sources; a table may name more
-METRICS = ("share_submitted", "share_kept", "accuracy", "groups_kept", "length", "waste", "pass_rate", "rested")
+METRICS = ("share_submitted", "share_kept", "accuracy", "groups_kept", "length", "waste", "pass_rate", "retired")
 
 
 @dataclass(frozen=True, slots=True)

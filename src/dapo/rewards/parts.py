@@ -1,4 +1,4 @@
-"""Rewards in parts: beside the verifier's own reward, further functions or verifiers, each on killable workers."""
+"""Rewards in parts: beside the verifier's own reward, further functions or verifiers, each in its own workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judging many responses: the exact rules at once in the caller, everything else on killable workers."""
+"""Judging many responses: the exact rules at once in the caller, everything else in workers with limits."""
 
 from __future__ import annotations
 

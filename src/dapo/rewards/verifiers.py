@@ -1,4 +1,4 @@
-"""Verifiers by name. Each turns a task into a decision; what may hang or run foreign code runs in a worker only."""
+"""Verifiers by name. Each turns a task into a decision; what may hang or run untrusted code runs in a worker only."""
 
 from __future__ import annotations
 

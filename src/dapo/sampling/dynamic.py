@@ -21,7 +21,7 @@ class ProblemSource(Protocol):
     def start_step(self) -> None: ...
 
     def next(self) -> Submission | None:
-        """None when this step has had every problem."""
+        """None when every problem was submitted in this step."""
         ...
 
     def rewind(self, n_used: int) -> None:
@@ -76,7 +76,7 @@ class SelectionRule(Protocol):
     """What may be chosen and when, and what happens to the surplus."""
 
     def n_to_submit(self) -> int:
-        """Groups to start before the next tick."""
+        """Groups to start before the next tick: one decode step of the engine, or a few."""
         ...
 
     def is_known(self, group: PendingGroup) -> bool:
@@ -122,32 +122,32 @@ class GroupSampler:
         """Groups this step has to find: all but those held from a skipped step."""
         return self.config.prompts_per_step - len(self.state.held)
 
-    def run(self, policy: SelectionRule) -> list[Group]:
-        """Submit, advance and observe until the policy has made its choice."""
+    def run(self, rule: SelectionRule) -> list[Group]:
+        """Submit, advance and observe until the rule has made its choice."""
         start_tick = self.collector.engine.tick
-        while (chosen := policy.choose()) is None:
+        while (chosen := rule.choose()) is None:
             if not self.is_exhausted:
-                self.submit(policy.n_to_submit())
+                self.submit(rule.n_to_submit())
             self.collector.advance()
-            self.observe(policy)
+            self.observe(rule)
         self.accounting.ticks = self.collector.engine.tick - start_tick
         return chosen
 
     def submit(self, n: int) -> None:
         for _ in range(n):
-            came = self.source.next() if len(self.groups) < self.budget else None
-            if came is None:
+            submission = self.source.next() if len(self.groups) < self.budget else None
+            if submission is None:
                 self.is_exhausted = True
                 return
-            group = self.collector.submit(*came)
+            group = self.collector.submit(*submission)
             self.groups.append(group)
             self.open.append(group)
 
-    def observe(self, policy: SelectionRule) -> None:
+    def observe(self, rule: SelectionRule) -> None:
         known: list[PendingGroup] = []
         still_open: list[PendingGroup] = []
         for group in self.open:  # one pass: it is made after every decode step
-            if policy.is_known(group):
+            if rule.is_known(group):
                 known.append(group)
             elif not group.is_dropped:
                 still_open.append(group)
@@ -155,7 +155,7 @@ class GroupSampler:
         for group in known:
             self.state.acceptance.observe(group.is_mixed)
         wanted = self.wanted
-        self.progress(min(wanted, policy.observe(known)), wanted)
+        self.progress(min(wanted, rule.observe(known)), wanted)
 
     def count(self, pending: PendingGroup) -> Group:
         """Account for a complete group. Dynamic sampling trains on mixed groups only: other tokens are waste."""

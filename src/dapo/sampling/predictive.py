@@ -1,4 +1,4 @@
-"""Selection by past pass rates (not the paper's algorithm): prefer what promises a mixed group, rest what is solved."""
+"""Selection by past pass rates (not the paper's algorithm): prefers likely mixed groups, retires solved problems."""
 
 from __future__ import annotations
 
@@ -155,11 +155,11 @@ class PredictiveSource(Selection):
         return max(passed_over, key=lambda came: self.posteriors.chance(came[0].id, self.G))
 
 
-class RestingSource(Selection):
-    """Lets problems rest that are solved by now: those whose posterior pass rate is at or above a bound.
+class RetiringSource(Selection):
+    """Retires problems that are solved by now: those whose posterior pass rate is at or above a bound.
 
     ScaleRL (arXiv:2510.13786) drops prompts with a pass rate of 0.9 for good. Differs from it: the pass rate is that of
-    the last visits, older ones count half each time, and where a step has nothing else left, the rested ones come.
+    the last visits, older ones count half each time, and where a step has nothing else left, retired ones come.
     """
 
     def __init__(self, base: ProblemSource, posteriors: Posteriors, *, above: float) -> None:

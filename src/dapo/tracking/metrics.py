@@ -91,7 +91,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "tokens/wasted_aborted": ("tokens", "tokens of responses aborted as surplus, or given up by the engine"),
     "tokens/wasted_truncated": ("tokens", "tokens of truncated responses taken out of the loss"),
     "tokens/wasted_stale": ("tokens", "tokens of groups that grew too old"),
-    "sampling/rested": ("", "problems that rest after this step: their pass rate is at or above sampling.retire_above"),
+    "sampling/retired": ("", "problems retired after this step: their pass rate is at or above sampling.retire_above"),
     "source/NAME/prompts_tried": ("", "of a mixture: prompts of this source submitted up to the last group used"),
     "source/NAME/share_submitted": (
         "",
@@ -106,7 +106,7 @@ METRICS: dict[str, tuple[str, str]] = {
         "",
         "mean posterior pass rate of its problems seen; with predictive or retire_above",
     ),
-    "source/NAME/rested": ("", "its problems that rest after this step"),
+    "source/NAME/retired": ("", "its problems retired after this step"),
     "timing.rollout_s": ("s", "time to sample the step's groups: generation and verdicts"),
     "timing.environments_s": ("s", "time of the rollout in which nothing went on, for want of an environment's answer"),
     "timing.old_logp_s": ("s", "time of the π_old pass"),

@@ -31,7 +31,7 @@ from dapo.rollout.make import make_engine, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import ProblemSource, SamplingState
-from dapo.sampling.predictive import Posteriors, PredictiveSource, RestingSource, counts_in
+from dapo.sampling.predictive import Posteriors, PredictiveSource, RetiringSource, counts_in
 from dapo.sampling.state import judgement_from_state, judgement_to_state
 from dapo.trainer.budget import RunBudget
 from dapo.trainer.episodes import make_environments, opening_of, refuse_environments, with_episodes
@@ -183,13 +183,13 @@ def make_source(
 
 
 def selected(config: Config, ordered: OrderedSource, posteriors: Posteriors) -> ProblemSource:
-    """A source in its order, or with predictive selection and resting on top of it."""
+    """A source in its order, or with predictive selection and retirement on top of it."""
     sampling = config.sampling
     source: ProblemSource = ordered
     if sampling.predictive:
         source = PredictiveSource(source, posteriors, G=sampling.responses_per_prompt, seed=config.train.seed)
     if sampling.retire_above is not None:
-        source = RestingSource(source, posteriors, above=sampling.retire_above)
+        source = RetiringSource(source, posteriors, above=sampling.retire_above)
     return source
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: finish the update in progress, then write a checkpoint to resume from."""
+"""Ctrl-C, SIGTERM and SIGUSR1: finish the current step's updates, then write a checkpoint to resume from."""
 
 from __future__ import annotations
 

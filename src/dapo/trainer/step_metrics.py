@@ -64,11 +64,11 @@ def overtaken_metrics(sampled: SampledGroups) -> dict[str, float]:
 def selection_metrics(
     config: Config, posteriors: Posteriors, sources: Sequence[str], sampled: SampledGroups
 ) -> dict[str, float]:
-    """What rests by now, and of a mixture each source on its own."""
+    """How many problems are retired, and of a mixture each source on its own."""
     above = config.sampling.retire_above
     metrics: dict[str, float] = {}
     if above is not None:
-        metrics["sampling/rested"] = sum(posteriors.is_solved(problem, above) for problem in posteriors.counts)
+        metrics["sampling/retired"] = sum(posteriors.is_solved(problem, above) for problem in posteriors.counts)
     for name in sources:
         own = source_metrics(sampled, name)
         if config.keeps_posteriors:
@@ -106,7 +106,7 @@ def posterior_metrics(posteriors: Posteriors, name: str, above: float | None) ->
     if visited:
         metrics["source/NAME/pass_rate"] = sum(map(posteriors.pass_rate, visited)) / len(visited)
     if above is not None:
-        metrics["source/NAME/rested"] = sum(posteriors.is_solved(problem, above) for problem in visited)
+        metrics["source/NAME/retired"] = sum(posteriors.is_solved(problem, above) for problem in visited)
     return metrics
 
 

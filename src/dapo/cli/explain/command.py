@@ -17,6 +17,7 @@ from dapo.cli.explain.cluster import cluster_of, print_cluster, write_plot
 from dapo.cli.explain.difference import difference, print_difference
 from dapo.cli.explain.precision import precision_of, print_precision
 from dapo.cli.explain.tables import in_words, print_table
+from dapo.cli.options import Set
 from dapo.config import Config, Resolved
 from dapo.config.horizon import warnings_of
 from dapo.config.hub import is_hub_name, model_file
@@ -37,7 +38,7 @@ def command(
     other: Annotated[
         str | None, typer.Argument(help="A second recipe or run, or a preset: prints the difference only.")
     ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set train.lr=1e-5.")] = None,
+    set_: Set = None,
     gpu: Annotated[str | None, typer.Option(help="Plan for this GPU type, e.g. h100; default: this machine.")] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Plan for this many GPUs; default: cluster.gpus.")] = None,
     mean_tokens: Annotated[

@@ -57,13 +57,13 @@ def part_cells(metrics: Mapping[str, float]) -> list[str]:
 
 
 def source_cells(metrics: Mapping[str, float]) -> list[str]:
-    """Of a mixture, each source's accuracy and the share of its groups kept; and how many problems rest."""
+    """Of a mixture, each source's accuracy and the share of its groups kept; and how many problems are retired."""
     names = [name.split("/")[1] for name in metrics if name.startswith("source/") and name.endswith("/accuracy")]
     cells = [
         f"{name} {metrics[f'source/{name}/accuracy']:.3f} ({100 * metrics[f'source/{name}/groups_kept']:.0f}% kept)"
         for name in names
     ]
-    return [*cells, *([f"rested {metrics['sampling/rested']:.0f}"] if "sampling/rested" in metrics else [])]
+    return [*cells, *([f"retired {metrics['sampling/retired']:.0f}"] if "sampling/retired" in metrics else [])]
 
 
 def evaluation_line(line: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ class MixtureSource:
     Each has its own epochs: one that ends begins its next pass. None gives a problem twice in a step; one that has
     given all it has in this step loses its turns until the next step, and they are not made up for: the shares of the
     others among each other stay as they are. `selected` are the sources as problems are drawn from them (predictive
-    selection, resting), `ordered` the orders below, which are what a checkpoint holds.
+    selection, retirement), `ordered` the orders below, which are what a checkpoint holds.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ def idle_sources(v: Visit) -> Iterator[Finding]:
             f"{'solved' if is_solved else 'too hard, or judged wrongly'}); it takes {share:.0%} of the prompts.",
             f"In a new run from this model, lower data.train.{source.name}.weight or leave it out"
             + (
-                "; or rest its solved problems (sampling.retire_above)."
+                "; or retire its solved problems (sampling.retire_above)."
                 if is_solved
                 else f"; or check its verifier ({source.verifier}) on some of its responses, and its template."
             ),
