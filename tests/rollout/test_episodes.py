@@ -179,6 +179,11 @@ def test_what_runs_over_is_truncated(policy: Policy, kind: str):
             assert completion.stop_reason is StopReason.LENGTH
             assert completion.episode.judgement is None
             assert len(completion.tokens) == 40 or completion.episode.turns == 8
+    engine.max_turns = 2
+    engine.submit(requests(8))
+    ended = [completion for asked, completion in drain(engine) if asked.id % 4]
+    assert max(completion.episode.turns for completion in ended) == 2
+    assert all(completion.stop_reason is StopReason.LENGTH for completion in ended)
     talkative = engine_of(policy, kind, Words(words=500), rows=4)
     talkative.submit(requests(4, limit=60))
     ended = by_id(drain(talkative))
