@@ -31,6 +31,8 @@ def probe_command(
     template: exam.Template = None,
     chat: exam.Chat = None,
     verifier: exam.Verifier = None,
+    environment: exam.Environment = None,
+    max_turns: exam.MaxTurns = None,
     trust: exam.Trust = False,
     seed: exam.Seed = 0,
     concurrent: exam.Concurrent = 256,
@@ -73,7 +75,10 @@ def probe_command(
     offline = OfflineEval(
         model=model, data=file, use="train", k=k, temperature=temperature, top_p=1.0,
         seed=seed, concurrent=concurrent, device=device, engine=engine,
-        **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier, trust=trust),
+        **exam.way_of(
+            model, max_response_tokens, max_prompt_tokens, template, chat, verifier,
+            environment=environment, max_turns=max_turns, trust=trust,
+        ),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
         result = run_offline_eval(offline, journal=journal, on_progress=on_progress)
