@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from dapo.config.schema import Config, LimitsConfig
+
 DEFAULT_LIMIT = 2048
 
 Model = Annotated[str, typer.Option(help="Hugging Face folder, hub name, run folder, or bundled (the toy model).")]
@@ -92,26 +94,8 @@ def way_of(
     trust: bool = False,
 ) -> Way:
     """What was typed; otherwise the settings a run, or the bundled toy model, was trained with."""
-    from dapo.config.schema import LimitsConfig
-
-    folder, config = Path(model), None
-    if (folder / "config.toml").is_file():
-        from dapo.trainer.resume import read_run_config
-        from dapo.trainer.trust import keys_of, refuse_strangers
-
-        refuse_strangers(
-            folder,
-            keys_of(folder / "config.toml"),
-            is_used=lambda key: {"rewards.verifier": verifier, "data.environment": environment}.get(key, "") is None,
-            trust=trust,
-            remedy="Name your own: --verifier math, --environment none. Or, if you trust who made this run, add "
-            "--trust.",
-        )
-        config = read_run_config(folder, ())
-    elif model == "bundled":
-        from dapo.config import load_recipe
-
-        config = load_recipe("quickstart", []).config
+    typed_code = {"rewards.verifier": verifier, "data.environment": environment}
+    config = trained_with(model, is_used=lambda key: typed_code.get(key, "") is None, trust=trust)
     limit = default_limit(model)
     way = Way(
         max_response_tokens=limit, max_prompt_tokens=limit, template="dapo", chat=True, verifier="math",
@@ -133,6 +117,29 @@ def way_of(
         "max_turns": max_turns,
     }  # fmt: skip
     return cast(Way, way | {name: value for name, value in typed.items() if value is not None})
+
+
+def trained_with(model: str, *, is_used: Callable[[str], bool], trust: bool) -> Config | None:
+    """The config of a run, or of the bundled toy model; ConfigError where a stranger's names code that is used."""
+    folder = Path(model)
+    if (folder / "config.toml").is_file():
+        from dapo.trainer.resume import read_run_config
+        from dapo.trainer.trust import keys_of, refuse_strangers
+
+        refuse_strangers(
+            folder,
+            keys_of(folder / "config.toml"),
+            is_used=is_used,
+            trust=trust,
+            remedy="Name your own: --verifier math, --environment none. Or, if you trust who made this run, add "
+            "--trust.",
+        )
+        return read_run_config(folder, ())
+    if model == "bundled":
+        from dapo.config import load_recipe
+
+        return load_recipe("quickstart", []).config
+    return None
 
 
 def default_limit(model: str) -> int:

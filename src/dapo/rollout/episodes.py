@@ -191,6 +191,10 @@ class EpisodeEngine:
             self._episodes[request.id].drew(turn)
         return in_order([self._ended(episode, StopReason.ABORTED) for episode in wanted])
 
+    def under_way(self) -> list[Episode]:
+        """In order of submission; each stays as it ended for whoever holds it."""
+        return list(self._episodes.values())
+
     def _waiting(self) -> list[Episode]:
         """Those whose environment is to answer."""
         return [episode for episode in self._episodes.values() if episode.due is not None]
