@@ -14,7 +14,7 @@ from dapo.data.prompts import PromptFormat, encode_problems
 from dapo.environments.conversation import Answer, Conversation
 from dapo.evaluation.offline import OfflineEval, answering, environments_of, model_of, opening, refuse_plan
 from dapo.rewards import VerifierPool
-from dapo.rollout.engine import NoiseKey, Request
+from dapo.rollout.engine import Finished, NoiseKey, Request
 from dapo.rollout.episodes import Episode, EpisodeEngine, seed_of
 from dapo.types import Judgement, Problem, StopReason, engine_fault
 
@@ -91,7 +91,7 @@ def play(plan: OfflineEval, problem: Problem, shape: PromptFormat, listen: Calla
         if isinstance(engine, EpisodeEngine):
             episodes, added = engine.under_way(), engine.environments.opening(problem, seed_of(key))
         told.tell(shown(shape, problem, added))
-        finished = []
+        finished: list[Finished] = []
         while not finished:
             finished = engine.advance()
             for episode in episodes:
