@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from command_line import dapo
-from dapo.cli.eval_options import way_of
 from dapo.cli.main import main
+from dapo.cli.options.examination import way_of
+from dapo.config import load_recipe
+from dapo.config.load import to_toml
+from dapo.errors import ConfigError
 from dapo.models.load import save_policy
 from tiny_models import tiny_policy
 
@@ -99,3 +102,37 @@ def test_a_temperature_that_is_none_is_refused(temperature: str, capsys: pytest.
         main(["eval", "--model", "bundled", "--data", "no.jsonl", f"--temperature={temperature}"])
     assert ended.value.code == 2
     assert "--temperature" in capsys.readouterr().err
+
+
+# No answer is the reference, so that there is always a second try.
+QUESTIONS = "".join(json.dumps({"question": f"{n}+2=?", "answer": "1000"}) + "\n" for n in (11, 12))
+
+
+def test_responses_with_an_environment_are_episodes_and_are_not_mixed_with_others(tmp_path: Path):
+    (tmp_path / "two.jsonl").write_text(QUESTIONS)
+    out = tmp_path / "answers.jsonl"
+    words = ["eval", "--model", "bundled", "--data", str(tmp_path / "two.jsonl"), "--k", "1", "--out", str(out)]
+    words += ["--max-prompt-tokens", "64", "--max-turns", "2", "--environment"]
+    done = dapo(*words, "second-try")
+    assert done.returncode == 0, done.stderr
+    settings, *lines = (json.loads(line) for line in out.read_text().splitlines())
+    assert (settings["settings"]["environment"], settings["settings"]["max_turns"]) == ("second-try", 2)
+    assert len(lines) == 2
+    assert all("That is wrong. Try again." in line["text"] for line in lines)
+    mixed = dapo(*words, "none")
+    assert mixed.returncode == 2
+    assert "something else" in mixed.stderr
+    assert "ConfigError: --environment = 'no-such': no such environment" in dapo(*words, "no-such").stderr
+
+
+def test_an_environment_of_a_strangers_run_needs_trust(tmp_path: Path):
+    keys = ["data.environment=theirs:Game", "limits.max_turns=3"]
+    (tmp_path / "config.toml").write_text(to_toml(load_recipe("quickstart", keys).config))
+    nothing = (str(tmp_path), None, None, None, None, None)
+    with pytest.raises(ConfigError, match=r"data\.environment = theirs:Game") as refused:
+        way_of(*nothing)
+    assert "--environment none" in refused.value.remedy
+    trusted = way_of(*nothing, trust=True)
+    assert (trusted["environment"], trusted["max_turns"]) == ("theirs:Game", 3)
+    assert way_of(*nothing, environment="guess", max_turns=5) == trusted | {"environment": "guess", "max_turns": 5}
+    assert way_of(*nothing, environment="none")["environment"] == ""

@@ -47,7 +47,7 @@ def test_a_problem_set_and_its_questions(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_every_console_of_a_verb_prints_text_as_it_is():
     """`explain` and `selfcheck` write markup of their own, and escape what is not theirs."""
-    own = {"cli/explain/command.py", "cli/selfcheck.py", "cli/eval_options.py"}
+    own = {"cli/explain/command.py", "cli/selfcheck.py", "cli/options/examination.py"}
     paths = [path for area in ("cli", "report") for path in (ROOT / "src" / "dapo" / area).glob("*.py")]
     wrong = [
         f"{path.name}: {call}"

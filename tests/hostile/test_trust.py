@@ -102,6 +102,7 @@ COMMANDS = [
     ["report", "RUN", "--terminal"],
     ["doctor", "RUN"],
     ["ledger", "RUN"],
+    ["play", "RUN"],
     ["explain", "RUN"],
     ["explain", "RUN", "quickstart"],
     ["verify", "--audit", "RUN"],

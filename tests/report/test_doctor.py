@@ -32,6 +32,10 @@ def falls(start: float, end: float):
     return lambda t: start + (end - start) * t
 
 
+EPISODES = {
+    "episode/turns": 2.5, "episode/tool_calls": 1.5, "episode/tool_failures": 0.1, "timing.environments_s": 0.1,
+}  # fmt: skip
+
 # name -> (metrics that have it, metrics just on the other side of its threshold)
 BY_METRICS = {
     # Entropy falls below a quarter of its start, accuracy stands still; the other falls as much, but learns.
@@ -108,6 +112,23 @@ BY_METRICS = {
         metrics(verdict__timeout=T.verifier_failures * 1.1),
         metrics(verdict__timeout=T.verifier_failures * 0.9),
     ),
+    "environment-failures": (
+        metrics(**EPISODES, verdict__crash=T.verifier_failures * 1.1),
+        metrics(**EPISODES, verdict__crash=T.verifier_failures * 0.9),
+    ),
+    "slow-environment": (
+        metrics(**EPISODES | {"timing.environments_s": 4.0 * T.environment_waiting * 1.1}),
+        metrics(**EPISODES | {"timing.environments_s": 4.0 * T.environment_waiting * 0.9}),
+    ),
+    "failing-calls": (
+        metrics(**EPISODES | {"episode/tool_failures": T.tool_failures + 0.01}),
+        metrics(**EPISODES | {"episode/tool_failures": T.tool_failures - 0.01}),
+    ),
+    # Its tools were called at first; a game has none, and is played by turns.
+    "unused-environment": (
+        metrics(**EPISODES | {"episode/tool_calls": lambda t: 0.5 if t < 0.5 else T.tool_calls * 0.9}),
+        metrics(**EPISODES | {"episode/tool_calls": 0.0}),
+    ),
     "unparseable": (
         metrics(verdict__unparseable=T.unparseable + 0.01),
         metrics(verdict__unparseable=T.unparseable - 0.01),
@@ -166,6 +187,35 @@ def test_a_level_or_a_trend_is_not_told_of_a_few_steps(tmp_path: Path, name: str
         assert verdict(examine(run), run).startswith(f"Not enough steps: {T.min_steps - 1} steps")
     else:
         assert names(examine(run)) == {name}
+
+
+def test_a_healthy_run_of_episodes_has_no_finding(tmp_path: Path):
+    assert look(tmp_path, metrics(**EPISODES)) == []
+
+
+def test_failures_of_episodes_are_told_once(tmp_path: Path):
+    found = names(look(tmp_path, metrics(**EPISODES, verdict__timeout=0.1)))
+    assert "environment-failures" in found
+    assert "verifier-failures" not in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "level"),
+    [
+        ({"episode/turns": 1.0, "episode/tool_calls": 0.0}, "", WARNING),
+        ({"episode/turns": 1.0, "episode/tool_calls": 0.0, "accuracy": 0.95}, "", NOTE),
+        ({"episode/tool_calls": 0.0}, 'environment = "python"', WARNING),
+        ({"episode/tool_calls": 0.0}, 'environment = "guess"', None),
+    ],
+)
+def test_an_environment_is_unused_where_it_never_answers_or_its_tools_are_not_called(
+    tmp_path: Path, changes: dict[str, float], config: str, level: str | None
+):
+    run = write_run(tmp_path, metrics(**EPISODES | changes))
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace("[data]\n", f"[data]\n{config}\n"))
+    found = [finding for finding in examine(load_run(run)) if finding.name == "unused-environment"]
+    assert [finding.level for finding in found] == ([level] if level else [])
 
 
 def mixture(kept: float, *, accuracy: float = 0.97, tried: int = 10, early: float = 0.5) -> list[dict[str, float]]:

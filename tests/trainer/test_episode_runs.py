@@ -19,7 +19,7 @@ from toy import HERE, recipe
 from dapo.distributed.world import ALONE
 from dapo.errors import ConfigError, DataError
 from dapo.rollout.turn_marks import TurnMarks
-from dapo.trainer.episodes import end_turns_at, refuse_environments
+from dapo.trainer.episodes import end_all_turns, refuse_environments
 from dapo.trainer.loop import train
 from dapo.trainer.resume import resume_run
 from dapo.trainer.run import Run
@@ -182,9 +182,9 @@ def test_a_stop_that_is_no_single_token_is_refused(tmp_path: Path):
         pool.described = {"talking:Talker": SimpleNamespace(stop=stop)}
         if is_refused:
             with pytest.raises(ConfigError, match="'w5 w6', which is 2 tokens"):
-                end_turns_at(policy, pool, config)
+                end_all_turns(policy, pool, config)
         else:
-            end_turns_at(policy, pool, config)
+            end_all_turns(policy, pool, config)
             assert 5 in policy.eos_ids
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from dapo.cli import eval_options as exam
-from dapo.cli.options import Trust
+from dapo.cli.options import examination as exam
+from dapo.cli.options.common import Trust
 from dapo.config.own_verifier import own_verifier
 from dapo.console import Pipe
 from dapo.data.inputs import check_set
@@ -32,6 +32,8 @@ def probe_command(
     template: exam.Template = None,
     chat: exam.Chat = None,
     verifier: exam.Verifier = None,
+    environment: exam.Environment = None,
+    max_turns: exam.MaxTurns = None,
     trust: Trust = False,
     seed: exam.Seed = 0,
     concurrent: exam.Concurrent = 256,
@@ -74,7 +76,10 @@ def probe_command(
     offline = OfflineEval(
         model=model, data=file, use="train", k=k, temperature=temperature, top_p=1.0,
         seed=seed, concurrent=concurrent, device=device, engine=engine,
-        **exam.way_of(model, max_response_tokens, max_prompt_tokens, template, chat, verifier, trust=trust),
+        **exam.way_of(
+            model, max_response_tokens, max_prompt_tokens, template, chat, verifier,
+            environment=environment, max_turns=max_turns, trust=trust,
+        ),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
         result = run_offline_eval(offline, journal=journal, on_progress=on_progress)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dapo.cli.options import Trust
+from dapo.cli.options.common import Trust
 from dapo.errors import ConfigError
 
 if TYPE_CHECKING:

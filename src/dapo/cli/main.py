@@ -22,6 +22,7 @@ COMMANDS = {
     "train": "Train a model from a recipe.",
     "resume": "Resume a run that was stopped or killed.",
     "eval": "Score a model or a run: avg@k, pass@k, maj@k.",
+    "play": "See one episode turn by turn, or play it yourself.",
     "export": "Export a run's model as a Hugging Face folder.",
     "report": "Write a page about one or more runs; it opens offline.",
     "watch": "Serve the same page live, on 127.0.0.1.",

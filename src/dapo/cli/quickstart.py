@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dapo.cli.options import Set
+from dapo.cli.options.common import Set
 from dapo.config import load_recipe
 from dapo.config.load import nearest_recipe
 from dapo.files import read_lines

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dapo.cli.options import Trust
+from dapo.cli.options.common import Trust
 from dapo.cli.train import is_ray_driver
 from dapo.config.load import load_recipe, parse_override
 from dapo.data.inputs import check_inputs

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dapo.cli.options import Set, Trust
+from dapo.cli.options.common import Set, Trust
 from dapo.config import Resolved, load_recipe
 from dapo.config.load import flatten
 from dapo.config.schema import ClusterConfig, Config

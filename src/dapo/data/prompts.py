@@ -108,18 +108,18 @@ class PromptFormat:
                 "data.chat_template = true: the model's tokenizer has none.",
                 remedy="Set data.chat_template = false (dapo eval: --no-chat), or use a model that has one.",
             )
-        chat = self.chat_of(problem)
-        if added:
-            chat[-1] = {**chat[-1], "content": f"{chat[-1]['content']}\n\n{added}".lstrip()}
-        rendered = rendered_chat(chat, tokenizer)
+        rendered = rendered_chat(self.chat_of(problem, added), tokenizer)
         return tuple(tokenizer.encode(rendered, add_special_tokens=False))  # the chat template wrote them
 
-    def chat_of(self, problem: Problem) -> list[dict[str, str]]:
+    def chat_of(self, problem: Problem, added: str = "") -> list[dict[str, str]]:
         """The messages put to the model. A row that is a chat stays as it is, and its own system message wins."""
         turns = problem.turns or (("user", self.text(problem)),)
         if self.system and turns[0][0] != "system":
             turns = (("system", self.system), *turns)
-        return [{"role": role, "content": text} for role, text in turns]
+        chat = [{"role": role, "content": text} for role, text in turns]
+        if added:
+            chat[-1]["content"] = f"{chat[-1]['content']}\n\n{added}".lstrip()
+        return chat
 
 
 def rendered_chat(chat: list[dict[str, str]], tokenizer: Tokenizer) -> str:

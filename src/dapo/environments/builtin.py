@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import re
 
 from dapo.environments.protocol import Environment
 from dapo.errors import ConfigError
+from dapo.rewards.verifiers import is_function
 
 BUILTIN = {
     "python": "dapo.environments.python_tool:PythonTool",
@@ -17,15 +17,18 @@ BUILTIN = {
 }
 KEY = "data.environment"
 OWN = "Write your own as package.module:Class; it is imported from where you start dapo."
-_PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def check_environment(name: str, key: str = KEY) -> None:
+    """ConfigError for what cannot be an environment; nothing is imported."""
+    if name not in BUILTIN and not is_function(name):
+        raise ConfigError(f"{key} = {name!r}: no such environment.", remedy=f"Use one of {', '.join(BUILTIN)}. {OWN}")
 
 
 def environment_class(name: str, key: str = KEY) -> type[Environment]:
     """The class of that name, or ConfigError about `key`. It is imported here: call this in workers only."""
-    place = BUILTIN.get(name, name)
-    if not _PLACE.fullmatch(place):
-        raise ConfigError(f"{key} = {name!r}: no such environment.", remedy=f"Use one of {', '.join(BUILTIN)}. {OWN}")
-    module, _, attribute = place.partition(":")
+    check_environment(name, key)
+    module, _, attribute = BUILTIN.get(name, name).partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo.data.prompts import PromptFormat
 from dapo.environments.conversation import Answer, Conversation, Environments
 from dapo.errors import DataError
 from dapo.models.policy import Policy
@@ -190,6 +191,10 @@ class EpisodeEngine:
             self._episodes[request.id].drew(turn)
         return in_order([self._ended(episode, StopReason.ABORTED) for episode in wanted])
 
+    def under_way(self) -> list[Episode]:
+        """In order of submission; each stays as it ended for whoever holds it."""
+        return list(self._episodes.values())
+
     def _waiting(self) -> list[Episode]:
         """Those whose environment is to answer."""
         return [episode for episode in self._episodes.values() if episode.due is not None]
@@ -313,6 +318,26 @@ class EpisodeEngine:
             self._episodes[item.request.id] = episode
             if saved["due"] is not None:
                 self._ask(episode, saved["due"])
+
+
+def opened(
+    engine: Engine, key: NoiseKey, prompt: tuple[int, ...], shape: PromptFormat, *, max_prompt_tokens: int
+) -> tuple[int, ...]:
+    """What becomes of a prompt: what its environment adds is encoded with it; else it stays as it is."""
+    if not isinstance(engine, EpisodeEngine) or not engine.problems[key.problem].environment:
+        return prompt
+    problem = engine.problems[key.problem]
+    added = engine.environments.opening(problem, seed_of(key))
+    if not added:
+        return prompt
+    longer = shape.encode(problem, engine.marks.tokenizer, added)
+    if len(longer) > max_prompt_tokens:
+        raise DataError(
+            f"limits.max_prompt_tokens = {max_prompt_tokens}: with what environment {problem.environment} adds, the "
+            f"prompt of problem {problem.id} has {len(longer)} tokens.",
+            remedy=f"Raise it to {len(longer)} or more, or take longer problems out of the set.",
+        )
+    return longer
 
 
 def in_order(ended: list[Ended]) -> list[Finished]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jinja2
 
 from dapo.data.prompts import rendered_chat
 from dapo.errors import ConfigError, DataError
+from dapo.models.policy import Policy
 
 ASKED, ANSWERED, TOLD = "One question.", "One answer.", "One more line."
 REMEDY = "Use a model whose chat template only ever adds to a chat, or set data.chat_template = false."
@@ -67,6 +68,22 @@ class TurnMarks:
                 f"data.environment: the chat template ends a turn by {mark!r}, which is no end token of the model.",
                 remedy="Add its id to eos_token_id in the model's generation_config.json, or use another model.",
             )
+
+
+def end_turns_at(policy: Policy, marks: Iterable[str], what: str) -> None:
+    """Strings that end a turn become end tokens of the policy. A string of several tokens cannot be one."""
+    tokens = {token_of(mark, policy.tokenizer, what) for mark in marks}
+    policy.eos_ids = tuple(sorted({*policy.eos_ids, *tokens}))
+
+
+def token_of(mark: str, tokenizer: Any, what: str) -> int:
+    tokens = tokenizer.encode(mark, add_special_tokens=False)
+    if len(tokens) != 1:
+        raise ConfigError(
+            f"{what}: it ends a turn at {mark!r}, which is {len(tokens)} tokens for this model.",
+            remedy="A turn can end at a single token: choose another mark, or let the end token do it.",
+        )
+    return int(tokens[0])
 
 
 def _cannot_continue(why: str) -> ConfigError:

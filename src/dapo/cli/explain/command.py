@@ -17,7 +17,7 @@ from dapo.cli.explain.cluster import cluster_of, print_cluster, write_plot
 from dapo.cli.explain.difference import difference, print_difference
 from dapo.cli.explain.precision import precision_of, print_precision
 from dapo.cli.explain.tables import in_words, print_table
-from dapo.cli.options import Set
+from dapo.cli.options.common import Set
 from dapo.config import Config, Resolved
 from dapo.config.horizon import warnings_of
 from dapo.config.hub import is_hub_name, model_file

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dapo.report.doctor import critic as critic_findings
+from dapo.report.doctor import episodes as episode_findings
 from dapo.report.doctor import parts as part_findings
 from dapo.report.doctor import policy as policy_findings
 from dapo.report.doctor import responses as response_findings
@@ -35,6 +36,7 @@ BY_STEPS: tuple[Check, ...] = (
     policy_findings.engine_gap,
     policy_findings.dead_gradients,
     response_findings.verdicts,
+    episode_findings.episodes,
     run_findings.evaluations,
     run_findings.step_time,
     run_findings.checkpoints,

@@ -63,6 +63,9 @@ class Thresholds:
     disk_checkpoints: float = 2.0  # space for this many more checkpoints
     verifier_failures: float = 0.01
     unparseable: float = 0.3
+    environment_waiting: float = 0.2  # of the rollout's time, for answers
+    tool_failures: float = 0.5
+    tool_calls: float = 0.02  # in an episode; and turns beyond the first
     deciding_share: float = 0.9  # of the advantages' variance that is due to one part beside what is correct
     part_rise: float = 0.25  # of a part, in its own standard deviations over responses at the start …
     part_fall: float = 0.05  # … while accuracy falls by this

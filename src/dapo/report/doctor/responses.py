@@ -152,7 +152,8 @@ def reward_hacking(v: Visit) -> Iterator[Finding]:
 
 def verdicts(v: Visit) -> Iterator[Finding]:
     failed = (v.last("verdict/timeout") or 0.0) + (v.last("verdict/crash") or 0.0)
-    if failed > v.t.verifier_failures:
+    has_episodes = v.last_known("episode/turns") is not None  # whose failures are most likely the environment's
+    if failed > v.t.verifier_failures and not has_episodes:
         yield Finding(
             "verifier-failures",
             WARNING,

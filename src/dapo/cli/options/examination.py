@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from dapo.config.schema import Config, LimitsConfig
+
 DEFAULT_LIMIT = 2048
 
 Model = Annotated[str, typer.Option(help="Hugging Face folder, hub name, run folder, or bundled (the toy model).")]
@@ -45,6 +47,20 @@ Verifier = Annotated[
     str | None,
     typer.Option(help="Verifier of the answers; default: the set's own, the run's, else math.", show_default=False),
 ]
+Environment = Annotated[
+    str | None,
+    typer.Option(
+        help="Answers the model's turns: python, calculator, guess, wordle, second-try or pkg.mod:Class; none: nobody. "
+        "Default: the run's.",
+        show_default=False,
+    ),
+]
+MaxTurns = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="With an environment: turns of the model; default: the run's, else 8.", show_default=False
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling noise.")]
 Concurrent = Annotated[int, typer.Option(min=1, max=10**7, help="Max concurrent sequences.")]
 Engine = Annotated[str, typer.Option(help="Inference engine: local, or vllm where it is installed.")]
@@ -60,6 +76,8 @@ class Way(TypedDict):
     template: str
     chat: bool
     verifier: str
+    environment: str
+    max_turns: int
 
 
 def way_of(
@@ -70,28 +88,18 @@ def way_of(
     chat: bool | None,
     verifier: str | None,
     *,
+    environment: str | None = None,
+    max_turns: int | None = None,
     trust: bool = False,
 ) -> Way:
     """What was typed; otherwise the settings a run, or the bundled toy model, was trained with."""
-    folder, config = Path(model), None
-    if (folder / "config.toml").is_file():
-        from dapo.trainer.resume import read_run_config
-        from dapo.trainer.trust import keys_of, refuse_strangers
-
-        refuse_strangers(
-            folder,
-            keys_of(folder / "config.toml"),
-            is_used=lambda key: key == "rewards.verifier" and verifier is None,
-            trust=trust,
-            remedy="Name a verifier: --verifier math. Or, if you trust who made this run, add --trust.",
-        )
-        config = read_run_config(folder, ())
-    elif model == "bundled":
-        from dapo.config import load_recipe
-
-        config = load_recipe("quickstart", []).config
+    typed_code = {"rewards.verifier": verifier, "data.environment": environment}
+    config = trained_with(model, is_used=lambda key: typed_code.get(key, "") is None, trust=trust)
     limit = default_limit(model)
-    way = Way(max_response_tokens=limit, max_prompt_tokens=limit, template="dapo", chat=True, verifier="math")
+    way = Way(
+        max_response_tokens=limit, max_prompt_tokens=limit, template="dapo", chat=True, verifier="math",
+        environment="", max_turns=LimitsConfig.model_fields["max_turns"].default,
+    )  # fmt: skip
     if config is not None:
         way = Way(
             max_response_tokens=config.limits.max_response_tokens,
@@ -99,12 +107,38 @@ def way_of(
             template=config.data.template,
             chat=config.data.chat_template,
             verifier=config.rewards.verifier,
+            environment=config.data.environment or "",
+            max_turns=config.limits.max_turns,
         )
     typed = {
         "max_response_tokens": max_response_tokens, "max_prompt_tokens": max_prompt_tokens, "template": template,
-        "chat": chat, "verifier": verifier,
+        "chat": chat, "verifier": verifier, "environment": "" if environment == "none" else environment,
+        "max_turns": max_turns,
     }  # fmt: skip
     return cast(Way, way | {name: value for name, value in typed.items() if value is not None})
+
+
+def trained_with(model: str, *, is_used: Callable[[str], bool], trust: bool) -> Config | None:
+    """The config of a run, or of the bundled toy model; ConfigError where a stranger's names code that is used."""
+    folder = Path(model)
+    if (folder / "config.toml").is_file():
+        from dapo.trainer.resume import read_run_config
+        from dapo.trainer.trust import keys_of, refuse_strangers
+
+        refuse_strangers(
+            folder,
+            keys_of(folder / "config.toml"),
+            is_used=is_used,
+            trust=trust,
+            remedy="Name your own: --verifier math, --environment none. Or, if you trust who made this run, add "
+            "--trust.",
+        )
+        return read_run_config(folder, ())
+    if model == "bundled":
+        from dapo.config import load_recipe
+
+        return load_recipe("quickstart", []).config
+    return None
 
 
 def default_limit(model: str) -> int:

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that a config or a run's folder asks for: --set and --trust."""
 
 from __future__ import annotations
 
