@@ -123,6 +123,10 @@ def test_responses_with_an_environment_are_episodes_and_are_not_mixed_with_other
     assert mixed.returncode == 2
     assert "something else" in mixed.stderr
     assert "ConfigError: --environment = 'no-such': no such environment" in dapo(*words, "no-such").stderr
+    out.unlink()
+    longer = dapo(*words, "guess")
+    assert longer.returncode == 2
+    assert "with what environment guess adds, the prompt" in longer.stderr
 
 
 def test_an_environment_of_a_strangers_run_needs_trust(tmp_path: Path):
