@@ -514,3 +514,15 @@ def test_every_part_has_its_curve_its_histogram_and_its_column(watch: Watch, run
     assert "neat +0.00 words +0.00" in first
     assert "neat unknown words +9.00" in last
     watch.check()
+
+
+def test_curves_of_episodes_are_there_where_a_run_has_some(browser, tmp_path: Path):
+    own = {"episode/turns": 2.5, "episode/tool_calls": 1.5, "episode/tool_failures": 0.1, "timing.environments_s": 0.2}
+    charts = {"chart-episodes", "chart-tool-failures", "chart-environments"}
+    for name, lines, expected in (("with", metrics(**own), charts), ("without", metrics(), set())):
+        watch = Watch(browser)
+        page = watch.open(write_page(write_run(tmp_path / name, lines)))
+        found = set(page.eval_on_selector_all("figure.chart", "figures => figures.map((one) => one.id)"))
+        assert found & charts == expected
+        assert watch.errors == []
+        page.close()
