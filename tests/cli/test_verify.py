@@ -169,6 +169,7 @@ def test_only_what_compares_with_an_answer_needs_one(verifier: str, is_taken: bo
             row_in(b'{"response": "x"}', "row 1", verifier)
 
 
+@pytest.mark.slow
 def test_audit_lists_disagreements_by_kind(tmp_path: Path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

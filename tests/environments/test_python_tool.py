@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from endings import await_end, is_running
-from hostile_programs import HOSTILE, OUTSIDE
+from hostile_programs import CHOSEN, HOSTILE, OUTSIDE
 
 from cpu_time import cpu_seconds
 from dapo.environments import interpreter
@@ -230,10 +230,6 @@ FORGED = {
     "exception without end": "class E(Exception):\n    def __str__(self):\n        return 'x' * 10**9\nraise E",
     "thread that ends it": "import threading, os\nthreading.Thread(target=lambda: os._exit(0)).start()",
 }
-CHOSEN = (
-    "fork bomb", "10 GB", "memory in small pieces", "file outside", "socket", "name lookup", "reading the home folder",
-    "killing the parent", "shell", "verdict to every descriptor", "becoming root", "result of a gigabyte",
-)  # fmt: skip
 PROGRAMS = HOSTILE | FORGED
 
 

@@ -47,6 +47,7 @@ def test_the_page_says_what_is_true(pool: VerifierPool):
     assert len(lines) > 20
 
 
+@pytest.mark.slow
 def test_the_command_line_says_the_same():
     rows = [
         ("Answer: x=1, y=2", "x=2, y=1", "WRONG"),

@@ -45,6 +45,7 @@ def logp_and_gradients(policy: Policy) -> dict[str, torch.Tensor]:
     return {"logp": logp.detach(), "entropy": entropy} | trained
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels_on_cpu")
 @pytest.mark.parametrize("family", families(EVERYDAY))
 def test_a_fused_model_says_and_learns_the_same(family: str):

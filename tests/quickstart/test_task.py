@@ -58,6 +58,7 @@ def test_the_same_seed_gives_the_same_problems(TRAIN, EVAL):
     assert eval_problems(3) != EVAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_and_evaluation_are_disjoint_for_every_pair_of_seeds(seed: int):
     train = {normalise(problem.question) for problem in train_problems(seed)}

@@ -329,7 +329,7 @@ ELSEWHERE = {
     ),
     "sampling.retire_above": (
         "tests/sampling/test_predictive.py::"
-        "test_solved_problems_rest_until_nothing_else_is_left_and_wake_when_they_are_failed"
+        "test_solved_problems_are_retired_until_nothing_else_is_left_or_they_are_failed"
     ),
     "data.train.NAME.weight": "tests/data/test_mixture.py::test_no_source_is_ever_a_whole_turn_off_its_share",
     "data.train.NAME.template": MIXTURE,

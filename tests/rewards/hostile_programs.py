@@ -56,3 +56,9 @@ HOSTILE = {
     "nested result": "def add(a, b):\n    x = []\n    for _ in range(10**5):\n        x = [x]\n    return x",
     "result of a gigabyte": "def add(a, b):\n    return 'x' * 300_000_000",
 }
+
+# One of each kind, for the everyday suite; the slow one has all.
+CHOSEN = (
+    "fork bomb", "10 GB", "memory in small pieces", "file outside", "socket", "name lookup", "reading the home folder",
+    "killing the parent", "shell", "verdict to every descriptor", "becoming root", "result of a gigabyte",
+)  # fmt: skip

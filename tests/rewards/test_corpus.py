@@ -42,6 +42,7 @@ def test_no_verdict_takes_more_than_its_limit(pool: VerifierPool):
     assert max(judgement.seconds for judgement in pool.judge_all(everything)) < 2.0
 
 
+@pytest.mark.slow
 def test_rewards_are_plus_and_minus_one(pool: VerifierPool):
     right, wrong = pool.judge_all([("Answer: 42", "42"), ("Answer: 41", "42")])
     assert (right.value, wrong.value) == (1.0, -1.0)  # DAPO eq. 7

@@ -111,6 +111,7 @@ def test_another_value_needs_no_reason():
     assert rule.decide_fully("Answer: 41", "42").message == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["\\sqrt{2}", "42", "1, 2"])
 @pytest.mark.parametrize(
     "unit", ["x answer: 1 ", "x answer: \\sqrt{3}+\\sqrt{5} ", "x answer: 1\n", "wrong answer: 1 "]

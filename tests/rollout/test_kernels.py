@@ -78,6 +78,7 @@ def test_gate(width: int):
     torch.testing.assert_close(fast.gate(gate_up), plain.gate(gate_up))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "splits", "has_norms", "page_tokens"),
     [
@@ -110,6 +111,7 @@ def check_mix(
     assert not torch.equal(before, expected_cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [

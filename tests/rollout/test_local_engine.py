@@ -70,7 +70,8 @@ def assert_same(got: dict[int, Completion], wanted: dict[int, Completion], atol:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-window", "qwen3-tied", "llama-bias"])
 @pytest.mark.parametrize(
-    ("page_tokens", "tokens_per_tick"), [(4, 1), pytest.param(16, 3, marks=pytest.mark.slow), (4, 8)]
+    ("page_tokens", "tokens_per_tick"),
+    [(4, 1), pytest.param(16, 3, marks=pytest.mark.slow), pytest.param(4, 8, marks=pytest.mark.slow)],
 )
 def test_writes_what_the_plain_engine_writes(family: str, page_tokens: int, tokens_per_tick: int):
     policy = tiny_policy(family)
@@ -250,6 +251,7 @@ def under_memory_pressure(policy: Policy) -> LocalEngine:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["snapshot", "beside", "load", "restore"])
 def test_an_engine_under_memory_pressure_continues(what: str):
     policy = tiny_policy()

@@ -46,7 +46,7 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("preset", ["dapo", "dapo-fast"])
+@pytest.mark.parametrize("preset", [pytest.param("dapo", marks=pytest.mark.slow), "dapo-fast"])
 def test_a_run_of_episodes_trains_records_and_resumes_exactly(tmp_path: Path, preset: str):
     keys = (f"preset={preset}", *TALK)
     trained(start_run(recipe(tmp_path, *keys), tmp_path / "straight"))

@@ -376,6 +376,7 @@ def test_a_run_does_not_end_before_what_it_has_trained(tmp_path: Path):
     assert "config.toml" not in caught.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_a_run_whose_learning_rate_falls_towards_its_end_keeps_that_end(tmp_path: Path, decay: str):
     run = run_toy(tmp_path, "run", f"train.lr_decay={decay}")
@@ -497,6 +498,7 @@ class StopInPretraining(Observer):
         self.run.is_stopping = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "every_steps", "left"),
     [
