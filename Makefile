@@ -13,7 +13,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 .PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants coverage fuzz test-distributed test-scale test-vllm test-browser test-trackers \
-	test-peers test-gym test-gym-all test-environments test-package check format lint types docs bench bench-gpu clean
+	test-peers test-gym test-gym-all test-environments test-notebooks test-package check format lint types docs bench bench-gpu clean
 
 help:
 	@echo "make quickstart   first result on this machine"
@@ -29,10 +29,11 @@ help:
 	@echo "make test-vllm    the vLLM engine against the real vLLM (its CPU build, in an environment of its own), also on Ray"
 	@echo "make test-scale   both of these"
 	@echo "make test-browser the report in a real Chromium, which is installed if there is none"
-	@echo "make test-trackers TensorBoard, Weights & Biases and trackio, in an environment of their own"
-	@echo "make test-peers   the same rollouts through TRL's GRPOTrainer and through our update; TRL has an environment of its own"
+	@echo "make test-trackers TensorBoard, Weights & Biases, trackio, MLflow and SwanLab, in an environment of their own"
+	@echo "make test-peers   the same rollouts through TRL's GRPOTrainer and through our update; lm_eval on an exported model"
 	@echo "make test-gym     tasks of reasoning-gym, in an environment of its own; make test-gym-all every one of them, on demand"
 	@echo "make test-environments environments of verifiers and OpenEnv by their adapters, in an environment of their own"
+	@echo "make test-notebooks the notebooks in a real kernel, in an environment of its own"
 	@echo "make test-package wheel and sdist, built, looked into, installed and run from another folder"
 	@echo "make docs         the documentation as a site in site/, every link checked"
 	@echo "make bench        speed on this CPU, written to docs/results/bench-cpu.json"
@@ -54,7 +55,7 @@ install: $(INSTALLED)
 
 # One after the other: several pips at once fetch the same packages several times.
 environments: $(INSTALLED)
-	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.peers $(VENV)/.gym $(VENV)/.adapters $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
+	@for made in $(VENV)/.browser $(VENV)/.trackers $(VENV)/.peers $(VENV)/.gym $(VENV)/.adapters $(VENV)/.notebooks $(VENV)/.scale $(VENV)/.docs $(VENV)/.build $(VLLM_INSTALLED); do \
 		$(MAKE) --no-print-directory $$made || exit 1; done
 
 quickstart: $(INSTALLED)
@@ -65,7 +66,7 @@ ladder-smoke: $(INSTALLED)
 
 # Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less.
 TESTS ?=
-EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not gym and not environments and not distributed
+EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not gym and not environments and not notebooks and not distributed
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" $(TESTS)
@@ -91,7 +92,7 @@ test-mutants: $(VENV)/.mutants
 	@PYTHONPATH=src:tools/mutants $(VENV)/mutants/bin/python -m pytest tools/mutants/test_operators.py
 	@PYTHONPATH=src $(VENV)/mutants/bin/python tools/mutants/run.py $(MUTANTS)
 
-# Coverage of the everyday suite, on demand: which lines of a room no test runs.
+# Coverage of the everyday suite, on demand: which lines of a package no test runs.
 coverage: $(INSTALLED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pytest-cov
 	@$(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" --cov=dapo --cov-report=term-missing:skip-covered $(TESTS)
@@ -129,19 +130,20 @@ test-browser: $(VENV)/.browser
 # The trackers bring many packages of their own: they see the project's environment, but do not change it.
 $(VENV)/.trackers: $(INSTALLED)
 	@$(PYTHON) -m venv $(VENV)/trackers
-	@$(VENV)/trackers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt tensorboard wandb trackio
+	@$(VENV)/trackers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt tensorboard wandb trackio mlflow-skinny sqlalchemy alembic swanlab
 	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/trackers/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
 	@touch $@
 
 test-trackers: $(VENV)/.trackers
 	@PYTHONPATH=src $(VENV)/trackers/bin/python -m pytest -m trackers tests/tracking
 
-# TRL sees the project's environment, but does not change it: of its own dependencies only accelerate is missing there.
+# TRL and lm_eval see the project's environment, but do not change it: of TRL's dependencies only accelerate is missing there.
 $(VENV)/.peers: $(INSTALLED)
 	@$(PYTHON) -m venv $(VENV)/peers
 	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt psutil
-	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps trl==1.16.0 accelerate==1.15.0
+	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt trl==1.16.0 accelerate==1.15.0 peft
 	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/peers/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt lm_eval==0.4.13
 	@touch $@
 
 test-peers: $(VENV)/.peers
@@ -172,6 +174,16 @@ $(VENV)/.adapters: $(INSTALLED) requirements-environments.txt
 test-environments: $(VENV)/.adapters
 	@DAPO_NEEDS_ENVIRONMENTS=1 OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/adapters/bin/python -m pytest -m environments tests/environments $(TESTS)
 
+# A kernel and what executes notebooks see the project's environment, but do not change it.
+$(VENV)/.notebooks: $(INSTALLED)
+	@$(PYTHON) -m venv $(VENV)/notebooks
+	@$(VENV)/notebooks/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt nbclient ipykernel ipywidgets
+	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/notebooks/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	@touch $@
+
+test-notebooks: $(VENV)/.notebooks
+	@PYTHONPATH=src $(VENV)/notebooks/bin/python -m pytest -m notebooks tests/notebooks $(TESTS)
+
 # Ray and peft see the project's environment, but do not change it; peft's own dependencies are there already.
 $(VENV)/.scale: $(INSTALLED)
 	@$(PYTHON) -m venv $(VENV)/scale
@@ -181,7 +193,9 @@ $(VENV)/.scale: $(INSTALLED)
 	@touch $@
 
 test-distributed: $(VENV)/.scale
-	@OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "distributed and not gpu" --timeout 1800 tests/distributed
+	@RAY_worker_niceness=0 OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "distributed and not gpu" --timeout 1800 tests/distributed
+	@OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "not slow and not gpu" -k "lora or adapter" \
+		tests/models tests/rollout/test_engines.py tests/trainer/test_qlora.py
 
 test-scale: test-distributed test-vllm
 

@@ -1,6 +1,7 @@
 """The one structural rule: imports point downwards, and the heavy libraries stay where they belong."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -26,6 +27,7 @@ LAYERS = [
     ["rewards", "tracking", "peers"],
     ["config"],
     ["files", "parquet_size", "chat_client", "console"],
+    ["waiting"],
     ["types", "errors", "commands", "processes"],
     ["algorithms"],
 ]
@@ -42,7 +44,8 @@ def area(path: Path) -> str:
     return first.removesuffix(".py")
 
 
-def modules(path: Path) -> set[str]:
+@functools.cache
+def modules(path: Path) -> frozenset[str]:
     """Dotted names of everything a file imports, at any depth of nesting."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -51,7 +54,7 @@ def modules(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; write the whole name"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def imports(path: Path) -> set[str]:

@@ -20,6 +20,10 @@ class DapoError(Exception):
         self.message = message
         self.remedy = remedy
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(DapoError):
     """A key, a value or a combination of keys that cannot be used."""
@@ -44,11 +48,17 @@ class OutOfMemoryError(EngineError):
 
 
 class VerifierError(DapoError):
-    """A verifier that judges nothing any more."""
+    """A verifier that fails on every response."""
 
 
 class VerifierStopped(VerifierError):
-    """A judge that cannot be asked for now: the run writes a checkpoint and ends, and may be resumed."""
+    """An LLM judge that cannot be asked for now: the run writes a checkpoint and ends, and may be resumed."""
+
+    exit_code = EXIT_FAILED
+
+
+class WaitedTooLong(DapoError):
+    """What a run waited for has not come within train.max_wait_s: it ends, and may be resumed."""
 
     exit_code = EXIT_FAILED
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dapo.errors import ConfigError, cannot_write
+from dapo.waiting.registry import waiting
 
+LONG_WRITE = 4.0  # times the limit of other waits: a checkpoint is large, and a disk may be slow
 UNFINISHED = ".tmp"  # how the names of files and folders end that are still being written
 
 
@@ -22,7 +24,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Add one JSON line, flushed to disk. A line that a crash truncated before it stays a line of its own."""
     line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
     try:
-        with open(path, "ab+", opener=own_file) as file:
+        with waiting(lambda: f"file {path}"), open(path, "ab+", opener=own_file) as file:
             file.write(line if ends_whole(file) else b"\n" + line)
             file.flush()
             os.fsync(file.fileno())
@@ -57,7 +59,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a JSONL file; truncated ones, and those whose step is not a number, are left out."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with waiting(lambda: f"file {path}"):
+        file = path.open(encoding="utf-8", errors="replace")
+    with file:
         for line in file:
             try:
                 record = json.loads(line)
@@ -92,14 +96,15 @@ def written_aside(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """
     aside = name_aside(path)
     try:
-        aside.unlink(missing_ok=True)  # a link in its place may lead anywhere
-        yield aside
-        sync(aside)
-        if overwrite:
-            aside.replace(path)
-        else:
-            link(aside, path)
-        sync(path.parent)
+        with waiting(lambda: f"file {path}", patience=LONG_WRITE):
+            aside.unlink(missing_ok=True)  # a link in its place may lead anywhere
+            yield aside
+            sync(aside)
+            if overwrite:
+                aside.replace(path)
+            else:
+                link(aside, path)
+            sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
 
@@ -112,9 +117,10 @@ def folder_written_aside(path: Path, *, overwrite: bool = True) -> Iterator[Path
     """
     aside = name_aside(path)
     try:
-        aside.mkdir(parents=True)
-        yield aside
-        put_folder(aside, path, overwrite=overwrite)
+        with waiting(lambda: f"folder {path}", patience=LONG_WRITE):
+            aside.mkdir(parents=True)
+            yield aside
+            put_folder(aside, path, overwrite=overwrite)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -154,14 +160,15 @@ def link(aside: Path, path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with waiting(lambda: f"file {path}", patience=LONG_WRITE), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:
     """Flush a file, or what a folder holds by name, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with waiting(lambda: f"file {path}"):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

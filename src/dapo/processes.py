@@ -4,8 +4,15 @@ The working folder may hold a `json.py` or a `sympy.py` of somebody else's. It i
 names, after the standard library and all installed packages.
 """
 
+from __future__ import annotations
+
 import os
 import sys
+
+TYPE_CHECKING = False  # as type checkers know it; until the path is safe, little is imported
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
 
 SAFE_PATH, BY_US = "PYTHONSAFEPATH", "dapo"  # any value switches it on; ours is known again by it
 
@@ -22,6 +29,32 @@ def search_working_folder() -> None:
     folder = working_folder()
     if folder is not None and not any(map(is_working_folder, sys.path)):
         sys.path.append(folder)
+
+
+def imported(name: str) -> Any:
+    """What `package.module:name` or `FILE.py:name` names. It is run by this: call it in workers only."""
+    place, _, attribute = name.rpartition(":")
+    return getattr(imported_module(place), attribute)
+
+
+def imported_module(place: str) -> ModuleType:
+    """A module by its name, or by its file, whose folder stays off the path: other files there shadow nothing."""
+    import importlib.util
+
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = os.path.abspath(place)
+    if path not in sys.modules:
+        spec = importlib.util.spec_from_file_location(path, path)
+        assert spec is not None, "a name that ends in .py has a loader"
+        assert spec.loader is not None, "likewise"
+        module = sys.modules[path] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[path]
+            raise
+    return sys.modules[path]
 
 
 def python_command(*arguments: str) -> list[str]:

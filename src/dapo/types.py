@@ -80,7 +80,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict with its evidence: what was extracted, what it was compared with, and how much work that took."""
+    """A verifier's verdict with its evidence: what was extracted and compared, and how much work that took."""
 
     verdict: Verdict
     value: float  # raw reward before shaping: +1 / −1 for rule-based verifiers (DAPO eq. 7)
@@ -115,10 +115,10 @@ def engine_fault(problem: Problem) -> Judgement:
 
 
 class Judge(Protocol):
-    """What sampling and evaluation need of a verifier: hand in responses, wait for their judgements."""
+    """What sampling and evaluation need of a verifier: hand in responses, wait for their verdicts."""
 
     def submit(self, task: Task) -> int:
-        """A ticket for this response; judging may begin at once."""
+        """A ticket for this response; verifying may begin at once."""
         ...
 
     def wait(self, tickets: Iterable[int]) -> dict[int, Judgement]:

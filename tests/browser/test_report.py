@@ -18,6 +18,7 @@ from dapo.ablation.measure import measure
 from dapo.ablation.summary import settings_of, summarise, this_machine
 from dapo.ablation.write import write_all
 from dapo.files import append_line, cut_back
+from dapo.report.frame import frame
 from dapo.report.page import write_page
 from dapo.report.serve import make_server
 
@@ -138,6 +139,24 @@ def test_the_page_opens_and_draws_without_error_or_network(watch: Watch, run: Pa
         page.wait_for_timeout(120)
     drawn = page.locator(".chart .plot .main-svg").count()
     assert drawn >= 14
+    watch.check()
+
+
+def test_the_page_in_a_notebooks_frame_is_whole_and_stays_inside(watch: Watch, run: Path, tmp_path: Path):
+    around = tmp_path / "notebook.html"
+    around.write_text(f"<!doctype html><meta charset='utf-8'><body>{frame(run)}</body>", encoding="utf-8")
+    watch.page.goto(around.as_uri())
+    inner = watch.page.frames[1]
+    inner.wait_for_selector("[data-ready]")
+    inner.click("#links >> text=Curves")
+    inner.wait_for_selector("#chart-accuracy .plot path.js-line")
+    inner.click("#links >> text=Rollouts")
+    inner.locator(".group-row", has_text="hostile?").first.click()
+    inner.wait_for_selector(".question code:text-is('hostile')")
+    assert "<script>window.hacked = 1</script>" in inner.locator(".response").first.inner_text()
+    assert inner.url == "about:srcdoc", "a link to a section does not leave the page"
+    assert inner.evaluate("window.origin") == "null"
+    assert inner.evaluate("window.hacked") is None
     watch.check()
 
 

@@ -127,6 +127,8 @@ def test_responses_with_an_environment_are_episodes_and_are_not_mixed_with_other
     longer = dapo(*words, "guess")
     assert longer.returncode == 2
     assert "with what environment guess adds, the prompt" in longer.stderr
+    out.unlink(missing_ok=True)
+    assert "ConfigError: --environment = 'nowhere:Game': cannot be imported" in dapo(*words, "nowhere:Game").stderr
 
 
 def test_an_environment_of_a_strangers_run_needs_trust(tmp_path: Path):
@@ -138,5 +140,29 @@ def test_an_environment_of_a_strangers_run_needs_trust(tmp_path: Path):
     assert "--environment none" in refused.value.remedy
     trusted = way_of(*nothing, trust=True)
     assert (trusted["environment"], trusted["max_turns"]) == ("theirs:Game", 3)
-    assert way_of(*nothing, environment="guess", max_turns=5) == trusted | {"environment": "guess", "max_turns": 5}
+    assert trusted["environment_key"] == "data.environment"
+    typed = {"environment": "guess", "environment_key": "--environment", "max_turns": 5}
+    assert way_of(*nothing, environment="guess", max_turns=5) == trusted | typed
     assert way_of(*nothing, environment="none")["environment"] == ""
+
+
+def test_a_source_of_the_runs_mixture_has_its_own_environment(tmp_path: Path):
+    keys = ["data.train={a = {path='one.jsonl'}, b = {path='two.jsonl', environment='guess'}}"]
+    keys += ["data.eval={c = {path='three.jsonl', environment='theirs:Game'}}"]
+    (tmp_path / "config.toml").write_text(to_toml(load_recipe("quickstart", keys).config))
+    nothing = (str(tmp_path), None, None, None, None, None)
+    said = {
+        data: (way["environment"], way["environment_key"])
+        for data in ("one.jsonl", "two.jsonl", "three.jsonl", "other.jsonl")
+        for way in [way_of(*nothing, data=data, trust=True)]
+    }
+    assert said == {
+        "one.jsonl": ("", "data.environment"),
+        "two.jsonl": ("guess", "data.train.b.environment"),
+        "three.jsonl": ("theirs:Game", "data.eval.c.environment"),
+        "other.jsonl": ("", "data.environment"),
+    }
+    typed = way_of(*nothing, data="two.jsonl", environment="wordle", trust=True)
+    assert (typed["environment"], typed["environment_key"]) == ("wordle", "--environment")
+    with pytest.raises(ConfigError, match=r"data\.eval\.c\.environment = theirs:Game"):
+        way_of(*nothing, data="three.jsonl")

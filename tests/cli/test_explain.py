@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dapo.cli.explain.cluster import at_once_in_words as at_once_in_a_cluster
-from dapo.cli.explain.command import at_once_in_words, plan_of, why_no_shape
+from dapo.cli.explain.command import at_once_in_words, plan_of
 from dapo.config import load_recipe
-from dapo.config.model_shapes import shape_from_config, shape_of
+from dapo.config.model_shapes import shape_from_config, shape_of, why_no_shape
 
 SHAPE = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 99}
 

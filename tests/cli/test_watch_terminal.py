@@ -67,7 +67,7 @@ def test_a_terminal_gets_a_live_view_that_fits_it(tmp_path: Path):
     view = [line for line in lines if not line.startswith(("Done:", str(tmp_path)))]
     assert max(map(len, view)) <= WIDTH
     last = [line.split()[0] for line in view if line.strip()][-4:]
-    assert last == ["steps", "updates", "accuracy", "entropy"]  # two bars, and the numbers in whole cells on two lines
+    assert last == ["steps", "updates", "accuracy", "in"]  # two bars, and the numbers in whole cells on two lines
     assert any(re.match(r"steps .* 2/2 ", line) for line in view)
 
 

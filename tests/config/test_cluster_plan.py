@@ -79,7 +79,7 @@ def test_with_more_engines_a_step_is_sampled_sooner_and_more_of_them_wait():
     assert seconds == sorted(seconds, reverse=True)
     assert idle == sorted(idle)
     assert seconds[0] / seconds[-1] < 16  # the longest response is as long as ever
-    # The prefix rule: what is trained on does not depend on how many there are.
+    # Selection in order: what is trained on does not depend on how many there are.
     assert len({f.trained_tokens for f in sampled}) == 1
 
 

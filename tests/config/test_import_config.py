@@ -222,6 +222,71 @@ def test_a_grpo_config_in_python(tmp_path: Path):
     assert "whole distribution" in said(out.missing, "top_p")
 
 
+def lora_of(out: Translation, folder: Path) -> dict[str, object]:
+    keys = loaded(out, folder)
+    return {key.removeprefix("model.lora."): keys[key] for key in out.keys if key.startswith("model.lora.")}
+
+
+@pytest.mark.parametrize(
+    ("calls", "ours"),
+    [
+        ("LoraConfig(r=4)", {"rank": 4, "alpha": 8.0}),  # peft's default
+        ("LoraConfig(lora_dropout=0.1)", {"rank": 8, "alpha": 8.0, "dropout": 0.1}),
+        (
+            "LoraConfig(r=4, lora_alpha=64, use_rslora=True, target_modules=['q_proj', 'v_proj'])",
+            {"rank": 4, "alpha": 64.0, "rank_stabilized": True, "target_modules": ["q_proj", "v_proj"]},
+        ),
+        ("LoraConfig(r=4, target_modules='all-linear')", {"rank": 4, "alpha": 8.0}),
+        (
+            "LoraConfig(r=4)\nBitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')",
+            {"rank": 4, "alpha": 8.0, "quantization": "nf4"},
+        ),
+        (
+            "LoraConfig(r=4)\nBitsAndBytesConfig(load_in_8bit=True)",
+            {"rank": 4, "alpha": 8.0, "quantization": "int8"},
+        ),
+    ],
+)
+def test_an_adapter_as_peft_has_it(tmp_path: Path, calls: str, ours: dict[str, object]):
+    text = f"GRPOConfig(num_generations=8, max_steps=4)\n{calls}"
+    assert lora_of(translate(write(tmp_path, "a.py", text)), tmp_path) == ours
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("lora_r: 4", {"rank": 4, "alpha": 32.0, "dropout": 0.05}),  # TRL's defaults
+        ("use_peft: true", {"rank": 16, "alpha": 32.0, "dropout": 0.05}),
+        ("use_peft: false\nlora_r: 4\nload_in_4bit: true", {}),
+        ("use_peft: true\nlora_dropout: 0\nload_in_4bit: true", {"rank": 16, "alpha": 32.0, "quantization": "nf4"}),
+        ("use_peft: true\nlora_dropout: 0\nload_in_8bit: true", {"rank": 16, "alpha": 32.0, "quantization": "int8"}),
+        ("use_peft: true\nlora_dropout: 0\nload_in_8bit: false", {"rank": 16, "alpha": 32.0}),
+    ],
+)
+def test_an_adapter_as_trl_has_it(tmp_path: Path, given: str, ours: dict[str, object]):
+    out = translate(write(tmp_path, "a.yaml", f"num_generations: 8\nmax_steps: 4\n{given}\n"))
+    assert lora_of(out, tmp_path) == ours
+    assert not any("not known" in remark.why for remark in out.missing)
+
+
+def test_what_an_adapter_has_otherwise_is_said(tmp_path: Path):
+    def remarks(calls: str) -> tuple[Translation, str]:
+        text = f"GRPOConfig(num_generations=8, max_steps=4)\n{calls}"
+        out = translate(write(tmp_path, "a.py", text))
+        return out, " ".join(f"{remark.setting}: {remark.why}" for remark in [*out.missing, *out.differs])
+
+    four = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)"
+    _, told = remarks(f"LoraConfig(r=4, target_modules='.*proj', lora_dropout=0.1, bias='all')\n{four}")
+    for part in ("the levels of NF4", "a second time", "a pattern", "in updates only", "lora.bias = all"):
+        assert part in told
+    _, told = remarks("LoraConfig(r=4)\nBitsAndBytesConfig(load_in_8bit=True)")
+    assert "one per row" in told
+    assert "often q_proj and v_proj" in told
+    out, told = remarks(four)
+    assert "model.lora.quantization keeps weights under an adapter" in told
+    assert not any(key.startswith("model.lora") for key in out.keys)
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [(None, "linear"), ("constant_with_warmup", "none"), ("cosine_with_restarts", "cosine"), ("polynomial", "none")],
@@ -636,7 +701,7 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(WORDS | st.text(max_size=6), max_size=20))
 def test_any_text_is_a_recipe_or_one_message(tmp_path_factory: pytest.TempPathFactory, pieces: list[str]):
     path = tmp_path_factory.getbasetemp() / "any.sh"

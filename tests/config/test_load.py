@@ -30,8 +30,8 @@ def write(folder: Path, text: str) -> str:
 
 def test_the_presets_and_recipes_that_the_readme_promises_are_there():
     assert preset_names() == [
-        "cispo", "dapo", "dapo-fast", "dr-grpo", "grpo", "grpo-naive", "gspo", "ppo", "reinforce++", "rft",
-        "rloo", "scalerl", "vanilla-ppo", "vapo",
+        "cispo", "dapo", "dapo-fast", "distillation", "dr-grpo", "grpo", "grpo-naive", "gspo", "ppo", "reinforce++",
+        "rft", "rloo", "scalerl", "vanilla-ppo", "vapo",
     ]  # fmt: skip
     assert recipe_names() == [
         "arithmetic-gym",
@@ -42,10 +42,14 @@ def test_the_presets_and_recipes_that_the_readme_promises_are_there():
         "dapo-qwen2.5-32b",
         "gsm8k-0.5b-lora-8gb",
         "gsm8k-1.5b-24gb",
+        "gsm8k-1.5b-qlora-8gb",
+        "gsm8k-coder-0.5b-distill-h200",
         "gsm8k-coder-0.5b-ladder",
         "gsm8k-coder-1.5b-h200",
+        "gsm8k-coder-1.5b-python-h200",
         "ladder",
         "math-1.5b-80gb",
+        "math-7b-qlora-24gb",
         "quickstart",
     ]
 
@@ -258,8 +262,14 @@ def part(name: str = "format", **keys: object) -> str:
         ("train.betas=[2.0, 0.9]", ["train.betas = [2.0, 0.9]", "below 1"]),
         ("sampling.max_staleness_updates=4", ["sampling.max_staleness_updates: has no effect here", "carry_over"]),
         ("algorithm.gae.gamma=0.9", ["algorithm.gae.gamma: has no effect here", 'algorithm.advantage = "gae"']),
+        ("algorithm.kl.path=bundled", ["algorithm.kl.path: has no effect here", "algorithm.kl.coefficient"]),
         ("algorithm.kl.kind=k1", ["algorithm.kl.kind: has no effect here", "algorithm.kl.coefficient"]),
         ("model.lora.alpha=8", ["model.lora.alpha: has no effect here", "model.lora.rank"]),
+        ("model.lora.rank_stabilized=true", ["model.lora.rank_stabilized: has no effect here", "model.lora.rank"]),
+        ("model.lora.dropout=0.1", ["model.lora.dropout: has no effect here", "model.lora.rank"]),
+        ("model.lora.dropout=1.0", ["model.lora.dropout = 1"]),
+        ("model.lora.quantization=int8", ["model.lora.quantization: has no effect here", "model.lora.rank"]),
+        ("model.lora.quantization=int4", ["model.lora.quantization", "int8", "nf4"]),
         ("algorithm.loss_constant_tokens=8", ["algorithm.loss_constant_tokens: has no effect"]),
         ("cluster.gpus=8", ["cluster.gpus: has no effect here", "cluster.backend"]),
         ("rollout.tensor_parallel=2", ["rollout.tensor_parallel: has no effect here", "rollout.engine"]),
@@ -297,6 +307,18 @@ def test_bad_overrides_name_key_value_reason_and_remedy(override: str, parts: li
 def test_importance_correction_on_top_of_bypass_has_nothing_to_correct():
     message = refused("quickstart", "algorithm.old_logp=bypass", "algorithm.correction.cap=2.0")
     assert "is 1 for every token" in message
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_quantized_base_is_refused_where_it_saves_nothing_or_would_be_divided(kind: str):
+    quantized = ["model.lora.rank=8", f"model.lora.quantization={kind}"]
+    assert load_recipe("quickstart", quantized).config.base_quantization == kind
+    message = refused("quickstart", *quantized, "rollout.engine=vllm")
+    assert f"model.lora.quantization = {kind}: rollout.engine = vllm keeps" in message
+    assert 'Set rollout.engine = "local"' in message
+    ranks = [*quantized, "cluster.backend=torchrun"]
+    assert 'Set cluster.shard = "none"' in refused("quickstart", *ranks, "cluster.shard=full")
+    load_recipe("quickstart", [*ranks, "cluster.shard=none"])
 
 
 def test_stale_tokens_need_a_bound_and_dynamic_sampling():
@@ -378,8 +400,10 @@ def test_a_key_of_a_recipe_in_a_section_switched_off_is_listed_and_not_refused()
     assert resolved.unused == {"shaping.overlong_buffer_tokens": "shaping.overlong_penalty above 0"}
 
 
-@pytest.mark.parametrize("preset", preset_names())
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("quickstart", preset) for preset in preset_names()] + [(name, "vapo") for name in recipe_names()],
+)
 def test_a_resolved_config_is_a_recipe(name: str, preset: str, tmp_path: Path):
     config = load_recipe(name, [f"preset={preset}"]).config
     (tmp_path / "config.toml").write_text(to_toml(config))
@@ -423,3 +447,20 @@ def test_sources_are_set_like_other_keys_and_a_table_replaces_them_all(tmp_path:
 def test_the_same_set_with_another_verifier_is_another_source():
     table = "data.train={a={path='x'}, b={path='x', verifier='exact'}, c={path='x', template='dapo'}}"
     assert len(load_recipe("quickstart", [table]).config.data.train) == 3
+
+
+# ---------------------------------------------------------------- a teacher
+
+
+@pytest.mark.parametrize(
+    ("override", "said", "remedy"),
+    [
+        ("algorithm.kl.kind=k3", "algorithm.kl.kind = k3: .* reverse KL for k1 alone", "k1"),
+        ("algorithm.loss=gspo", "algorithm.loss = gspo: it has one ratio for a response", "gspo-token"),
+        ("algorithm.kl.coefficient=0.0", "algorithm.advantage = none: .* nothing is learned", "distillation"),
+    ],
+)
+def test_what_distillation_cannot_be_combined_with(override: str, said: str, remedy: str):
+    with pytest.raises(ConfigError, match=said) as error:
+        load_recipe("quickstart", ["preset=distillation", override])
+    assert remedy in error.value.remedy

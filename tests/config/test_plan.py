@@ -4,12 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from dapo.config import load_recipe
 from dapo.config.horizon import warnings_of
 from dapo.config.machine import GIB
 from dapo.config.model_shapes import KNOWN, shape_of
-from dapo.planning.plan import memory_of, parts_of, work_of
+from dapo.learner.optimizer import Optimizer
+from dapo.models import logprobs
+from dapo.planning.plan import HEAD_LOGITS, memory_of, parts_of, work_of
+
+ROOT = Path(__file__).parents[2]
+
+SEVEN = "Qwen/Qwen2.5-7B-Instruct"
 
 
 def test_the_published_run_in_plain_numbers():
@@ -75,12 +82,42 @@ def test_lora_trains_a_sliver_and_sharding_divides():
     memory = memory_of(config, shape, is_cuda=True, gpus=1)
     assert memory.parts["gradients and optimizer"] < 0.1 * 16 * shape.parameters
     assert memory.fixed < 8 * GIB
+    assert shape.lora_parameters(8, ("q_proj", "down_proj")) == 24 * 8 * ((896 + 896) + (4864 + 896))
     eight = load_recipe("dapo-math-7b-8x80gb").config
     shape = shape_of(eight.model.path)
     assert shape is not None
     one, many = (memory_of(eight, shape, is_cuda=True, gpus=n) for n in (1, 8))
     assert many.parts["gradients and optimizer"] == one.parts["gradients and optimizer"] // 8
     assert many.parts["engine's gathered weights"] == 2 * shape.parameters
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8.5), ("nf4", 4.5)])
+def test_a_quantized_base_has_half_a_bit_of_scales_and_is_the_reference_itself(kind: str, bits: float):
+    """Of the matrices inside the layers; embeddings, norms and biases stay in 16 bits."""
+    shape = KNOWN["qwen/qwen2.5-7b"]
+    quantized = [f"model.lora.quantization={kind}", f"model.path={SEVEN}", "preset=grpo"]
+    one, lora = (
+        memory_of(load_recipe("gsm8k-1.5b-24gb", keys).config, shape, is_cuda=True, gpus=1)
+        for keys in (quantized, quantized[1:])
+    )
+    matrices = shape.linear_parameters
+    assert lora.parts["weights"] - one.parts["weights"] == matrices * 2 - matrices * bits / 8
+    assert one.parts["dequantized matrices"] == 2 * 2 * 3584 * 18944
+    assert "reference model" not in one.parts.keys() | lora.parts.keys()
+    teacher = load_recipe("gsm8k-1.5b-24gb", [*quantized, f"algorithm.kl.path={SEVEN}"]).config
+    assert memory_of(teacher, shape, is_cuda=True, gpus=1).parts["reference model"] == 2 * shape.parameters
+    ranks = load_recipe("gsm8k-1.5b-24gb", [*quantized, "cluster.backend=torchrun", "cluster.gpus=2"]).config
+    assert memory_of(ranks, shape, is_cuda=True, gpus=2).parts == one.parts  # nothing is sharded
+
+
+@pytest.mark.parametrize(("recipe", "gib"), [("gsm8k-1.5b-qlora-8gb", 8), ("math-7b-qlora-24gb", 24)])
+def test_recipes_of_qlora_fit_their_card(recipe: str, gib: int):
+    config = load_recipe(recipe).config
+    shape = shape_of(config.model.path)
+    assert shape is not None
+    limit = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+    memory = memory_of(config, shape, is_cuda=True, gpus=1)
+    assert memory.full_length_responses(gib, limit) >= config.rollout.max_concurrent_sequences
 
 
 def test_a_critic_and_a_reference_are_counted():
@@ -92,6 +129,34 @@ def test_a_critic_and_a_reference_are_counted():
     assert grpo.parts["reference model"] == 2 * shape.parameters
     assert ppo.parts["weights"] == 2 * dapo.parts["weights"]
     assert "reference model" not in dapo.parts
+
+
+@pytest.mark.parametrize("preset", ["ppo", "grpo"])
+def test_the_estimate_is_the_peak_that_was_measured_of_an_update(preset: str):
+    """Of tensors, by torch's count, on an H200: neither an engine nor CUDA's own memory is in it."""
+    measured = json.loads((ROOT / "docs/results/bench-presets-h200.json").read_text())["presets"][preset]["peak_gib"]
+    config = load_recipe("gsm8k-coder-1.5b-h200", [f"preset={preset}"]).config  # 1.5 B, 16,384 tokens as measured
+    parts = memory_of(config, KNOWN["qwen/qwen2.5-1.5b"], is_cuda=True, gpus=1).parts
+    of_update = sum(size for name, size in parts.items() if name not in ("engine's logits", "CUDA itself")) / GIB
+    assert of_update == pytest.approx(measured, rel=0.01)
+
+
+def test_a_chunk_of_logits_is_as_large_as_the_head_makes_it():
+    assert HEAD_LOGITS == {True: logprobs.CUDA_CHUNK_ELEMENTS, False: logprobs.CHUNK_ELEMENTS}
+
+
+def test_gradients_of_a_critic_are_gone_before_those_of_the_policy_come():
+    """What the estimate counts once: an optimizer drops its gradients with its step, and keeps masters and moments."""
+    weights = torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+    settings = {"betas": (0.9, 0.999), "weight_decay": 0.0, "max_grad_norm": 1.0}
+    optimizer = Optimizer([("w", weights)], **settings)
+    weights.sum().backward()
+    master = optimizer.masters["w"]
+    assert (weights.grad, master.grad.nbytes) == (None, 4 * 1000)
+    optimizer.step(1e-3)
+    assert master.grad is None
+    held = [master.data, *(tensor for tensor in optimizer.moments.tensors().values() if tensor.dim())]
+    assert sum(tensor.nbytes for tensor in held) == (4 + 8) * 1000
 
 
 def test_parts_say_what_is_off_too():
@@ -149,3 +214,16 @@ def test_no_warning_where_a_reward_reaches_enough():
     paper = ["preset=vapo", "algorithm.gae.length_adaptive_floor=1"]  # 1,024 of 20,480: known to work
     assert warnings_of(load_recipe("dapo-qwen2.5-32b", [*paper, "sampling.dynamic=false"]).config) == []
     assert warnings_of(load_recipe("quickstart", ["preset=vanilla-ppo"]).config) == []  # 20 of 64
+
+
+def test_a_teacher_is_in_the_plan_with_its_own_size():
+    config = load_recipe("gsm8k-coder-1.5b-h200", ["preset=distillation", "algorithm.kl.path=Qwen/Qwen2.5-7B"]).config
+    shape = shape_of(config.model.path)
+    assert shape is not None
+    parts = memory_of(config, shape, is_cuda=True, gpus=1).parts
+    assert parts["reference model"] == 2 * KNOWN["qwen/qwen2.5-7b"].parameters  # bfloat16
+    said = dict(parts_of(config))
+    assert said["advantage"] == "none: distillation"
+    assert said["KL to a reference"] == (
+        "1 x k1 in every token's advantage: on-policy distillation, from Qwen/Qwen2.5-7B"
+    )

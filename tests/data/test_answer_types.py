@@ -1,7 +1,7 @@
 """The kinds of reference that `dapo data check` counts, and that no text takes long to classify."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpu_time import cpu_seconds
@@ -34,6 +34,7 @@ def test_kinds(answer, kind):
     assert answer_type(answer) == kind
 
 
+@settings(max_examples=30)
 @given(st.text())
 def test_every_text_has_a_kind(answer):
     assert answer_type(answer)

@@ -98,8 +98,8 @@ def test_what_is_missing_or_fails_is_said(changes: list[str], error: type[Except
 def test_a_verifier_of_the_users_that_works_is_tried_once_and_taken(verifier: str, monkeypatch: pytest.MonkeyPatch):
     tried = []
 
-    def noted(found: DataSource, name: str, config: Config) -> None:
-        try_verifier(found, name, config)
+    def noted(found: DataSource, name: str, config: Config, parts: object) -> None:
+        try_verifier(found, name, config, parts)  # type: ignore[arg-type]
         tried.append(name)
 
     monkeypatch.setattr(inputs, "try_verifier", noted)

@@ -68,7 +68,7 @@ def sources_of(came: list[tuple[str, int]]) -> str:
 
 @given(steps)
 def test_taking_back_leaves_no_trace(play: list[tuple[int, float]]):
-    """The prefix rule: what was submitted beyond the last group used comes again, from the same sources."""
+    """Selection in order: what was submitted beyond the last group used comes again, from the same sources."""
     sizes, of = {"a": 7, "b": 50, "c": 3}, [2.0, 1.0, 0.5]
     greedy, exact = mixture(sizes, of), mixture(sizes, of)
     for n, share in play:

@@ -86,7 +86,7 @@ def test_a_state_taken_within_a_step_keeps_the_steps_problems(n, seed, first, th
 
 @given(sizes, seeds, st.lists(st.integers(0, 12), max_size=10))
 def test_over_provisioning_changes_nothing_but_waste(n, seed, used):
-    """Prefix rule: submitting more than is used, then rewinding, leaves the same order as submitting just that."""
+    """In-order selection: to submit more than is used and rewind leaves the same order as to submit just that."""
     lean, eager = ProblemOrder(n, seed=seed), ProblemOrder(n, seed=seed)
     exact = play(lean, [(k, 1.0) for k in used])
     for k, expected in zip(used, exact, strict=True):

@@ -76,8 +76,11 @@ def do(
     resumes: bool = False,
     kill: tuple[int, str, int] | None = None,
     garble: tuple[int, int] | None = None,
+    memory: tuple[int, int] | None = None,
+    stages: bool = False,
 ) -> None:
     """One run under `root`, new or resumed, with the gradient of every update written beside it."""
+    world.stages = stages  # type: ignore[misc]
     home = root / f"{family}-{dtype}"
     if world.is_first:
         home.mkdir(exist_ok=True)
@@ -94,6 +97,8 @@ def do(
     try:
         if garble is not None and garble[0] == world.rank:
             send_garbage(garble[1])
+        if memory is not None and memory[0] == world.rank:
+            run_short_of_memory(run, memory[1])
         keep_gradients(run)
         train(run)
     finally:
@@ -112,6 +117,17 @@ def send_garbage(n: int) -> None:
         return encode(finished, logp_dtype)
 
     shared.encode = encode_garbage  # type: ignore[assignment]
+
+
+def run_short_of_memory(run: Run, tokens: int) -> None:
+    """This rank has memory for a pass over so many tokens, and for no more."""
+
+    def allocate(_policy: Any, arguments: tuple[Any, ...]) -> None:
+        if arguments[0].n_tokens > tokens:
+            raise torch.OutOfMemoryError(f"Tried to allocate {arguments[0].n_tokens} tokens")
+
+    for policy in {run.learner.policy, run.learner.whole}:
+        policy.register_forward_pre_hook(allocate)
 
 
 def keep_gradients(run: Run) -> None:

@@ -6,13 +6,14 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import children, environment, torchrun
+from launch import TESTS, children, environment, torchrun
 from ranks import one_process
 from test_torchrun import furthest, lines, weights, written
 from toy import recipe_file
@@ -87,6 +88,42 @@ def test_a_rank_that_sends_garbage_stops_the_run_by_name_and_nobody_trains_on_it
     assert "has a token outside of the vocabulary" in err
     assert len(lines(root / "garbage")) < 3
     goes_on_exactly(root, "garbage")
+
+
+@pytest.mark.parametrize("shard", ["full", "none"])
+def test_a_rank_with_a_third_of_the_memory_only_makes_the_micro_batches_smaller(root: Path, shard: str):
+    """It runs out of memory on micro-batches that the other one has room for: both go on with a quarter of them."""
+    keys = [*STEPS, f"cluster.shard={shard}", "train.tokens_per_microbatch=60"]
+    plan: dict[str, Any] = {"name": f"short-{shard}", "overrides": keys, "memory": [1, 20]}
+    code, _, err = end_of(torchrun(2, RANKS, str(root), json.dumps([plan])), 100)
+    assert code == 0, err
+    assert written(root / f"short-{shard}") == written(root / "straight")
+    assert furthest(weights(root / f"short-{shard}"), weights(root / "straight")) < 1e-9
+    if shard == "full":  # else it is rank 1's own business, and the first rank writes the events
+        told = (root / f"short-{shard}" / "events.jsonl").read_text()
+        assert "rank 1: Tried to allocate" in told
+        assert "tokens_per_microbatch 60 -> 30" in told
+        assert "tokens_per_microbatch 30 -> 15" in told
+
+
+@pytest.mark.parametrize("shard", ["full", "none"])
+def test_collectives_by_way_of_the_host_change_nothing(root: Path, shard: str):
+    """As for ranks that share a card; here the tensors are on the host already."""
+    plan: dict[str, Any] = {"name": f"staged-{shard}", "overrides": [*STEPS, f"cluster.shard={shard}"], "stages": True}
+    code, _, err = end_of(torchrun(2, RANKS, str(root), json.dumps([plan])), 100)
+    assert code == 0, err
+    assert written(root / f"staged-{shard}") == written(root / "straight")
+    assert furthest(weights(root / f"staged-{shard}"), weights(root / "straight")) < 1e-9
+
+
+def test_five_kills_of_one_of_two_ranks_lose_no_prompt(tmp_path: Path):
+    program = [sys.executable, str(TESTS / "trainer" / "kill_runs.py"), str(tmp_path), "5"]
+    done = subprocess.run(program, env={**environment(), "RANKS": "2"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [run["is_same"] for run in runs] == [True] * 5
+    assert sum(run["code"] == -signal.SIGKILL for run in runs) >= 4
+    assert {run["resumed_by"] for run in runs} == {1, 2}
 
 
 def test_a_rank_ten_times_slower_changes_nothing_but_the_time(root: Path):

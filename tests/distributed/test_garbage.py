@@ -1,6 +1,7 @@
 """What another rank sends is checked before it is used: each kind of damage is refused, with the rank's number."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from dapo.errors import EngineError
 from dapo.rollout.engine import NoiseKey, Request
 from dapo.rollout.messages import Expected, decode, decode_begun, encode
 from dapo.rollout.partial import PartialResponse, to_state
+from dapo.rollout.stops import Stops
 from dapo.types import Completion, Judgement, StopReason, Verdict
+from tiny_models import tiny_tokenizer
 
 LIMIT, VOCABULARY, EOS = 4, 50, 2
 
@@ -31,7 +34,8 @@ def expected() -> Expected:
         8: (1, PartialResponse(request(8), 1, *begun)),
         9: (0, PartialResponse(request(9), 2)),
     }
-    return Expected(1, running, VOCABULARY, newest_version=3, logp_dtype=np.float32, eos_ids=(EOS,))
+    stops = Stops(None, VOCABULARY)
+    return Expected(1, running, VOCABULARY, newest_version=3, logp_dtype=np.float32, eos_ids=(EOS,), stops=stops)
 
 
 def completion(tokens: list[int], reason: StopReason) -> Completion:
@@ -55,6 +59,16 @@ def message(change: Callable[[dict[str, Any], dict[str, Any]], None] = lambda _m
 
 def test_what_is_true_passes():
     assert [number for number, _ in decode(message(), expected())] == [7, 8]
+
+
+def test_a_response_may_end_with_a_string_of_its_request():
+    asked = replace(request(7), stop=(("", "w9w10"),))
+    claim = encode([(asked, completion([9, 10], StopReason.EOS))], np.float32)
+    known = replace(expected(), running={7: (1, PartialResponse(asked, 0))}, stops=Stops(tiny_tokenizer(), VOCABULARY))
+    known.stops.expect(asked)
+    assert [number for number, _ in decode(claim, known)] == [7]
+    with pytest.raises(EngineError, match="claims to end with an end token"):
+        decode(encode([(asked, completion([10, 9], StopReason.EOS))], np.float32), known)
 
 
 def put(name: str, at: int, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:

@@ -16,7 +16,8 @@ from toy import recipe
 from dapo.config.schema import ClusterConfig
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.message import from_bytes, to_bytes
-from dapo.distributed.world import Ranks, World, buckets, check_launch, end_with
+from dapo.distributed.staging import StagedAllGather, StagedReduceScatter, card_of, sum_on_host
+from dapo.distributed.world import Ranks, World, buckets, check_launch, end_with, one_rank
 from dapo.errors import ConfigError, EngineError, OutOfMemoryError
 from dapo.learner.microbatches import Micro, own_microbatches, own_rows, split_over_ranks
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
@@ -309,3 +310,22 @@ def test_border_every_response_is_judged_by_one_of_three_ranks(n: int):
     results = on_ranks(3, judge)
     assert sorted(response for asked, _ in results for response in asked) == [f"r{i}" for i in range(n)]
     assert all(extracted == [f"r{i}" for i in range(n)] for _, extracted in results)
+
+
+def test_neighbours_share_a_card_and_a_rank_without_one_is_told():
+    assert [card_of(rank, 1, 4) for rank in range(4)] == [0, 1, 2, 3]
+    assert [card_of(rank, 2, 2) for rank in range(4)] == [0, 0, 1, 1]
+    with pytest.raises(ConfigError, match=r"cluster.ranks_per_gpu = 1: rank 1 of this machine has no GPU, .*has 1\."):
+        card_of(1, 1, 1)
+
+
+def test_a_gathered_or_reduced_tensor_is_where_it_is_wanted():
+    """One rank: its own part is the whole, and the sum."""
+    with one_rank("cpu"):
+        gathered, reduced = torch.zeros(3), torch.zeros(3)
+        part = torch.arange(6.0)[::2]  # not contiguous
+        StagedAllGather()(gathered, part, group=None)
+        StagedReduceScatter()(reduced, part, group=None, op=torch.distributed.ReduceOp.SUM)
+        summed = part.clone()
+        sum_on_host(summed, None)
+    assert [tensor.tolist() for tensor in (gathered, reduced, summed)] == [[0, 2, 4]] * 3

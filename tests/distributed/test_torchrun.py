@@ -40,6 +40,11 @@ PLANS: dict[str, dict[str, Any]] = {
         "data.train={many={path='toy:problems', weight=2}, exact={path='toy:problems', verifier='exact'}}",
         "rewards.parts={short={function='toy:short', weight=0.5}}",
     ]},
+    # Episodes of several turns: an environment lives on one rank, and what it says is known on all.
+    "episodes": {"overrides": [
+        *UNEVEN, "train.steps=2", "preset=dapo-fast", "data.environment=talking:Talker", "limits.max_turns=4",
+        "limits.max_response_tokens=32",
+    ]},
     "float32": {"overrides": [*UNEVEN, "train.lr=1e-4"], "dtype": "float32"},
     # Sharded, its masters are float32 and its layers gathered with 16 bits: the plain bfloat16 path in another order.
     "bfloat16": {"overrides": [*UNEVEN, "train.steps=1"], "dtype": "bfloat16"},
@@ -56,6 +61,7 @@ LAYOUTS = {
     "ppo": ["2-none", "4-full"],
     "few": ["2-none", "4-full"],
     "mixture": ["2-full", "4-none"],
+    "episodes": ["2-none", "4-full"],
     "float32": ["2-none", "2-full", "4-none", "4-full"],
     "bfloat16": ["2-none", "2-full"],
     "lora": ["2-none", "2-full"],

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 
-# run: in every test run. slow: by make test-slow. gpu: needs a GPU, weights or a cluster. sketch: needs files or an
+# run, slow: by make test-slow. gpu: needs a GPU, weights or a cluster. sketch: needs files or an
 # environment of the reader's. The last two are not run; their command lines are parsed like all others.
 MARKINGS = ("run", "slow", "gpu", "sketch")
 MARKED_LANGUAGES = ("bash", "console", "python")

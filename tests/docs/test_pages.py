@@ -175,4 +175,5 @@ def test_extras_that_the_pages_name_exist():
     assert extras.keys() >= {"vllm", "ray", "lora", "trackers", "docs", "dev"}
     named = {name for page in PAGES for name in re.findall(r"dapo\[(\w+)\]", page.read_text())}
     assert named <= extras.keys()
-    assert set(extras["trackers"]) == {"tensorboard", "wandb", "trackio"}
+    trackers = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
+    assert set(extras["trackers"]) == {package for name in trackers for package in extras[name]}

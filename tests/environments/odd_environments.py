@@ -47,6 +47,8 @@ class Counting:
 class Forgetful:
     """Answers by the process it is in."""
 
+    stop = ("w9", ("<call>", "</call>"))
+
     def start(self, problem: Problem, seed: int) -> None: ...
 
     def respond(self, said: str) -> Turn:  # noqa: ARG002
@@ -65,6 +67,14 @@ class Marked:
 
 class Impatient:
     answer_after_ticks = -1
+
+    def start(self, problem: Problem, seed: int) -> None: ...
+
+    def respond(self, said: str) -> Turn: ...
+
+
+class Endless:
+    stop = (("<call>", ""),)
 
     def start(self, problem: Problem, seed: int) -> None: ...
 

@@ -24,6 +24,17 @@ def test_one_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     del sys.modules["my_game"]
 
 
+def test_one_of_a_file(tmp_path: Path):
+    game = tmp_path / "a game.py"
+    game.write_text("class Mine:\n    def start(self, problem, seed): ...\n    def respond(self, said): ...\n")
+    assert environment_class(f"{game}:Mine") is environment_class(f"{game}:Mine"), "a file is run once"
+    assert str(tmp_path) not in sys.path
+    (tmp_path / "broken.py").write_text("class Mine: ...\nraise ValueError('not today')")
+    for _ in range(2):  # and a second time, not half of it
+        with pytest.raises(ConfigError, match="ValueError: not today"):
+            environment_class(f"{tmp_path}/broken.py:Mine")
+
+
 @pytest.mark.parametrize(
     ("name", "reason", "remedy"),
     [
@@ -31,6 +42,7 @@ def test_one_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("", "no such environment", "package.module:Class"),
         ("../evil:Class", "no such environment", "package.module:Class"),
         ("no_such_package.games:Chess", "ModuleNotFoundError", "import no_such_package.games"),
+        ("no/such folder/games.py:Chess", "FileNotFoundError", "python 'no/such folder/games.py'"),
         ("json:Chess", "AttributeError", "import json"),
         ("json:dumps", "dumps is no class with the methods start and respond", "def respond(self, said)"),
         ("json:JSONDecoder", "JSONDecoder is no class", "def start"),

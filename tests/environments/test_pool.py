@@ -37,6 +37,8 @@ def talk(pool: EnvironmentPool, name: str, *said: str) -> tuple[Answer, ...]:
 def test_a_class_says_when_it_answers_and_what_it_adds_to_the_prompt(pool: EnvironmentPool):
     assert pool.answer_after_ticks(COUNTING) == 2
     assert pool.answer_after_ticks("odd_environments:Forgetful") == 4
+    assert pool.stop(COUNTING) == ()
+    assert pool.stop("odd_environments:Forgetful") == (("", "w9"), ("<call>", "</call>"))
     assert pool.opening(PROBLEM, 5) == "Seed 5 of a riddle."
 
 
@@ -127,6 +129,7 @@ def test_others_do_not_wait_behind_one_that_sleeps():
         ("no_such_module_here:Class", "No module named"),
         ("odd_environments:NO_CLASS", "no class with the methods"),
         ("odd_environments:Impatient", "answer_after_ticks is -1"),
+        ("odd_environments:Endless", "not some strings or pairs of strings"),
     ],
 )
 def test_what_is_no_environment_is_refused_at_the_start(name: str, why: str):

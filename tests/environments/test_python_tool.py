@@ -18,6 +18,7 @@ from dapo.environments.protocol import Turn
 from dapo.environments.python_tool import PythonTool, shortened
 from dapo.rewards import code
 from dapo.rewards.process_tree import children, tree, tree_seconds
+from dapo.rollout.stops import is_complete
 from dapo.types import Problem
 
 needs_jail = pytest.mark.skipif(code.isolation_error() is not None, reason=f"no jail here: {code.isolation_error()}")
@@ -54,6 +55,14 @@ def tool_call(program: str) -> str:
 def output(turn: Turn) -> str:
     assert turn.called
     return turn.text.removeprefix("```output\n").removesuffix("\n```")
+
+
+def test_a_turn_ends_with_the_line_that_closes_its_first_block():
+    ((begin, end),) = PythonTool.stop
+    turn = block("print(6 * 7)")
+    assert is_complete(turn, begin, end)
+    assert not any(is_complete(turn[:n], begin, end) for n in range(len(turn)))
+    assert not is_complete("```\n6 * 7\n```\nis 42, and ```text\n42\n```\n", begin, end)  # no call
 
 
 @needs_jail

@@ -7,6 +7,7 @@ import torch
 from dapo.models.packed_attention import PACKED_ATTENTION
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
+from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.types import Completion, StopReason
@@ -68,6 +69,23 @@ def test_log_probs_are_those_of_the_training_forward(family: str):
     difference = gap(model, finished)
     assert difference.mean() < 0.02
     assert difference.max() < 0.5
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])
+def test_log_probs_of_drafts_are_those_of_the_training_forward(family: str):
+    """Greedy responses go in circles, so that many guesses are right."""
+    model = policy(family)
+    local = engine(model, sampling=SamplingParams(temperature=0.0), drafting=Drafting(tokens=4, below_rows=8))
+    local.submit(requests(8, new=100))
+    finished = drain(local)
+    assert len(finished) == 8
+    difference = gap(model, finished)
+    assert difference.mean() < 0.02
+    assert difference.max() < 0.5
+    assert any(has_drafts for *_, has_drafts in local._decoder.graphs)
+    n_drafted, n_accepted = local.take_drafted()
+    assert 50 < n_accepted <= n_drafted
+    assert local._pool.n_free == local._pool.n_pages
 
 
 def by_id(finished: list[Finished]) -> dict[int, Completion]:

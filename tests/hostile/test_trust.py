@@ -108,7 +108,7 @@ COMMANDS = [
     ["verify", "--audit", "RUN"],
     ["watch", "RUN/nothing"],
 ]
-TAKE_NO_RUN = {"quickstart", "import-config", "bench", "selfcheck"}
+TAKE_NO_RUN = {"quickstart", "import-config", "init", "bench", "selfcheck"}
 
 
 def test_every_verb_is_tried_or_takes_no_run():
@@ -119,13 +119,18 @@ def test_every_verb_is_tried_or_takes_no_run():
     "kind",
     [
         "command",
-        "problems that name a command",
         "module",
-        "part",
-        "part that is a command",
         "train",
-        "eval",
-        "a source's command",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (
+                "problems that name a command",
+                "part",
+                "part that is a command",
+                "eval",
+                "a source's command",
+            )
+        ),
     ],
 )
 def test_no_command_runs_what_a_strangers_folder_names(kind, canary, tmp_path):
@@ -288,6 +293,22 @@ def test_ranks_without_a_record_run_what_the_first_one_does_and_nothing_before(c
     alone = strangers_run(tmp_path / "alone", planted("module", canary))  # no world in which a first one could decide
     with pytest.raises(ConfigError, match="names code"):
         check_early(alone, [])
+
+
+def test_a_python_file_in_the_folder_is_trusted_by_what_it_says(canary, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    own = folder / "reward.py"
+    own.write_text("def reward(response, answer, meta):\n    return 1.0\n")
+    keys = [f"rewards.verifier={json.dumps(f'{own}:reward')}", f"data.environment={json.dumps(f'{own}:Game')}"]
+    config = load_recipe("quickstart", keys).config
+    (folder / "config.toml").write_text(to_toml(config))
+    with pytest.raises(ConfigError, match=r"rewards.verifier = .*reward.py:reward; data.environment|data.environment"):
+        refuse_strangers_run(folder, [], trust=False)
+    trust_run(folder, config)
+    assert is_trusted(folder, keys_of(folder / "config.toml"))
+    own.write_text(MODULE.format(canary=str(canary)))
+    assert not is_trusted(folder, keys_of(folder / "config.toml"))
 
 
 def test_a_record_that_the_folder_brings_along_counts_for_nothing(canary, tmp_path, monkeypatch):

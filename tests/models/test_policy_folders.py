@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
-from dapo.errors import EngineError
+from dapo.config.model_shapes import LINEAR_NAMES
+from dapo.errors import ConfigError, EngineError
 from dapo.models.critic import Critic, load_critic, save_critic
 from dapo.models.load import check_packing, load_policy, save_policy
 from dapo.models.packed_attention import PACKED_ATTENTION
@@ -214,3 +215,39 @@ def test_lora_starts_as_the_base_trains_only_itself_and_exports_merged(tmp_path:
     np.testing.assert_allclose(
         merged(PACKED, temperature=1.0)[0].detach(), policy(PACKED, temperature=1.0)[0].detach(), atol=1e-4
     )
+
+
+@pytest.mark.parametrize("rank_stabilized", [False, True])
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("down_proj",), ()])
+def test_lora_on_some_layers_and_its_scale(targets: tuple[str, ...], rank_stabilized: bool, tmp_path: Path):
+    """W + s·BA with s = α/r or α/√r, on the layers named: what is saved is that sum, and W elsewhere."""
+    pytest.importorskip("peft")
+    r, alpha = 4, 3.0
+    s = alpha / r**0.5 if rank_stabilized else alpha / r
+    policy = tiny_policy("qwen2", torch.float64)
+    before = {name: weight.clone() for name, weight in policy.base.state_dict().items()}
+    add_lora(policy, r, alpha, target_modules=targets, rank_stabilized=rank_stabilized)
+    adapters = {name: p for name, p in policy.base.named_parameters() if p.requires_grad}
+    for name, parameter in adapters.items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    adapted = {name.partition(".lora_")[0] for name in adapters}
+    assert {name.rpartition(".")[2] for name in adapted} == set(targets or LINEAR_NAMES)
+    save_policy(policy, tmp_path)
+    merged = load_policy(str(tmp_path), dtype=torch.float64, device="cpu").base.state_dict()
+    for name, W in before.items():
+        owner = name.removesuffix(".weight")
+        if owner in adapted and name.endswith(".weight"):
+            A, B = (adapters[f"{owner}.lora_{part}.default.weight"].detach() for part in "AB")
+            W = W + s * B @ A
+        np.testing.assert_allclose(merged[name], W, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["lm_head", "c_attn"])
+def test_a_layer_that_gets_no_adapter_is_refused_by_name(name: str):
+    pytest.importorskip("peft")
+    with pytest.raises(
+        ConfigError, match=rf"model.lora.target_modules: {name}: the model has no linear layer"
+    ) as raised:
+        add_lora(tiny_policy(), rank=2, alpha=4.0, target_modules=(name,))
+    assert "q_proj" in raised.value.remedy

@@ -1,4 +1,4 @@
-"""DAPO eq. 9 (group advantage), RLOO, REINFORCE++, ScaleRL, PPO eq. 2–3 (GAE), VAPO's adaptive λ, whitening."""
+"""DAPO eq. 9 (group advantage), RLOO, REINFORCE++, ScaleRL, PPO eq. 2–3 (GAE), VAPO's λ, whitening, distillation."""
 
 import math
 
@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from dapo.algorithms.advantages import (
     batch_centred,
     decoupled_gae,
+    distillation_advantage,
     divide_by_batch_std,
     gae,
     group_advantage,
@@ -309,3 +310,42 @@ def test_limit_one_group_has_one_std_wherever_it_is_taken():
     for of in (centred, reward):
         for std in ("sample", "population"):
             assert_close(divide_by_batch_std(centred, of, std=std, eps=0.1), group_advantage(reward, std=std, eps=0.1))
+
+
+# ---------------------------------------------------------------- on-policy distillation
+
+
+def test_distillation_adds_the_log_ratio_of_teacher_to_student_to_every_token():
+    # The teacher gives two drawn tokens 0.8 and 0.1, the student drew them at 0.4 and 0.2: log 2 and −log 2.
+    student, teacher = torch.tensor([0.4, 0.2], dtype=F64).log(), torch.tensor([0.8, 0.1], dtype=F64).log()
+    verdict = torch.tensor([1.5, -0.5], dtype=F64)
+    expected = torch.tensor([1.5 + 0.3 * math.log(2), -0.5 - 0.3 * math.log(2)], dtype=F64)
+    assert_close(distillation_advantage(verdict, student, teacher, coefficient=0.3), expected)
+
+
+def test_limit_without_a_weight_or_from_itself_distillation_changes_nothing():
+    verdict, logp, teacher = torch.randn(3, 9, dtype=F64)
+    assert torch.equal(distillation_advantage(verdict, logp, teacher, coefficient=0.0), verdict)
+    assert torch.equal(distillation_advantage(verdict, logp, logp, coefficient=1.0), verdict)
+
+
+def test_distillation_is_the_gradient_of_the_reverse_kl():
+    """Σ_v π(v) ∇ log π(v) Â(v), the policy gradient's mean over the tokens drawn, is −∇ KL(π ‖ π_T)."""
+    logits = torch.randn(7, dtype=F64, requires_grad=True)
+    teacher = torch.log_softmax(torch.randn(7, dtype=F64), dim=0)
+    logp = torch.log_softmax(logits, dim=0)
+    (expected,) = torch.autograd.grad((logp.exp() * (logp - teacher)).sum(), logits, retain_graph=True)
+    advantage = distillation_advantage(torch.zeros(7, dtype=F64), logp, teacher, coefficient=1.0)
+    assert not advantage.requires_grad
+    (ascent,) = torch.autograd.grad((logp.exp().detach() * advantage * logp).sum(), logits)
+    assert_close(-ascent, expected)
+
+
+@given(st.lists(st.tuples(st.floats(-9, 0), st.floats(-9, 0)), min_size=1, max_size=8), st.floats(0.01, 5))
+def test_tokens_that_the_teacher_likes_better_gain_and_none_sees_another(pairs: list[tuple[float, float]], beta: float):
+    student, teacher = torch.tensor(pairs, dtype=F64).unbind(1)
+    zero = torch.zeros_like(student)
+    together = distillation_advantage(zero, student, teacher, coefficient=beta)
+    assert (together.sign() == (teacher - student).sign()).all()
+    alone = [distillation_advantage(zero[[t]], student[[t]], teacher[[t]], coefficient=beta) for t in range(len(zero))]
+    assert torch.equal(together, torch.cat(alone))

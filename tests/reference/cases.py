@@ -112,6 +112,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "algorithm.clip.high": 0.2,
         "algorithm.positive_nll": 1.0,
     },
+    "distillation": {
+        "algorithm.advantage": "none",
+        "algorithm.loss_aggregation": "token",
+        "algorithm.clip.low": 0.2,
+        "algorithm.clip.high": 0.2,
+        "algorithm.kl.coefficient": 1.0,
+        "algorithm.kl.kind": "k1",
+        "algorithm.kl.place": "advantage",
+    },
     "ppo": {
         "algorithm.advantage": "gae",
         "algorithm.loss_aggregation": "token",
@@ -161,6 +170,8 @@ GRPO = {"preset": "grpo"}
 PPO = {"preset": "ppo", "algorithm.critic.lr": 1e-2}
 VAPO = {"preset": "vapo", "algorithm.critic.lr": 1e-2}
 KL_IN_REWARD = PPO | {"algorithm.kl.coefficient": 0.2, "algorithm.kl.place": "reward"}
+DISTILLED = {"preset": "distillation"}
+BESIDE = DISTILLED | {"algorithm.advantage": "group"}  # beside the verdict
 KL_IN_LOSS = PPO | {"algorithm.kl.coefficient": 0.2}
 FORMAT = {"format": {"function": "unused:format", "verifier": None, "weight": 0.5}}
 WEIGHTED = {"correct": {"function": None, "verifier": None, "weight": 2.0}}
@@ -255,7 +266,15 @@ CASES = (
     Case("algorithm.kl.coefficient", (0.0, 0.04, 0.5), GRPO),
     Case("algorithm.kl.kind", ("k1", "k2", "k3", "abs"), GRPO),
     Case("algorithm.kl.kind", ("k1", "k2", "k3", "abs"), KL_IN_REWARD),
-    Case("algorithm.kl.place", ("loss", "reward"), KL_IN_LOSS),
+    Case("algorithm.kl.place", ("loss", "reward", "advantage"), KL_IN_LOSS | {"algorithm.kl.kind": "k1"}),
+    Case("algorithm.kl.place", ("loss", "advantage"), BESIDE),
+    Case("algorithm.kl.path", (None, "{folder}/policy"), GRPO),
+    Case("algorithm.kl.path", (None, "{folder}/policy"), BESIDE),
+    Case("algorithm.kl.coefficient", (0.5, 1.0), DISTILLED),
+    Case("algorithm.advantage", ("group", "gae", "none"), DISTILLED),
+    Case("algorithm.loss", OF_TOKENS, DISTILLED),
+    Case("algorithm.old_logp", ("recompute", "bypass"), DISTILLED),
+    Case("sampling.temperature", (0.7, 1.6), BESIDE),
     Case("train.steps", (5, 9), DAPO | {"train.lr_decay": "linear", "train.warmup_steps": 1}),
     Case("train.lr", (0.0, 2e-2, 3e-2), PPO),
     Case("train.warmup_steps", (0, 3, 7), DAPO),
@@ -284,6 +303,7 @@ REFUSED = "tests/config/test_load.py::test_bad_overrides_name_key_value_reason_a
 SAMPLING = "tests/reference/test_sampling_keys.py::"
 SCHEDULE = SAMPLING + "test_schedule_and_generation_multiple_change_what_is_tried_not_what_is_chosen"
 EPISODES = "tests/trainer/test_episode_runs.py::"
+DRAFTS = "tests/rollout/test_draft.py::test_drafts_change_no_bit_of_a_response"
 MIXTURE = (
     "tests/trainer/test_mixture_runs.py::"
     "test_each_source_is_judged_by_its_own_verifier_and_a_stopped_run_resumes_exactly"
@@ -296,6 +316,14 @@ ELSEWHERE = {
     "model.dtype": "tests/trainer/test_loss_scale.py::test_a_power_of_two_gives_the_same_updates_bit_for_bit",
     "model.lora.rank": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
     "model.lora.alpha": "tests/models/test_fused_layers.py::test_an_adapter_on_every_matrix_is_trained_the_same",
+    "model.lora.target_modules": "tests/models/test_policy_folders.py::test_lora_on_some_layers_and_its_scale",
+    "model.lora.rank_stabilized": "tests/models/test_policy_folders.py::test_lora_on_some_layers_and_its_scale",
+    "model.lora.dropout": (
+        "tests/trainer/test_qlora.py::test_dropout_does_not_depend_on_micro_batches_recomputation_or_a_restart"
+    ),
+    "model.lora.quantization": (
+        "tests/trainer/test_qlora.py::test_a_run_is_that_of_lora_on_the_weights_the_codes_stand_for"
+    ),
     "data.fields": "tests/data/test_problem_sets.py::test_fields_map_any_column",
     "data.template": "tests/data/test_prompt_format.py::test_templates_hold_the_question_as_it_is",
     "data.chat_template": "tests/data/test_prompt_format.py::test_the_chat_template_is_applied_once",
@@ -343,11 +371,14 @@ ELSEWHERE = {
     "train.max_generated_tokens": RUN + "test_a_budget_of_tokens_ends_the_run_after_the_step_that_spends_it",
     "train.max_minutes": RUN + "test_a_budget_of_minutes_counts_steps_also_those_before_a_resume",
     "train.max_bad_updates": "tests/trainer/test_update.py::test_a_non_finite_loss_is_skipped_counted_and_bounded",
+    "train.max_wait_s": "tests/waiting/test_watchdog.py::test_a_wait_beyond_its_limit_ends_the_run_by_name",
     "rollout.engine": "tests/rollout/test_local_engine.py::test_writes_what_the_plain_engine_writes",
     "rollout.max_concurrent_sequences": (
         "tests/rollout/test_local_engine.py::test_border_every_request_is_answered_once_by_five_rows_or_sixteen"
     ),
     "rollout.kv_cache_gib": "tests/rollout/test_local_engine.py::test_out_of_pages_the_same_tokens_a_little_later",
+    "rollout.draft_tokens": DRAFTS,
+    "rollout.draft_below_rows": DRAFTS,
     "rollout.on_fault": (
         RUN + "test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_run_goes_on"
     ),
@@ -360,6 +391,7 @@ ELSEWHERE = {
 NOT_IN_A_STEP = {
     "model.revision": "names a commit of a hub",
     "model.device": "where the same arithmetic happens",
+    "model.gpu_memory_gib": "how much room it has there",
     "data.train": "names the problems; groups are given here",
     "data.eval": "evaluation",
     "data.train.NAME.path": "names the problems; groups are given here",
@@ -383,5 +415,6 @@ NOT_IN_A_STEP = {
     "tracking.to": "files",
     "tracking.project": "files",
     "cluster.gpus": "how many processes share the work",
+    "cluster.ranks_per_gpu": "how many of them share a card",
     "cluster.timeout_s": "how long a process waits",
 }

@@ -85,6 +85,7 @@ class ReferenceTrainer:
         self.score(rows)
         if self.critic is not None:
             gae_advantages(rows, keys)
+        metrics = self.learn_from_teacher(rows)
         share, policy_steps, critic_steps = share_of_rate(keys, number), [], []
         lr, critic_lr = share * keys["train.lr"], share * critic_rate(keys)
         for epoch in range(keys["train.epochs_per_step"]):
@@ -95,7 +96,7 @@ class ReferenceTrainer:
                 if self.critic is not None:
                     critic_steps.append(self.update_critic(update, critic_lr))
                 policy_steps.append(self.update_policy(update, lr))
-        done = Step(rows, {"lr": lr, "updates": len(policy_steps)}, [], [])
+        done = Step(rows, metrics | {"lr": lr, "updates": len(policy_steps)}, [], [])
         for losses, gradients in policy_steps:
             done.policy_gradients.append(gradients)
             add(done.metrics, losses, "policy/", len(policy_steps))
@@ -105,6 +106,20 @@ class ReferenceTrainer:
         if self.critic is not None:
             done.metrics["critic/explained_variance"] = explained_variance([row for row in rows if row.is_in_loss])
         return done
+
+    def learn_from_teacher(self, rows: list[Row]) -> dict[str, float]:
+        """On-policy distillation (arXiv:2306.13649): each token's own share of the reverse KL, as a reward of its own.
+
+        Returns the KL to the reference over all tokens that were drawn, where it is no term of the loss.
+        """
+        place, beta = self.keys["algorithm.kl.place"], self.keys["algorithm.kl.coefficient"]
+        if not beta or place == "loss":
+            return {}
+        if place == "advantage":
+            for row in rows:
+                row.advantage = row.advantage - beta * (row.logp_old - row.logp_ref)
+        student = torch.cat(log_probs(self.policy, rows, self.keys["sampling.temperature"])).detach()
+        return {"policy/kl_ref": float((student - torch.cat([row.logp_ref for row in rows])).mean())}
 
     def pretrain(self, groups: Sequence[Group], number: int) -> float:
         """VAPO's value pretraining, step `number`: Monte-Carlo returns of the fixed policy, nothing filtered.

@@ -199,7 +199,7 @@ def train_ours(learner: Learner, config: Config, steps: Sequence[tuple[int, list
 def reference_trainer(start: Path, keys: dict[str, Any]) -> ReferenceTrainer:
     """The library's own models, with its own attention, from the same folders; the policy's is `start`."""
     policy = library_model(AutoModelForCausalLM, start)
-    reference = library_model(AutoModelForCausalLM, Path(keys["model.path"]))
+    reference = library_model(AutoModelForCausalLM, Path(keys["algorithm.kl.path"] or keys["model.path"]))
     critic = None
     if keys["algorithm.advantage"] == "gae":
         start = Path(keys["algorithm.critic.path"] or start)

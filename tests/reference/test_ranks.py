@@ -1,11 +1,12 @@
 """Several ranks do in a step what one does: they split its rows, sum gradients and share what each has found out."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import ALL_TERMS, KL_IN_REWARD
+from cases import ALL_TERMS, KL_IN_REWARD, PPO
 from side_by_side import STEPS, TOLERANCE, groups_of, make_models, our_learner, our_weights, settings
 from thread_world import on_ranks
 from torch.testing import assert_close
@@ -18,13 +19,14 @@ from dapo.learner.loss_scale import LossScale
 from dapo.learner.update import update_policy
 from dapo.trainer.records import new_record
 
+TAUGHT = PPO | {"algorithm.kl.coefficient": 0.2, "algorithm.kl.kind": "k1", "algorithm.kl.place": "advantage"}
 LITTLE = {"train.tokens_per_microbatch": 24}  # so that ranks in step have unequal numbers of passes
 
 
 def trained(learner: Learner, config: Config, world: World, *, lockstep: bool = False) -> dict[str, Any]:
     """Everything that a rank knows after two steps. `lockstep`: in passes that all ranks make, as when sharded."""
     assert learner.critic is not None
-    learner.gathered = learner.policy if lockstep else None
+    learner.gathered = copy.deepcopy(learner.policy).requires_grad_(False) if lockstep else None
     learner.world = learner.optimizer.world = learner.critic.optimizer.world = world
     for step in STEPS:
         batch = make_batch(groups_of(step, 4, 4), config, torch.float64)
@@ -40,7 +42,9 @@ def trained(learner: Learner, config: Config, world: World, *, lockstep: bool = 
 
 
 @pytest.mark.parametrize(
-    ("base", "lockstep"), [(ALL_TERMS, True), (KL_IN_REWARD, False)], ids=["all terms", "kl in the reward"]
+    ("base", "lockstep"),
+    [(ALL_TERMS, True), (KL_IN_REWARD, False), (TAUGHT, True)],
+    ids=["all terms", "kl in the reward", "a teacher beside a critic"],
 )
 def test_two_ranks_do_what_one_does(tmp_path: Path, base: dict[str, Any], lockstep: bool):
     folder = make_models(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_runs import evaluation, metrics, write_run
 
-from dapo.report.answers import BAD, GOOD, PLAIN, Answer, collapsed, learnt, slow
+from dapo.report.answers import BAD, GOOD, PLAIN, Answer, collapsed, in_percent, learnt, slow
 from dapo.report.doctor.diagnose import examine
 from dapo.report.evidence import MIN_CHANGED_PROBLEMS, MIN_STEPS
 from dapo.report.load import RunRecord, load_run
@@ -25,6 +25,11 @@ def test_more_certain_is_good_only_where_it_is_more_often_right(tmp_path: Path, 
     assert (said.answer, said.tone) == (answer, tone)
     assert f"(0.60 → {end:.2f})" in said.detail
     assert ("more accurate" in said.detail.replace("not more accurate", "")) == (end > 0.6)
+
+
+def test_percentages_are_all_printed_so_that_they_add_up():
+    fractions = [("a", 0.5), ("b", 0.2), ("c", 0.15), ("d", 0.1), ("e", 0.046), ("none in print", 0.004)]
+    assert in_percent(fractions) == "a 50%, b 20%, c 15%, d 10%, e 5%"
 
 
 # ------------------------------------------------------------------ did it learn? The doctor and the page agree
@@ -167,7 +172,8 @@ def test_evaluation_that_is_off_is_not_missing(tmp_path: Path):
             [],
         ),  # 180 s of 400 go into sampling, 100 into evaluation: no more than a quarter
         (150.0, "rollout and reward", ["Much of the time is evaluation"]),  # a third, and sampling still has more
-        (200.0, "evaluation", ["Most of the time is evaluation"]),
+        (200.0, "evaluation", ["Much of the time is evaluation"]),
+        (400.0, "evaluation", ["Most of the time is evaluation"]),
     ],
 )
 def test_page_and_doctor_name_the_same_phase_as_the_largest(

@@ -184,7 +184,7 @@ def test_a_level_or_a_trend_is_not_told_of_a_few_steps(tmp_path: Path, name: str
     run = load_run(write_run(tmp_path, young, wanted=30))
     assert names(examine(run)) <= {"non-finite-gradients"}
     if name != "non-finite-gradients":
-        assert verdict(examine(run), run).startswith(f"Not enough steps: {T.min_steps - 1} steps")
+        assert verdict(examine(run), run).startswith(f"Not enough steps to diagnose: {T.min_steps - 1} steps")
     else:
         assert names(examine(run)) == {name}
 
@@ -261,11 +261,16 @@ def test_a_source_that_still_teaches_or_was_hardly_asked_is_no_finding(tmp_path:
 
 
 def test_no_recorded_run_taken_for_one_source_is_an_idle_source():
-    """The rate of false alarms, for the page: every recorded run without a critic, looked at after every step."""
+    """The rate of false alarms, for the page: every recorded run of one source and without a critic, after every step.
+
+    Of Countdown's three sources 0.5 B learns two no further, and the finding says so: no false alarm.
+    """
     found = {"runs": 0, "looks": 0, "alarms": 0, "lowest share of mixed groups": 1.0}
     for path in sorted((ROOT / "docs" / "results").rglob("metrics.jsonl")):
         run = load_run(path.parent)
         if run.key("algorithm", "advantage") == "gae" or len(run.metrics) < T.min_steps:
+            continue
+        if isinstance(run.key("data", "train"), dict):
             continue
         own = {"groups_kept": "sampling/groups_kept", "accuracy": "accuracy", "prompts_tried": "sampling/prompts_tried"}
         lines = [
@@ -415,7 +420,7 @@ def test_groups_of_equal_graded_values_are_counted(tmp_path: Path):
     graded = the(look(tmp_path / "graded", metrics(**few, sampling__groups_all_equal=9)), "all-equal")
     assert "of the others 9 per step had equal rewards." in graded.detail
     assert "sampling/groups_all_equal" in graded.metrics
-    # 6 of 10 all right: no cause makes up one_cause of all three kinds.
+    # 6 of 10 all correct: no cause makes up one_cause of all three kinds.
     mixed = metrics(**few | {"sampling__groups_all_correct": 6}, sampling__groups_all_equal=4)
     assert T.one_cause > 0.6
     finding = the(look(tmp_path / "mixed", mixed), "few-mixed-groups")

@@ -95,7 +95,7 @@ def printed(run: Path, **options: object) -> str:
 
 
 def test_the_terminal_marks_them(run: Path):
-    assert "step 000005: 2 problems, 1 of them dropped" in printed(run, step=5)
+    assert "step 000005, groups trained on: 1; of those dropped, recorded: 1" in printed(run, step=5)
     assert "[dropped: all wrong] What is lost?" in printed(run)
     assert "[dropped: all wrong] 0 of 4 correct" in printed(run, problem="lost")
 

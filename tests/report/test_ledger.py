@@ -64,11 +64,31 @@ def test_what_is_lost_or_used_twice_is_named(later: list[Entry], says: str):
     assert passed_over == ([] if "never sampled" in says else found.faults)
 
 
-def test_steps_that_do_not_follow_each_other_are_two_runs_or_lost_lines():
-    found = balance([], [(1, []), (3, [])], skips_visits=False)
-    assert "found step 3, expected step 2" in found.faults[0]
-    found = balance([(1, []), (1, [])], [], skips_visits=False)
-    assert "value pretraining, found step 1, expected step 2" in found.faults[0]
+@pytest.mark.parametrize(
+    ("numbers", "done", "says"),
+    [
+        ([1, 2, 1], 0, "step 1 comes again after step 2: two runs wrote into one folder"),
+        ([1, 1], 0, "step 1 comes again after step 1"),
+        ([4, 5], 0, "begins with step 4: the steps before it were run by a version of dapo without a ledger"),
+        ([1, 3], 0, "step 3 follows step 1: lines are lost"),
+        ([1, 2], 3, "ends with step 2, metrics.jsonl with 3: the files of two runs"),
+        ([1, 2, 3, 4], 2, "ends with step 4, metrics.jsonl with 2"),
+    ],
+)
+def test_steps_that_are_not_those_of_one_run_are_refused(tmp_path: Path, numbers: list[int], done: int, says: str):
+    run = run_folder(tmp_path / "run", *map(line, numbers))
+    (run / "metrics.jsonl").write_text("".join(f'{{"step": {n + 1}}}\n' for n in range(done)))
+    answer = dapo("ledger", str(run))
+    assert answer.returncode == 2
+    assert f"DataError: ledger.jsonl: {says}" in answer.stderr
+    assert "keep one run to a folder" in answer.stderr
+    assert went(load_run(run)).answer == "Cannot be read"
+
+
+def test_a_run_killed_between_its_ledger_and_its_metrics_has_a_step_more_there(tmp_path: Path):
+    run = run_folder(tmp_path / "run", line(1), line(2))
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert dapo("ledger", str(run)).returncode == 0
 
 
 # ------------------------------------------------------------------ dapo ledger
@@ -90,10 +110,23 @@ def test_the_command_shows_each_fate_and_says_that_it_balances(tmp_path: Path):
     answer = dapo("ledger", str(run))
     assert answer.returncode == 0, answer.stderr
     assert re.search(r"1 +trained on +10\.0 +0\.500", answer.stdout)
-    assert "each of 2 groups is accounted for exactly once" in answer.stdout
+    assert (
+        "1 were sampled and not needed: 0 of them have been sampled again, 1 are next (in the table)." in answer.stdout
+    )
+    assert "OK: each of 2 groups is accounted for exactly once" in answer.stdout
     told = json.loads(dapo("ledger", str(run), "--json").stdout)
-    assert (told["balanced"], told["sampled_again"], told["faults"]) == (True, 1, [])
+    assert (told["balanced"], told["not_used"], told["resampled"], told["faults"]) == (True, 1, 0, [])
     assert told["fates"][0] == {"fate": "trained", "groups": 1, "tokens": 10.0, "accuracy": 0.5}
+
+
+def test_a_group_counts_as_resampled_once_a_later_step_has_it(tmp_path: Path):
+    returned = (entry("b", 0, "returned"), entry("c", 0, "returned"))
+    again = (entry("b", 0, *TRAINED), entry("c", 0, "returned"))  # c is resampled, and not used a second time
+    run = run_folder(tmp_path / "run", line(1, *returned), line(2, *again))
+    assert (
+        "3 were sampled and not needed: 2 of them have been sampled again, 1 are next (in the table)."
+        in dapo("ledger", str(run)).stdout
+    )
 
 
 def test_a_ledger_that_does_not_balance_ends_with_1_and_names_the_groups(tmp_path: Path):
@@ -101,6 +134,7 @@ def test_a_ledger_that_does_not_balance_ends_with_1_and_names_the_groups(tmp_pat
     run = run_folder(tmp_path / "run", line(1, *lost), line(2))
     answer = dapo("ledger", str(run))
     assert answer.returncode == 1
+    assert "groups were lost or used twice: " in answer.stderr
     assert "problem p0, visit 0: lost" in answer.stderr
     assert "and 2 more" in answer.stderr
     assert len(json.loads(dapo("ledger", str(run), "--json").stdout)["faults"]) == 12
@@ -148,8 +182,8 @@ def test_the_report_says_where_the_prompts_went(tmp_path: Path):
     run = run_folder(tmp_path / "run", line(1, entry("a", 0, *TRAINED), entry("b", 0, *DROPPED)))
     answer = went(load_run(run))
     assert (answer.answer, answer.tone) == ("50% trained on", PLAIN)
-    assert "trained on 1 (10 tokens a response); dropped: every response wrong 1 (5 tokens" in answer.detail
-    assert answer.fractions == [("trained on", 0.5), ("dropped: every response wrong", 0.5)]
+    assert "trained on 1 (10 tokens per response); dropped: all wrong 1 (5 tokens" in answer.detail
+    assert answer.fractions == [("trained on", 0.5), ("dropped: all wrong", 0.5)]
     (run / "ledger.jsonl").write_text(line(2) + "\n")
     assert went(load_run(run)).tone == BAD
     (run / "ledger.jsonl").write_text("torn")

@@ -58,7 +58,7 @@ def test_the_terminal_has_a_line_per_source(tmp_path: Path):
     assert "75.0%" in text
     assert "50.0%" in text
     line = lines(1)[0] | {"source/easy/groups_kept": 0.25, "source/hard/groups_kept": 1.0, "sampling/retired": 7}
-    assert "easy 0.900 (25% kept)  hard 0.100 (100% kept)  retired 7" in step_line(line)
+    assert "easy 0.900 (25% mixed)  hard 0.100 (100% mixed)  retired 7" in step_line(line)
 
 
 @pytest.mark.parametrize(

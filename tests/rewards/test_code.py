@@ -179,6 +179,7 @@ def test_nothing_runs_on_afterwards(pool: VerifierPool):
     assert not list(Path("/mnt").glob("work"))  # what was mounted is gone with its namespace
 
 
+@pytest.mark.slow
 def test_the_program_sees_an_empty_world(pool: VerifierPool):
     program = (
         "import os\n"

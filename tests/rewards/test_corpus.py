@@ -5,7 +5,7 @@ from corpus import ALL_HOSTILE as HOSTILE
 from corpus import CASES
 
 from dapo.rewards import VerifierPool
-from dapo.types import Verdict
+from dapo.types import Judgement, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -15,31 +15,38 @@ def pool():
         yield pool
 
 
-def test_labelled_responses_get_their_label(pool: VerifierPool):
-    judgements = pool.judge_all([(response, answer) for response, answer, _ in CASES])
+@pytest.fixture(scope="module")
+def labelled(pool: VerifierPool) -> list[Judgement]:
+    return pool.judge_all([(response, answer) for response, answer, _ in CASES])
+
+
+@pytest.fixture(scope="module")
+def hostile(pool: VerifierPool) -> list[Judgement]:
+    return pool.judge_all(HOSTILE)
+
+
+def test_labelled_responses_get_their_label(labelled: list[Judgement]):
     wrong = [
         f"{response[-80:]!r} against {answer!r}: {judgement.verdict}, expected {expected}"
-        for (response, answer, expected), judgement in zip(CASES, judgements, strict=True)
+        for (response, answer, expected), judgement in zip(CASES, labelled, strict=True)
         if judgement.verdict != expected
     ]
     assert not wrong, "\n".join(wrong)
     assert len(CASES) > 650
 
 
-def test_hostile_responses_are_never_correct(pool: VerifierPool):
-    judgements = pool.judge_all(HOSTILE)
+def test_hostile_responses_are_never_correct(hostile: list[Judgement]):
     wrong = [
         f"{response[:80]!r} against {answer!r}: {judgement.verdict} {judgement.message}"
-        for (response, answer), judgement in zip(HOSTILE, judgements, strict=True)
+        for (response, answer), judgement in zip(HOSTILE, hostile, strict=True)
         if judgement.verdict in (Verdict.CORRECT, Verdict.CRASH)
     ]
     assert not wrong, "\n".join(wrong)
     assert len(HOSTILE) > 450
 
 
-def test_no_verdict_takes_more_than_its_limit(pool: VerifierPool):
-    everything = [*HOSTILE, *((response, answer) for response, answer, _ in CASES)]
-    assert max(judgement.seconds for judgement in pool.judge_all(everything)) < 2.0
+def test_no_verdict_takes_more_than_its_limit(labelled: list[Judgement], hostile: list[Judgement]):
+    assert max(judgement.seconds for judgement in [*labelled, *hostile]) < 2.0
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """exact, choice and command, and what counts as a usable reference."""
 
+import re
 import shlex
 import shutil
 import sys
@@ -10,9 +11,18 @@ import pytest
 from dapo import rewards
 from dapo.errors import ConfigError
 from dapo.rewards import Task, command
+from dapo.rewards.verifiers import BUILT_IN, named
 from dapo.types import Verdict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+VERDICTS = Path(__file__).parents[2] / "docs" / "verdicts.md"
+
+
+def test_the_table_of_limits_in_the_docs_has_every_verifier_with_its_own():
+    rows = re.findall(r"^\| (`.*`) \| ([\d.]+) \| (\d+) \|$", VERDICTS.read_text(), re.MULTILINE)
+    told = {name: (float(s), int(mb)) for names, s, mb in rows for name in re.findall("`(.+?)`", names)}
+    assert {*told} == {*BUILT_IN, "package.module:function"}
+    assert told == {name: (named(name).seconds, named(name).memory_mb) for name in told}
 
 
 @pytest.mark.parametrize(

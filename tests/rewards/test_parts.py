@@ -121,7 +121,7 @@ def test_a_score_carries_parts_and_one_without_its_part_has_failed(judge: PartsJ
     good, bad = judged(judge, "42", "bad 42")
     assert (good.verdict, dict(good.parts)) == (Verdict.CORRECT, {"tidy": 0.25, "rare": 1.0})
     assert bad.verdict is Verdict.CRASH
-    assert bad.message == "rewards.parts.tidy: the verifier's Score has no part 'tidy'"
+    assert bad.message == "rewards.parts.tidy: the Score has no part 'tidy'"
     (cut,) = judged(judge, "42", stop=StopReason.LENGTH)  # the verifier was not asked, and so failed at nothing
     assert (cut.verdict, dict(cut.parts)) == (Verdict.WRONG, {})
 

@@ -69,6 +69,7 @@ def decode_step(dtype: torch.dtype) -> None:
         for window in (None, 100):
             for norms in (None, (head_norm, head_norm)):
                 ops.mix(qkv, 0, norms, 1e-6, window, rows, 100)
+                ops.store(qkv, 0, norms, 1e-6, rows)
     is_end = torch.zeros(VOCABULARY, dtype=torch.bool)
     scores = torch.zeros(4, VOCABULARY)
     for sampling in (

@@ -16,6 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from dapo.errors import EngineError
 from dapo.models.packing import pack
 from dapo.models.policy import Policy, add_lora
+from dapo.models.quantized import Kind, quantize_linears
+from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import Engine, EngineState, Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
@@ -36,10 +38,20 @@ def request(i: int, max_new_tokens: int = 24, problem: int | None = None, **key:
     return Request(i, prompt(problem), noise, max_new_tokens, group=problem)
 
 
-KINDS = {"plain": PlainEngine, "local": LocalEngine}
+DRAFTING = Drafting(tokens=3, below_rows=6)
+KINDS = {
+    "plain": PlainEngine,
+    "local": LocalEngine,
+    "plain-drafting": functools.partial(PlainEngine, drafting=DRAFTING),
+    "local-drafting": functools.partial(LocalEngine, drafting=DRAFTING),
+}
 
 
-@pytest.fixture(scope="module", params=KINDS, autouse=True)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=[pytest.mark.slow] if "drafting" in kind else []) for kind in KINDS],
+    autouse=True,
+)
 def kind(request: pytest.FixtureRequest) -> str:
     global chosen
     chosen = request.param
@@ -294,7 +306,8 @@ def test_a_slot_is_refilled_on_the_next_tick():
         n_tokens[local.tick] = len(done) + local.n_in_flight
         assert n_tokens[local.tick] == min(6, left), "a row stood idle while a request waited"
         finished += done
-    assert sum(n_tokens.values()) == sum(len(completion.tokens) for _, completion in finished)
+    _, n_accepted = local.take_drafted()
+    assert sum(n_tokens.values()) + n_accepted == sum(len(completion.tokens) for _, completion in finished)
 
 
 def test_bookkeeping():
@@ -397,9 +410,14 @@ def test_training_mode_and_gradients_are_left_alone():
     assert all(parameter.grad is not None for parameter in policy.parameters())
 
 
-def test_an_adapter_is_part_of_what_the_engine_decodes():
+@pytest.mark.parametrize("quantization", [None, "int8", "nf4"])
+@pytest.mark.parametrize("targets", [(), ("q_proj", "up_proj")])
+def test_an_adapter_is_part_of_what_the_engine_decodes(targets: tuple[str, ...], quantization: Kind | None):
     pytest.importorskip("peft")
-    policy = add_lora(tiny_policy("qwen2"), rank=2, alpha=4.0)
+    policy = tiny_policy("qwen2")
+    if quantization is not None:
+        quantize_linears(policy.base, policy.head, quantization, "cpu")
+    add_lora(policy, rank=2, alpha=4.0, target_modules=targets)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if "lora_B" in name:

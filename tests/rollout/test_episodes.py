@@ -8,56 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.testing import assert_close
 
 from dapo.environments.conversation import Answer, Conversation
-from dapo.models.packing import pack
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Finished, SamplingParams
+from dapo.rollout.draft import Drafting
+from dapo.rollout.engine import Engine, EngineState, SamplingParams
 from dapo.rollout.episodes import EpisodeEngine
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
-from dapo.rollout.turn_marks import TurnMarks
-from dapo.types import Judgement, Problem, StopReason, Verdict
-from engine_requests import by_id, drain, request
-from tiny_models import tiny_policy
+from dapo.rollout.stops import Stops
+from dapo.types import StopReason
+from engine_episodes import TURNS, Words, check_logp, episodes_over, logp_gap, prefilled, requests, same
+from engine_requests import by_id, drain, request, shaken
+from tiny_models import VOCABULARY, families, tiny_policy
 
-TURNS = 5
 ENGINES = {"local": LocalEngine, "plain": PlainEngine}
-
-
-class Words:
-    """In this process: answers by what was said, five turns long, then a score."""
-
-    def __init__(self, turns: int = TURNS, after: int = 2, words: int = 3) -> None:
-        self.turns, self.after, self.words = turns, after, words
-        self.waited_s = 0.0
-        self.asked: list[Conversation] = []
-        self.ended: list[str] = []
-
-    def answer_after_ticks(self, environment: str) -> int:  # noqa: ARG002
-        return self.after
-
-    def opening(self, problem: Problem, seed: int) -> str:  # noqa: ARG002
-        return ""
-
-    def ask(self, conversation: Conversation) -> int:
-        self.asked.append(conversation)
-        return len(self.asked) - 1
-
-    def wait(self, tickets: Sequence[int]) -> dict[int, Answer]:
-        return {ticket: self.answer(self.asked[ticket]) for ticket in tickets}
-
-    def answer(self, conversation: Conversation) -> Answer:
-        if len(conversation.said) == self.turns:
-            return Answer("bye", judgement=Judgement(Verdict.CORRECT, 0.5, graded=True))
-        said = len(conversation.said[-1]) + conversation.seed
-        return Answer(" ".join(f"w{3 + (said + i) % 30}" for i in range(self.words)), called=True)
-
-    def end(self, name: str) -> None:
-        self.ended.append(name)
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -70,32 +35,7 @@ def policy() -> Policy:
 
 def engine_of(policy: Policy, kind: str, words: Words, rows: int = 3, **how: Any) -> EpisodeEngine:
     inner = ENGINES[kind](policy, sampling=SamplingParams(), max_concurrent=rows, max_tokens=200, **how)
-    marks = TurnMarks(policy.tokenizer, chat=False, eos_ids=policy.eos_ids)
-    problems = {str(i): Problem(str(i), "", "", environment="words" if i % 4 else "") for i in range(40)}
-    return EpisodeEngine(inner, words, marks, problems, max_turns=8)
-
-
-def requests(n: int, limit: int = 120) -> list[Any]:
-    return [request(i, limit) for i in range(n)]
-
-
-def check_logp(policy: Policy, finished: Sequence[Finished]) -> None:
-    """Of the tokens that the model drew, by one forward over everything that was said."""
-    for asked, completion in finished:
-        packed = pack([asked.prompt], [completion.tokens], policy.device, own=[completion.own])
-        with torch.no_grad():
-            expected, _ = policy(packed, temperature=1.0)
-        own = completion.logp if completion.own is None else completion.logp[completion.own]
-        assert_close(torch.from_numpy(own), expected, rtol=0, atol=1e-10)
-
-
-def same(one: Any, other: Any) -> None:
-    assert one.keys() == other.keys()
-    for i, completion in one.items():
-        assert np.array_equal(completion.tokens, other[i].tokens), i
-        assert np.array_equal(completion.own, other[i].own), i
-        assert completion.stop_reason is other[i].stop_reason
-        assert completion.episode == other[i].episode
+    return episodes_over(inner, words, policy)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +68,20 @@ def test_the_log_probs_of_an_episode_are_those_of_one_forward(policy: Policy, al
         )  # every turn keeps the end it was drawn with
     assert all(found[i].own is None and found[i].episode is None for i in (0, 4, 8))  # no environment: as ever
     assert sorted(words.ended) == sorted(f"train/{i}/0/{i}" for i in range(12) if i % 4)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_drafts_change_no_token_of_an_episode(policy: Policy, alone: dict[int, Any], kind: str):
+    engine = engine_of(policy, kind, Words(), rows=5, drafting=Drafting(tokens=3, below_rows=5))
+    engine.submit(requests(12))
+    finished = [item for _ in range(9) for item in engine.advance()]
+    state = engine.snapshot()
+    engine = engine_of(policy, kind, Words(), rows=5, drafting=Drafting(tokens=3, below_rows=5))
+    engine.restore(state)
+    finished += drain(engine)
+    check_logp(policy, finished)
+    same(by_id(finished), alone)
+    assert engine.take_drafted()[1] > 0
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -168,6 +122,146 @@ def test_an_answer_takes_effect_exactly_so_many_ticks_later(policy: Policy):
             engine.advance()
         begun[after] = engine.tick - asked
     assert begun == {0: 1, 3: 4}  # the tick after the answer draws the next token
+
+
+STOPS = (("", "5w1"), ("w7", "w3"))  # of two tokens; one that ends a turn only after another
+
+
+def ended_by_hand(policy: Policy, tokens: Any) -> int | None:
+    """How many tokens a turn has by its text alone: the fewest that complete a string."""
+    for n in range(1, len(tokens) + 1):
+        text = policy.tokenizer.decode(tokens[:n])
+        if "5w1" in text or ("w7" in text and "w3" in text[text.index("w7") + 2 :]):
+            return n
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [("plain", {}), ("local", {}), ("local", {"ops": "plain", "tokens_per_tick": 3})]
+)
+def test_a_response_ends_with_the_token_that_completes_a_stop(kind: str, how: dict[str, Any]):
+    made = tiny_policy("llama3-rope")
+    stopped, free = ({}, {})
+    for found, stop in (stopped, STOPS), (free, ()):
+        engine = ENGINES[kind](made, sampling=SamplingParams(), max_concurrent=5, max_tokens=200, **how)
+        engine.submit([replace(request(i, 60), stop=stop if i % 4 else ()) for i in range(24)])
+        found |= by_id(drain(engine))
+    n_stopped = 0
+    for i, completion in free.items():
+        n = ended_by_hand(made, completion.tokens) if i % 4 else None
+        n_stopped += n is not None
+        assert np.array_equal(stopped[i].tokens, completion.tokens[:n])
+        assert np.array_equal(stopped[i].logp, completion.logp[:n])
+        assert stopped[i].stop_reason is (completion.stop_reason if n is None else StopReason.EOS)
+    assert 4 < n_stopped < 18
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "is_stopped"),
+    [
+        ("local", {}, True),
+        pytest.param("local", {}, False, marks=SLOW),
+        *(pytest.param("plain", {}, stopped, marks=SLOW) for stopped in (False, True)),
+        *(
+            pytest.param("local", {"ops": "plain", "tokens_per_tick": 3}, stopped, marks=SLOW)
+            for stopped in (False, True)
+        ),
+    ],
+)
+def test_turns_that_a_string_ends_are_on_policy_and_go_on_from_a_snapshot(
+    kind: str, how: dict[str, Any], is_stopped: bool
+):
+    made = tiny_policy("llama3-rope")
+
+    def engine_with_stops(kind: str, rows: int, **how: Any) -> EpisodeEngine:
+        words = Words(turns=3)
+        words.stops = STOPS
+        return engine_of(made, kind, words, rows, **how)
+
+    single = engine_with_stops("plain", 1)
+    single.submit(requests(10))
+    engine, finished = engine_with_stops(kind, 4, **how), []
+    counts = prefilled(engine.inner) if kind == "local" else []
+    engine.submit(requests(10))
+    for tick in range(1_000):
+        if not engine.n_in_flight and not engine.n_waiting:
+            break
+        finished += engine.advance()
+        if is_stopped and tick % 5 == 0:
+            state = engine.snapshot()
+            engine = engine_with_stops(kind, 4, **how)
+            engine.restore(EngineState(json.loads(json.dumps(state.meta)), dict(state.arrays)))
+    check_logp(made, finished)
+    same(by_id(finished), by_id(drain(single)))
+    assert max(completion.episode.turns for asked, completion in finished if asked.id % 4) == 3
+    if kind == "local":
+        assert engine.inner._pool.n_free == engine.inner._pool.n_pages, "pages were lost"
+        if not is_stopped:  # a turn costs a prefill of the new tokens only
+            said = sum(len(completion.tokens) - completion.n_own for _, completion in finished)
+            assert sum(counts) == sum(len(asked.prompt) - 1 for asked, _ in finished) + said
+
+
+def test_only_tokens_that_may_complete_a_string_are_decoded():
+    words = tiny_policy().tokenizer
+    stops = Stops(words, VOCABULARY)
+    asked = replace(request(1), stop=STOPS)
+    assert stops.expect(asked)
+    assert not stops.expect(asked)  # known already
+    assert np.array_equal(stops.may_complete, [bool({*"13"} & {*words.decode([i])}) for i in range(VOCABULARY)])
+    accented = Stops(words, VOCABULARY)
+    accented.expect(replace(asked, stop=(("", "é"),)))  # of several bytes, which several tokens may bring
+    assert not accented.may_complete.any()
+    spaced = Stops(words, VOCABULARY)
+    spaced.expect(replace(asked, stop=(("", ": "),)))
+    assert spaced.may_complete.all()
+
+
+class Sleepy(Words):
+    """Its clock is the engine's tick: environment `slow` answers 30 ticks after it was asked, the other at once."""
+
+    SECONDS = 30
+
+    def __init__(self, covered: bool) -> None:
+        super().__init__(turns=3)
+        self.covered = covered
+        self.ready: list[int] = []
+
+    def answer_after_ticks(self, environment: str) -> int:
+        return self.SECONDS if environment == "slow" and self.covered else self.after
+
+    def ask(self, conversation: Conversation) -> int:
+        self.ready.append(self.engine.tick + self.SECONDS * (conversation.problem.environment == "slow"))
+        return super().ask(conversation)
+
+    def wait(self, tickets: Sequence[int]) -> dict[int, Answer]:
+        self.waited_s += max([0, *(self.ready[ticket] - self.engine.tick for ticket in tickets)])
+        return super().wait(tickets)
+
+
+def test_nobody_waits_for_a_slow_environment_whose_ticks_cover_it(policy: Policy):
+    """One in ten is slow: with its ticks the others draw what they draw without it, tick by tick."""
+    drawn, waited = {}, {}
+    for name, slow, covered in (("none", "words", True), ("covered", "slow", True), ("default", "slow", False)):
+        words = Sleepy(covered)
+        engine = engine_of(policy, "local", words, rows=10)
+        words.engine = engine
+        engine.problems = {
+            i: replace(problem, environment=slow if i == "7" else "words") for i, problem in engine.problems.items()
+        }
+        engine.submit(requests(10))
+        drawn[name] = [[] for _ in range(40)]
+        for tick in range(40):
+            ended = engine.advance()
+            others = [(asked.id, c.tokens.tolist()) for asked, c in ended if asked.id != 7]
+            others += [(one.request.id, one.tokens.tolist()) for one in engine.under_way() if one.request.id != 7]
+            drawn[name][tick] = sorted(others)
+        waited[name] = words.waited_s
+    assert drawn["covered"] == drawn["none"]
+    assert waited["none"] == waited["covered"] == 0
+    assert waited["default"] >= Sleepy.SECONDS - 2 * Words().after
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -227,6 +321,116 @@ def test_new_weights_in_the_middle_of_an_episode_draw_the_rest(policy: Policy):
     assert sorted(set(completion.version.tolist())) == [0, 1]
     assert (np.diff(completion.version) >= 0).all()
     assert all(completion.version[t] == completion.version[t - 1] for t in np.flatnonzero(~completion.own))
+
+
+@pytest.mark.parametrize("how", [{}, {"ops": "plain", "tokens_per_tick": 3}])
+@pytest.mark.parametrize("page_tokens", [1, 7, 16])
+def test_a_turn_costs_a_prefill_of_the_new_tokens_only(
+    policy: Policy, alone: dict[int, Any], how: dict[str, Any], page_tokens: int
+):
+    """The prompt but for its last token, and what the environment said: all others are computed by decode steps."""
+    engine = engine_of(policy, "local", Words(), rows=5, page_tokens=page_tokens, **how)
+    counts = prefilled(engine.inner)
+    engine.submit(requests(12))
+    finished = drain(engine)
+    check_logp(policy, finished)
+    same(by_id(finished), alone)
+    said = sum(len(completion.tokens) - completion.n_own for _, completion in finished)
+    assert sum(counts) == sum(len(asked.prompt) - 1 for asked, _ in finished) + said
+    assert engine.inner._pool.n_free == engine.inner._pool.n_pages, "pages were lost"
+
+
+@pytest.mark.parametrize("words", [1, 3, 4, 5, 9])
+def test_borders_of_what_is_prefilled_at_once(policy: Policy, words: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dapo.rollout.local.prefixes.EXTEND_TOKENS", 4)
+    engine = engine_of(policy, "local", Words(turns=3, words=words), rows=4, page_tokens=4)
+    counts = prefilled(engine.inner)
+    engine.submit(requests(4)[1:])
+    finished = drain(engine)
+    check_logp(policy, finished)
+    said = sum(len(completion.tokens) - completion.n_own for _, completion in finished)
+    assert said > 0
+    assert sum(counts) == sum(len(asked.prompt) - 1 for asked, _ in finished) + said
+
+
+@pytest.mark.parametrize("family", families(()))
+def test_every_family_goes_on_from_what_is_kept(family: str):
+    made = tiny_policy(family)
+    made.eos_ids = tuple(range(2, 12))
+    engine = engine_of(made, "local", Words(words=9), page_tokens=4)
+    engine.submit(requests(5)[1:])
+    finished = drain(engine)
+    check_logp(made, finished)
+    assert max(c.episode.turns for _, c in finished if c.episode) > 2
+
+
+def test_out_of_pages_an_episode_waits_on_the_host_and_comes_back_bit_for_bit():
+    made = tiny_policy("llama3-rope", torch.float32)
+    made.eos_ids = tuple(range(2, 12))
+    results, swapped = [], []
+    for rows, kv_tokens in ((1, None), (6, None), (6, 208)):
+        engine = engine_of(made, "local", Words(after=5), rows=rows, page_tokens=4, kv_tokens=kv_tokens)
+        kept = engine.inner._kept
+        swap_out = kept.swap_out
+        kept.swap_out = lambda i, kv=kv_tokens, original=swap_out: (swapped.append((i, kv)), original(i))  # type: ignore[method-assign]
+        engine.submit(requests(14))
+        results.append(by_id(drain(engine)))
+        assert engine.inner._pool.n_free == engine.inner._pool.n_pages, "pages were lost"
+    assert {kv for _, kv in swapped} == {208}
+    waiting = [i for i, _ in swapped if i % 4]
+    assert len(waiting) > 2
+    for result in results[1:]:
+        same(result, results[0])
+        assert all(c.logp.tobytes() == results[0][i].logp.tobytes() for i, c in result.items())
+
+
+@pytest.mark.slow
+def test_long_episodes_do_not_depend_on_their_neighbours_to_the_last_bit():
+    made = tiny_policy("llama", torch.float32, max_position_embeddings=2048)
+    made.eos_ids = tuple(range(2, 12))
+    wanted = [request(i, 150, n_prompt=n) for i, n in ((1, 260), (2, 300), (3, 384), (5, 480), (6, 700), (7, 301))]
+
+    def written(asked: list[Any]) -> dict[int, Any]:
+        inner = LocalEngine(made, sampling=SamplingParams(), max_concurrent=8, max_tokens=1024)
+        engine = episodes_over(inner, Words(turns=4, words=20), made)
+        engine.submit(asked)
+        return by_id(drain(engine))
+
+    among = written(wanted)
+    assert max(completion.episode.turns for completion in among.values()) == 4
+    for each in wanted:
+        alone = written([each])[each.id]
+        assert alone.tokens.tobytes() == among[each.id].tokens.tobytes()
+        assert alone.logp.tobytes() == among[each.id].logp.tobytes()
+
+
+def test_nothing_of_old_weights_is_kept():
+    made = tiny_policy()
+    made.eos_ids = tuple(range(2, 12))
+    engine = engine_of(made, "local", Words(after=4), rows=6)
+    engine.submit(requests(8)[1:])
+    early = []
+    while len(engine._waiting()) < 3:
+        early += engine.advance()
+    engine.load_weights(shaken(made), 1)
+    mixed = [item for item in drain(engine) if item[1].own is not None and len({*item[1].version.tolist()}) == 2]
+    assert len(mixed) > 2
+    for item in mixed:
+        is_new = item[1].version[item[1].own] == 1
+        gap = logp_gap(made, item)
+        assert gap[is_new].max() < 1e-10
+        assert gap[~is_new].max() > 1e-3
+
+
+def test_later_turns_go_before_what_has_not_begun(policy: Policy):
+    """Else all episodes of an evaluation would be begun before one ends."""
+    engine = engine_of(policy, "local", Words(after=1), rows=2)
+    engine.submit(requests(16))
+    most = 0
+    while len(engine.under_way()) > 4:
+        engine.advance()
+        most = max(most, sum(bool(episode.said) for episode in engine.under_way()))
+    assert 2 <= most <= 4
 
 
 def test_later_turns_have_noise_of_their_own(policy: Policy):

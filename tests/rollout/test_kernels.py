@@ -1,5 +1,6 @@
 """Each Triton kernel of the decode step computes what its plain counterpart does; under the interpreter on a CPU."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from test_local_engine import assert_same, drain, expected, request
 from torch import Tensor
 
 from dapo.models.triton_support import has_triton
+from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
@@ -207,6 +209,47 @@ def test_an_engine_on_kernels_writes_what_the_plain_engine_writes(family: str, m
     )
     engine.submit(wanted)
     assert_same(drain(engine), expected(policy, wanted), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cuda", reason="on CUDA the kernels run in half precision: tests/gpu")
+def test_drafts_on_kernels_are_drawn_as_without_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dapo.rollout.local.ops.MOST_SPLITS", 2)
+    policy = tiny_policy("qwen3", torch.float32)
+    same = tuple([5, 6, 7] * 3)
+    wanted = [dataclasses.replace(request(i, 0, n_prompt=1, max_new_tokens=3), prompt=same) for i in range(2)]
+    engine = LocalEngine(
+        policy,
+        sampling=SamplingParams(),
+        max_concurrent=4,
+        max_tokens=64,
+        page_tokens=4,
+        ops="triton",
+        drafting=Drafting(tokens=3, below_rows=4),
+    )
+    engine.submit(wanted)
+    assert_same(drain(engine), expected(policy, wanted), atol=1e-4)
+    assert engine.take_drafted()[0] > 1
+
+
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_the_tokens_of_a_draft_attend_to_each_other(has_norms: bool):
+    """Rows 0, 1 and 3 are tokens of one response, the last of them first: all keys are stored before any is read."""
+    plain, fast, rows = setting()
+    rows.length[:N] = torch.tensor([11, 10, 5, 9, 30], dtype=torch.int32)
+    rows.table[[1, 3]] = rows.table[0].clone()
+    fast.splits, fast.has_drafts = lambda _n: 1, True  # type: ignore[method-assign]
+    check_mix(plain, fast, rows, has_norms, None)
+
+    qkv, weight = torch.randn(N, (NQ + 2 * NK) * D, device=DEVICE), torch.randn(D, device=DEVICE)
+    norms = (weight, weight) if has_norms else None
+    before = plain.cache.data.clone()
+    fast.store(qkv, 1, norms, 1e-6, rows)
+    stored = plain.cache.data.clone()
+    plain.cache.data.copy_(before)
+    plain.rotate_and_store(qkv, 1, norms, 1e-6, rows)
+    torch.testing.assert_close(stored[:, :, 1:], plain.cache.data[:, :, 1:], atol=1e-5, rtol=1e-5)
+    assert not torch.equal(before, stored)
 
 
 @pytest.mark.slow

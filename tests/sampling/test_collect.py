@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from dapo.config.schema import SamplingConfig
+from dapo.errors import VerifierError
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.rollout.engine import NoiseKey, Request
-from dapo.sampling.collect import Collector, VerdictJournal
+from dapo.sampling.collect import MOST_FAILURES, Collector, VerdictJournal
 from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SamplingState
-from dapo.sampling.prefix import PrefixRule
+from dapo.sampling.in_order import InOrder
 from dapo.types import Completion, Judgement, Problem, StopReason, Task, Verdict
 
 G = 3
@@ -66,7 +67,7 @@ def test_a_verdict_takes_effect_its_delay_after_the_response_ended():
     seen = []
     while not collector.is_idle:
         collector.advance()
-        seen.append((collector.engine.tick, group.n_judged, len(collector.due)))
+        seen.append((collector.engine.tick, group.n_verdicts, len(collector.due)))
     assert seen == [(3, 0, 1), (6, 0, 2), (10, 2, 1), (10, 3, 0)]
     assert group.is_resolved
     assert [len(completion.tokens) for completion in group.finished().completions] == [3, 6, 10]
@@ -92,12 +93,12 @@ def test_what_is_given_up_is_aborted_counted_and_nobody_waits_for_it():
     assert collector.drop([given_up]) == 2 * 3  # tokens the two others had
     assert given_up.is_dropped
     assert not kept.is_dropped
-    assert (given_up.n_tokens, given_up.n_judged) == (3, 0)
+    assert (given_up.n_tokens, given_up.n_verdicts) == (3, 0)
     assert [request.group for _, request, _ in collector.due] == [kept.number]
     assert list(collector.groups) == [kept.number]
     while not kept.is_resolved:
         collector.advance()
-    assert collector.judge._answers == {}  # type: ignore[attr-defined]
+    assert collector.verifier._answers == {}  # type: ignore[attr-defined]
     collector.forget_all()
     assert collector.is_idle
 
@@ -170,6 +171,47 @@ def test_verdicts_that_depend_on_the_clock_are_repeated_and_others_judged_again(
     assert judged(Says(*[Verdict.CORRECT] * 3), resumed) == [Verdict.CORRECT] * 3
 
 
+def test_how_an_environment_failed_is_repeated_by_weights_response_and_turn():
+    written: list[tuple[str, Verdict]] = []
+    journal = VerdictJournal(write=lambda name, judgement: written.append((name, judgement.verdict)))
+    journal.version = 7
+    key, failed = NoiseKey(11, "train", "seven", 5, 2), Judgement(Verdict.CRASH, -1.0)
+    assert journal.recall_turn(key, 1) is None
+    journal.note_turn(key, 1, failed)
+    journal.note_turn(key, 1, Judgement(Verdict.TIMEOUT, -1.0))  # the first counts
+    assert written == [("7/seven/5/2/turn 1", Verdict.CRASH)]
+    assert journal.recall_turn(key, 1) is failed
+    assert journal.recall_turn(key, 2) is None
+    assert VerdictJournal(journal.known).recall_turn(key, 1) is None  # version 0: other weights
+
+
+class PartFails(VirtualJudge):
+    def wait(self, tickets):  # type: ignore[no-untyped-def]
+        message = "rewards.parts.short = 'mine:short': ValueError: no: never"
+        return {ticket: Judgement(Verdict.CRASH, -1.0, message=message) for ticket in super().wait(tickets)}
+
+
+def test_a_part_that_fails_on_everything_is_named_with_its_whole_message():
+    collector = collector_of([1, 1, 1], PartFails())
+    for visit in range(MOST_FAILURES):
+        collector.submit(PROBLEM, visit, (1,))
+    with pytest.raises(VerifierError) as stopped:  # noqa: PT012
+        while not collector.is_idle:
+            collector.advance()
+    assert stopped.value.message == (
+        f"rewards.parts.short = 'mine:short': {MOST_FAILURES} verdicts in a row were {Verdict.CRASH.value}, "
+        "the last: ValueError: no: never"
+    )
+
+
+def test_an_environment_begins_for_the_first_response_of_a_visit():
+    begun: list[NoiseKey] = []
+    collector = collector_of([1, 1, 1], opening=lambda key, prompt: (begun.append(key), (*prompt, 3))[1])
+    group = collector.submit(PROBLEM, 4, (8, 9))
+    assert begun == [NoiseKey(11, "train", "seven", 4, 0)]  # one beginning for the group: it shares its prompt
+    assert group.prompt == (8, 9, 3)
+
+
 # ---------------------------------------------------------------- how many groups are begun
 
 
@@ -185,16 +227,16 @@ def test_the_rate_is_the_share_of_late_with_older_groups_fading():
     assert acceptance.rate == 0.02
 
 
-def prefix_rule(wanted: int, slots: int, accepted: float) -> PrefixRule:
+def in_order(wanted: int, slots: int, accepted: float) -> InOrder:
     engine = VirtualEngine(max_concurrent=slots, length_of=lambda _: 5)
     collector = Collector(engine, VirtualJudge(), responses_per_prompt=G, max_new_tokens=50, seed=0)
     config = SamplingConfig(prompts_per_step=wanted, responses_per_prompt=G, dynamic=True)
     state, source = SamplingState(AcceptanceRate(accepted=accepted, tried=1.0)), EndlessSource(lambda _: 0.5)
     quiet = GroupSampler(collector, source, config, state, max_prompts_tried=100, progress=lambda _known, _wanted: None)
-    return PrefixRule(quiet)
+    return InOrder(quiet)
 
 
-def change(rule: PrefixRule, **keys: object) -> None:
+def change(rule: InOrder, **keys: object) -> None:
     rule.sampler.config = rule.sampler.config.model_copy(update=keys)
 
 
@@ -208,19 +250,19 @@ def change(rule: PrefixRule, **keys: object) -> None:
     ],
 )
 def test_as_many_groups_are_begun_as_are_likely_to_be_needed(slots: int, accepted: float, expected: int):
-    assert prefix_rule(4, slots, accepted).n_to_stream() == expected
+    assert in_order(4, slots, accepted).n_to_stream() == expected
 
 
 def test_open_groups_count_by_their_chance_and_certain_ones_fully():
-    rule = prefix_rule(4, 100 * G, 0.5)
+    rule = in_order(4, 100 * G, 0.5)
     groups = [rule.sampler.collector.submit(PROBLEM, i, (1,)) for i in range(4)]
     rule.sampler.groups = groups
     right, wrong = Judgement(Verdict.CORRECT, 1.0), Judgement(Verdict.WRONG, -1.0)
-    groups[0].judge(0, right)
-    groups[0].judge(1, wrong)  # mixed: 1
-    groups[1].judge(0, wrong)  # one of three is known: 0.5 · 2/3
+    groups[0].add_verdict(0, right)
+    groups[0].add_verdict(1, wrong)  # mixed: 1
+    groups[1].add_verdict(0, wrong)  # one of three is known: 0.5 · 2/3
     for i in range(G):
-        groups[2].judge(i, wrong)  # all equal: 0
+        groups[2].add_verdict(i, wrong)  # all equal: 0
     assert [rule.chance(group) for group in groups] == pytest.approx([1, 0.5 * 2 / 3, 0, 0.5])
     missing = 4 - (1 + 1 / 3 + 0 + 1 / 2)
     assert rule.n_to_stream() == int(np.ceil(missing / 0.5))
@@ -231,7 +273,7 @@ def test_open_groups_count_by_their_chance_and_certain_ones_fully():
 
 
 def test_rounds_begin_a_multiple_of_the_step_once_everything_is_known():
-    rule = prefix_rule(4, 100 * G, 0.5)
+    rule = in_order(4, 100 * G, 0.5)
     change(rule, schedule="rounds", generation_multiple=3)
     assert rule.n_to_submit() == 12
     rule.sampler.submit(rule.n_to_submit())
@@ -240,16 +282,16 @@ def test_rounds_begin_a_multiple_of_the_step_once_everything_is_known():
 
 
 def test_groups_behind_the_last_one_needed_are_dropped_as_soon_as_it_is_known():
-    rule = prefix_rule(2, 100 * G, 0.5)
+    rule = in_order(2, 100 * G, 0.5)
     rule.sampler.groups = groups = [rule.sampler.collector.submit(PROBLEM, i, (1,)) for i in range(5)]
     right, wrong = Judgement(Verdict.CORRECT, 1.0), Judgement(Verdict.WRONG, -1.0)
     for group in (groups[0], groups[2]):
         rule.observe([])
         assert not any(group.is_dropped for group in groups)
-        group.judge(0, right)
-        group.judge(1, wrong)
+        group.add_verdict(0, right)
+        group.add_verdict(1, wrong)
     for i in range(G):
-        groups[3].judge(i, wrong)
+        groups[3].add_verdict(i, wrong)
     change(rule, schedule="rounds")
     rule.observe([])
     assert not any(group.is_dropped for group in groups)  # a round is waited for
@@ -259,7 +301,7 @@ def test_groups_behind_the_last_one_needed_are_dropped_as_soon_as_it_is_known():
 
 
 def test_the_budget_bounds_what_is_tried():
-    rule = prefix_rule(4, 100 * G, 0.02)
+    rule = in_order(4, 100 * G, 0.02)
     rule.sampler.budget = 7
     rule.sampler.submit(rule.n_to_submit())
     assert len(rule.sampler.groups) == 7
@@ -268,14 +310,14 @@ def test_the_budget_bounds_what_is_tried():
 
 def test_progress_tells_of_groups_that_are_known_to_be_mixed_and_never_of_more_than_wanted():
     told: list[tuple[int, int]] = []
-    rule = prefix_rule(1, 100 * G, 0.5)
+    rule = in_order(1, 100 * G, 0.5)
     rule.sampler.progress = lambda known, wanted: told.append((known, wanted))
     groups = [rule.sampler.collector.submit(PROBLEM, i, (1,)) for i in range(3)]
     rule.sampler.groups, rule.sampler.open = groups, list(groups)
     rule.sampler.observe(rule)
     for group in groups[:2]:
-        group.judge(0, Judgement(Verdict.CORRECT, 1.0))
-        group.judge(1, Judgement(Verdict.WRONG, -1.0))
+        group.add_verdict(0, Judgement(Verdict.CORRECT, 1.0))
+        group.add_verdict(1, Judgement(Verdict.WRONG, -1.0))
     tried = rule.sampler.state.acceptance.tried
     rule.sampler.observe(rule)
     assert rule.sampler.state.acceptance.tried == pytest.approx(0.98 * (0.98 * tried + 1) + 1)  # each once

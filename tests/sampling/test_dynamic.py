@@ -16,7 +16,7 @@ from dapo.sampling.accounting import Accounting, n_tokens
 from dapo.sampling.carry import CarryOver, oldest_version
 from dapo.sampling.collect import Collector
 from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SampledGroups, SamplingState
-from dapo.sampling.groups import sample_groups
+from dapo.sampling.groups import apply_fill_policy, sample_groups
 from dapo.trainer.step_metrics import overtaken_metrics
 from dapo.types import Judgement, Problem, Task, Verdict
 
@@ -57,7 +57,7 @@ def ids(sampled: SampledGroups) -> list[str]:
     return [group.problem.id for group in sampled.groups]
 
 
-# ---------------------------------------------------------------- eq. 11 and the prefix rule
+# ---------------------------------------------------------------- eq. 11, and selection in order
 
 
 def test_eq11_only_mixed_groups_are_chosen_and_the_step_is_full():
@@ -95,7 +95,7 @@ def mean_length(steps: list[SampledGroups]) -> float:
     return float(np.mean([len(c.tokens) for f in steps for g in f.groups for c in g.completions]))
 
 
-def test_length_bias_none_under_the_prefix_rule_and_plain_under_first_finished():
+def test_length_bias_none_in_order_and_plain_under_first_finished():
     wide = 50 * G  # many more groups at once than the step needs, so that there is something to choose from
     collector = collector_of(slow_when_wrong, max_concurrent=wide)
     source, state = EndlessSource(half_mixed), SamplingState()
@@ -205,12 +205,26 @@ class GradesAllAlike(VirtualJudge):
 
 def test_a_graded_reward_that_never_differs_is_told_as_such():
     collector = collector_of()
-    collector.judge = GradesAllAlike()
+    collector.verifier = GradesAllAlike()
     done = sample(collector, EndlessSource(half_mixed), budget=40)
     assert done.groups == []
     assert done.accounting.wasted_tokens["all_equal"] == done.accounting.generated_tokens > 0
-    assert "0 all right, 0 all wrong, 40 all equal" in done.events[0]
+    assert "0 all correct, 0 all wrong, 40 all equal" in done.events[0]
     assert "grades more finely" in done.events[0]
+
+
+@pytest.mark.parametrize(
+    ("easy", "hard", "equal", "word"),
+    [
+        (2, 2, 0, "harder problems"), (1, 2, 0, "easier problems"), (2, 1, 0, "harder problems"),
+        (2, 1, 3, "harder problems"), (2, 1, 4, "grades more finely"), (0, 3, 3, "easier problems"),
+    ],
+)  # fmt: skip
+def test_border_the_remedy_is_for_what_is_most(easy: int, hard: int, equal: int, word: str):
+    counts = Accounting(groups_all_correct=easy, groups_all_wrong=hard, groups_all_equal=equal)
+    with pytest.raises(DataError) as error:
+        apply_fill_policy(settings_of(fill_policy="error"), SamplingState(), [], counts, [])
+    assert word in str(error.value.remedy)
 
 
 def test_train_partial_trains_on_what_there_is():
@@ -415,6 +429,18 @@ def test_without_partial_rollouts_only_what_is_likely_to_be_needed_is_begun():
     assert policy.n_to_submit() == 50 - 36  # as many as there is room for
 
 
+def test_with_waiting_for_what_was_overtaken_no_more_is_begun_than_can_be_used_in_time():
+    config = settings_of(carry_over=True, partial_rollouts=True, finish_overtaken=True, max_staleness_updates=2)
+    state = SamplingState(acceptance=AcceptanceRate(accepted=0.5, tried=1.0))
+    policy = carrying(collector_of(max_concurrent=500 * G), EndlessSource(lambda _: 0.5), config, state)
+    assert policy.usable_steps == 2
+    assert policy.n_to_submit() == 3 * N / 0.5  # this step's groups, and those of two more
+    policy.sampler.config = config.model_copy(update={"carry_over": False})
+    assert policy.n_to_submit() == N / 0.5
+    policy.sampler.config = config.model_copy(update={"partial_rollouts": False})
+    assert policy.n_to_submit() == N / 0.5
+
+
 def test_without_partial_rollouts_too_no_more_is_begun_than_there_is_room_for():
     policy = carrying(collector_of(max_concurrent=5 * G), EndlessSource(lambda _: 0.5), settings_of(carry_over=True))
     assert policy.n_to_submit() == 5
@@ -472,7 +498,7 @@ class EvenIsMixed(VirtualJudge):
 def test_border_a_step_takes_the_first_mixed_groups_up_to_its_size(n_mixed: int, schedule: str):
     """Two problems a piece, of which one is mixed, are all that may be tried."""
     collector, source, state = collector_of(lambda _: 20), EndlessSource(lambda _: 0.0), SamplingState()
-    collector.judge = EvenIsMixed()
+    collector.verifier = EvenIsMixed()
     done = sample(collector, source, state, budget=2 * n_mixed, schedule=schedule)
     assert ids(done) == [str(2 * i) for i in range(min(n_mixed, N))]
     assert source.at == (2 * N - 1 if n_mixed >= N else 2 * n_mixed)  # just behind the last one used
@@ -491,7 +517,7 @@ def test_border_every_carried_group_is_trained_on_once_in_its_order(n_carried: i
         EndlessSource(lambda _: 0.0),
         SamplingState(),
     )
-    collector.judge = EvenIsMixed()
+    collector.verifier = EvenIsMixed()
     every = sample(collector, source, prompts_per_step=4 * N, budget=8 * N).groups
     state.carried = every[:n_carried]
     trained = []

@@ -45,7 +45,7 @@ def test_a_problem_whose_graded_values_differ_becomes_likelier_and_one_whose_val
     assert chance_after(*[different] * 5) > before
     for value in (0.0, 0.1, 1.0):  # the mean of eight 0.1 is not 0.1
         assert chance_after(*[graded(*[value] * G)] * 5) < before
-    assert chance_after(graded(*[1.0] * G), graded(*[0.1] * G)) < before  # never all right after all wrong
+    assert chance_after(graded(*[1.0] * G), graded(*[0.1] * G)) < before  # never all correct after all wrong
 
 
 @given(SCORES)

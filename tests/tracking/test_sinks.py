@@ -129,7 +129,7 @@ def test_off_unless_configured_and_a_project_without_a_tracker_is_refused():
     with pytest.raises(ConfigError, match=r"tracking\.project: has no effect"):
         load_recipe("quickstart", ["tracking.project=mine", 'tracking.to=["tensorboard"]'])
     with pytest.raises(ConfigError, match=r"tracking\.to"):
-        load_recipe("quickstart", ['tracking.to=["mlflow"]'])
+        load_recipe("quickstart", ['tracking.to=["neptune"]'])
 
 
 @pytest.mark.parametrize("n_lines", [0, 1, 4, 5, 6, 11])

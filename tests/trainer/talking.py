@@ -26,6 +26,16 @@ class Talker:
         return Turn(score=Score(1.0 if n % 2 else -1.0, n % 2 == 1))
 
 
+class Parted(Talker):
+    """Its score has a part of its own."""
+
+    def respond(self, said: str) -> Turn:
+        turn = super().respond(said)
+        if turn.score is None:
+            return turn
+        return Turn(score=Score(turn.score.value, turn.score.correct, parts={"chatty": 3.0 + len(said) % 2}))
+
+
 class Quiet(Talker):
     """Answers once, and leaves the verdict to the run's verifier."""
 

@@ -12,7 +12,7 @@ from toy import recipe
 
 from dapo.algorithms.advantages import group_advantage
 from dapo.config.schema import Config
-from dapo.learner.batch import Batch, make_batch, split_into_microbatches, split_into_minibatches
+from dapo.learner.batch import Batch, make_batch, split_into_microbatches, split_into_minibatches, why_rft_has_no_loss
 from dapo.learner.critic import similar_lengths
 from dapo.learner.ragged import Ragged, token_mask
 from dapo.learner.sums import Totals
@@ -176,3 +176,18 @@ def test_border_gae_works_on_every_row_once(n_rows: int, length: int, monkeypatc
 def test_gae_takes_the_longest_rows_first_and_as_many_as_fit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dapo.learner.critic.PADDED_VALUES", 10)
     assert list(similar_lengths([3, 9, 5, 1, 12])) == [[4], [1], [2, 0], [3]]  # 10 // 5 = 2 rows of up to 5 tokens
+
+
+def test_rejection_sampling_says_why_a_step_has_no_target(config: Config):
+    imitates = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"advantage": "none"})})
+    wrong, right = group_of("a", [3, 4], [False, False]), group_of("b", [3, 4], [False, True])
+    cut_off = group_of("c", [12, 4], [True, False], [True, False])  # correct, and filtered out of the loss
+
+    def why(*groups: Group, config: Config = imitates) -> str:
+        return why_rft_has_no_loss(make_batch(list(groups), config, torch.float64), config)
+
+    assert why(wrong).startswith("no response counts as correct: ")
+    assert why(wrong, cut_off).startswith("no response counts as correct: ")
+    assert why(wrong, right) == ""
+    assert why() == ""  # no step, nothing to say
+    assert why(wrong, config=config) == ""  # others learn from what is wrong

@@ -38,7 +38,7 @@ def test_a_verifier_that_raises_on_everything_else_stops_the_run(tmp_path: Path,
         "limits.max_response_tokens=64",
     ]
     run = start_run(recipe(tmp_path, *keys, dtype="float32"), tmp_path / "run")
-    with pytest.raises(VerifierError, match=f"{MOST_FAILURES} judgements in a row ended in CRASH.*no licence"):
+    with pytest.raises(VerifierError, match=f"{MOST_FAILURES} verdicts in a row were CRASH.*no licence"):
         train(run)
     run.close()
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,15 @@ from kill_runs import fingerprint
 from test_run import StopAfter
 from toy import HERE, recipe
 
-from dapo.distributed.world import ALONE
 from dapo.errors import ConfigError, DataError
 from dapo.rollout.turn_marks import TurnMarks
-from dapo.trainer.episodes import end_all_turns, refuse_environments
+from dapo.trainer.episodes import refuse_environments
 from dapo.trainer.loop import train
 from dapo.trainer.resume import resume_run
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
 from dapo.trainer.trust import code_named
-from tiny_models import tiny_policy, tiny_tokenizer
+from tiny_models import tiny_tokenizer
 
 TALK = ("data.environment=talking:Talker", "limits.max_response_tokens=32", "limits.max_turns=4")
 
@@ -73,8 +71,8 @@ def test_a_run_of_episodes_trains_records_and_resumes_exactly(tmp_path: Path, pr
 def test_the_verifier_judges_the_last_turn_where_the_environment_gives_no_score(tmp_path: Path):
     run = start_run(recipe(tmp_path, *TALK, "data.environment=talking:Quiet", "train.steps=1"), tmp_path / "run")
     asked: list[str] = []
-    submit = run.collector.judge.submit
-    run.collector.judge.submit = lambda task: asked.append(task.response) or submit(task)  # type: ignore[method-assign]
+    submit = run.collector.verifier.submit
+    run.collector.verifier.submit = lambda task: asked.append(task.response) or submit(task)  # type: ignore[method-assign]
     trained(run)
     (line,) = metrics_of(tmp_path / "run")
     assert 1 < line["episode/turns"] <= 2
@@ -82,6 +80,21 @@ def test_the_verifier_judges_the_last_turn_where_the_environment_gives_no_score(
     table = pq.read_table(tmp_path / "run" / "rollouts" / "step-000001.parquet").to_pylist()
     assert any(row["verdict"] == "CORRECT" for row in table)
     assert {row["response_text"] for row in table} - set(asked)  # not everything that was said
+
+
+def test_parts_of_the_reward_are_those_of_the_environments_score(tmp_path: Path):
+    keys = (*TALK, "preset=grpo", "train.steps=1", "rewards.parts={chatty = {weight = 0.25}}")
+    trained(start_run(recipe(tmp_path, *keys, "data.environment=talking:Parted"), tmp_path / "run"))
+    table = pq.read_table(tmp_path / "run" / "rollouts" / "step-000001.parquet").to_pylist()
+    scored = [row for row in table if row["verdict"] in ("CORRECT", "WRONG") and row["reward_part_chatty"] is not None]
+    assert len(scored) > 1
+    assert {row["reward_part_chatty"] for row in scored} <= {3.0, 4.0}
+    assert all(row["reward"] == pytest.approx(row["reward_raw"] + 0.25 * row["reward_part_chatty"]) for row in scored)
+    trained(start_run(recipe(tmp_path, *keys, "data.environment=talking:Talker"), tmp_path / "without"))
+    table = pq.read_table(tmp_path / "without" / "rollouts" / "step-000001.parquet").to_pylist()
+    assert {row["verdict"] for row in table} & {"CRASH", "CORRECT", "WRONG"} == {"CRASH"}
+    noted = [json.loads(line) for line in (tmp_path / "without" / "verdicts.jsonl").read_text().splitlines()]
+    assert {line["judgement"]["message"] for line in noted} == {"rewards.parts.chatty: the Score has no part 'chatty'"}
 
 
 def test_an_environment_that_dies_is_counted_and_the_run_goes_on(tmp_path: Path):
@@ -149,43 +162,20 @@ def test_runs_of_episodes_killed_at_random_moments_end_with_the_same_bytes(tmp_p
         (("data.environment=no-such",), "data.environment = 'no-such': no such environment"),
         (
             ("data.environment=talking:Talker", "rewards.parts={short = {function = 'toy:short', weight = 1.0}}"),
-            "rewards.parts",
+            "rewards.parts.short = toy:short measures a response of one turn",
         ),
     ],
 )
 def test_what_cannot_have_an_environment_says_so(tmp_path: Path, keys: tuple[str, ...], why: str):
     with pytest.raises(ConfigError) as refused:
-        refuse_environments(recipe(tmp_path, *keys).config, ALONE)
+        refuse_environments(recipe(tmp_path, *keys).config)
     assert why in refused.value.message
     assert refused.value.remedy
-
-
-def test_several_ranks_are_refused(tmp_path: Path):
-    class Two:
-        size = 2
-
-    with pytest.raises(ConfigError, match="not built for 2 ranks"):
-        refuse_environments(recipe(tmp_path, *TALK).config, Two())  # type: ignore[arg-type]
 
 
 def test_a_number_of_turns_needs_an_environment(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"limits\.max_turns: has no effect here; it needs data\.environment"):
         recipe(tmp_path, "limits.max_turns=3")
-
-
-def test_a_stop_that_is_no_single_token_is_refused(tmp_path: Path):
-    config = recipe(tmp_path, *TALK).config
-
-    pool = SimpleNamespace()
-    policy = tiny_policy()
-    for stop, is_refused in (("w5",), False), (("w5 w6",), True):
-        pool.described = {"talking:Talker": SimpleNamespace(stop=stop)}
-        if is_refused:
-            with pytest.raises(ConfigError, match="'w5 w6', which is 2 tokens"):
-                end_all_turns(policy, pool, config)
-        else:
-            end_all_turns(policy, pool, config)
-            assert 5 in policy.eos_ids
 
 
 def test_an_environment_of_a_strangers_run_is_code_that_would_be_run():
@@ -219,15 +209,16 @@ def tokenizer(template: str) -> Any:
 def test_a_later_turn_is_encoded_by_the_templates_own_marks():
     words = tokenizer(MARKS)
     marks = TurnMarks(words, chat=True, eos_ids=(2,))
-    said = words.convert_ids_to_tokens(marks.encode("w7 w8", "tool"))
-    assert said == ["<bos>", "tool", "w7", "w8", "<eos>", "<bos>", "assistant"]  # the model drew the first <eos> itself
-    assert TurnMarks(words, chat=False, eos_ids=(2,)).encode("w7 w8", "tool") == (7, 8)
+    said = ["<eos>", "<bos>", "tool", "w7", "w8", "<eos>", "<bos>", "assistant"]
+    assert words.convert_ids_to_tokens(marks.encode("w7 w8", "tool", after=5)) == said  # a string ended the turn
+    assert words.convert_ids_to_tokens(marks.encode("w7 w8", "tool", after=2)) == said[1:]  # the model drew <eos>
+    assert TurnMarks(words, chat=False, eos_ids=(2,)).encode("w7 w8", "tool", after=2) == (7, 8)
 
 
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        (REWRITES, "cannot be continued turn by turn: it writes an earlier turn otherwise"),
+        (REWRITES, "cannot be continued turn by turn: it re-renders earlier turns"),
         (COUNTS, "cannot be continued turn by turn"),
         (OTHER_END, "ends a turn by 'w3', which is no end token"),
     ],
@@ -241,6 +232,6 @@ def test_a_template_that_cannot_be_continued_is_refused_by_name(template: str, w
 
 def test_a_role_that_the_template_does_not_know_is_the_episodes_trouble():
     marks = TurnMarks(tokenizer(STRICT), chat=True, eos_ids=(2,))
-    assert marks.encode("w7", "user")
+    assert marks.encode("w7", "user", after=2)
     with pytest.raises(DataError, match="no tools"):
-        marks.encode("w7", "tool")
+        marks.encode("w7", "tool", after=2)

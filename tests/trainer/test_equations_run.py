@@ -15,15 +15,17 @@ from toy import recipe
 
 from dapo.config.load import preset_names, read_preset
 from dapo.config.schema import PolicyLossName
+from dapo.models.load import save_policy
 from dapo.trainer.loop import train
 from dapo.trainer.start import start_run
+from tiny_models import tiny_policy
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 # What turns groups into a loss. Metrics and 8-bit moments are sums and roundings of their own kind.
 MODULES = (
     "learner/batch",
-    "learner/scoring",
+    "learner/forward_passes",
     "learner/critic",
     "learner/step",
     "learner/update",
@@ -83,12 +85,15 @@ def calls() -> Iterator[set[CodeType]]:
 
 def test_a_step_of_every_preset_reaches_every_function_of_the_table(tmp_path: Path):
     reached: set[CodeType] = set()
+    teacher = tmp_path / "teacher"
+    save_policy(tiny_policy(seed=2), teacher)
     runs = [(preset, ()) for preset in preset_names()] + list(MORE.items())
     losses = {read_preset(preset)["algorithm"].get("loss", "clip") for preset in preset_names()}
     runs += [("grpo", (f"algorithm.loss={name}",)) for name in set(get_args(PolicyLossName)) - losses]
     for number, (preset, sets) in enumerate(runs):
         extra = ["algorithm.critic.pretrain_responses=1"] if preset in ("ppo", "vapo") else []
         extra += ["sampling.responses_per_prompt=5"] if preset == "scalerl" else []  # it retires at 0.9
+        extra += [f"algorithm.kl.path={teacher}"] if preset == "distillation" else []
         keys = [f"preset={preset}", "train.steps=1", "train.updates_per_step=1", "checkpoint.every_steps=0"]
         run = start_run(recipe(tmp_path, *keys, *extra, *sets), tmp_path / f"run-{number}")
         try:

@@ -47,6 +47,13 @@ def test_the_folder_is_plain_hugging_face_and_has_the_newest_weights(toy_runs: P
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing left aside
 
 
+def test_a_run_without_an_adapter_has_none_to_export(toy_runs: Path, tmp_path: Path):
+    done = dapo("export", str(toy_runs / "paper"), "--out", str(tmp_path / "out"), "--adapter")
+    assert done.returncode == 2
+    assert "(model.lora.rank = 0), so it has no adapter" in done.stderr
+    assert "Leave --adapter out" in done.stderr
+
+
 def test_a_disk_that_is_full_is_said_in_one_line_and_nothing_is_left(toy_runs: Path, tmp_path: Path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # no file of the model is that small
@@ -125,6 +132,8 @@ def test_what_cannot_be_exported_is_refused(toy_runs: Path, tmp_path: Path):
     [
         (("{runs}/model", "--out", "{tmp}/out"), "is not a run"),
         (("{runs}/paper", "--out", "{runs}/model"), "not empty"),
+        (("{runs}/paper", "--out", "{tmp}/out", "--push", "a/b/c"), "--push a/b/c: Repo id must"),
+        (("{runs}/paper", "--out", "{tmp}/out", "--public"), "--public: has no effect without --push"),
     ],
 )
 def test_the_command_line_says_so_and_exits_2(toy_runs: Path, tmp_path: Path, arguments: tuple[str, ...], message: str):

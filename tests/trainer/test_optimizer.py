@@ -16,7 +16,7 @@ from dapo.learner.moments import (
     unpack_first,
     unpack_second,
 )
-from dapo.learner.optimizer import Optimizer, lr_factor
+from dapo.learner.optimizer import Optimizer, lr_factor, warmup_factor
 
 
 def optimizer_of(module: torch.nn.Module, max_grad_norm: float = 1e9, moments: Kind = "float32") -> Optimizer:
@@ -33,6 +33,14 @@ def test_warmup_counts_from_one_and_never_runs_at_zero():
     warm = TrainConfig(steps=20, lr=1e-6, warmup_steps=10)
     assert [lr_factor(warm, k) for k in (1, 5, 10, 11, 20)] == [0.1, 0.5, 1, 1, 1]
     assert lr_factor(TrainConfig(steps=20, lr=1e-6), 1) == 1
+
+
+def test_a_short_stage_has_a_short_warmup():
+    warm = TrainConfig(steps=20, lr=1e-6, warmup_steps=10)
+    assert [warmup_factor(warm, step, most=4) for step in (1, 2, 4, 5)] == [0.25, 0.5, 1.0, 1.0]
+    assert [warmup_factor(warm, step, most=40) for step in (1, 5, 10, 11)] == [0.1, 0.5, 1.0, 1.0]
+    assert warmup_factor(warm, 1, most=0) == 1.0
+    assert warmup_factor(warm, 1) == 0.1
 
 
 def test_decay_starts_at_the_end_of_warmup_and_stays_above_zero():
@@ -281,3 +289,9 @@ def test_border_every_weight_has_its_own_moments_where_blocks_and_slices_end(n: 
     second = unpack_second(moments.codes["v.w"], moments.codes["v_scale.w"])
     assert_close(first, 0.1 * weight.grad, rtol=2 * 2 / 127, atol=0)
     assert_close(second, 0.001 * weight.grad**2, rtol=4 * 4 / 255, atol=0)
+
+
+def test_a_short_stage_warms_up_no_longer_than_it_may():
+    train = TrainConfig(steps=10, lr=1.0, warmup_steps=4)
+    assert [warmup_factor(train, step, most=2) for step in (1, 2, 3)] == [0.5, 1, 1]
+    assert [warmup_factor(train, step, most=8) for step in (1, 2, 4)] == [0.25, 0.5, 1]

@@ -18,6 +18,7 @@ def small(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(precision, "RESPONSES", 2)
 
 
+@pytest.mark.slow
 def test_each_type_is_sampled_and_scored_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = recipe(tmp_path, "rollout.engine=plain").config
     single, double = measure_precisions(config, (torch.float32, torch.float64), "cpu")

@@ -1,10 +1,16 @@
 """When value pretraining ends: by what the critic knew of new problems, step by step."""
 
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
 from dapo.algorithms.diagnostics import ExplainedSums
-from dapo.learner.critic import HeldOutFit, Values, has_stopped_rising, latest_fit
+from dapo.config.schema import SamplingConfig
+from dapo.learner.critic import HeldOutFit, Values, explained_variance_of, has_stopped_rising, latest_fit
 from dapo.learner.ragged import Ragged
+from dapo.trainer.pretrain_value import outcome_of
 
 
 def fit(explained: float, problems: int = 100) -> HeldOutFit:
@@ -49,3 +55,26 @@ def test_fewer_than_a_hundred_problems_are_not_enough():
     assert not has_stopped_rising(few[:7])  # five now, four before
     assert has_stopped_rising(few[:8])
     assert not has_stopped_rising([fit(0.1, problems=0)] * 20)
+
+
+def test_a_saved_fit_is_the_same():
+    assert HeldOutFit.restore(asdict(fit(0.3, problems=7))) == fit(0.3, problems=7)
+
+
+def ended(fits: list[HeldOutFit], *, steps: int, planned: int) -> str:
+    run: Any = SimpleNamespace(value_steps=steps, pretrain_steps=planned, held_out_fits=fits)
+    return outcome_of(run, SamplingConfig(prompts_per_step=50, responses_per_prompt=4))
+
+
+def test_the_end_is_told_with_its_responses_its_fit_and_its_reason():
+    few = [fit(0.1, problems=20), fit(0.2, problems=20), fit(0.6, problems=20)]  # all of them together: 0.3
+    assert ended(few, steps=3, planned=3) == (
+        "value pretraining ended after 3 steps, 600 responses: explained variance on new problems +0.30 "
+        "(the last steps together), and algorithm.critic.pretrain_responses is used up"
+    )
+    assert ended(few, steps=3, planned=4).endswith("+0.30 (the last steps together), and every problem was seen")
+    assert ended([fit(0.4)] * 6, steps=6, planned=9).endswith("+0.40 (the last steps together), no longer rising")
+
+
+def test_of_no_rows_nothing_is_explained():
+    assert explained_variance_of(values_of(torch.ones(2), torch.ones(2), [2]), []) == 0

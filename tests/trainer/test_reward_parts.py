@@ -87,6 +87,18 @@ def test_two_parts_normalized_each_by_hand(tmp_path: Path):
     assert shares == pytest.approx({"correct": 2.5 / 3.25, "format": 0.75 / 3.25})
 
 
+def test_shares_are_of_the_advantages_that_are_trained_on(tmp_path: Path):
+    # Differences: (2, 0) of correct and weighted format in one group, (2, 0.5) in the other. Without a std they weigh
+    # as they are, Σ A² ~ 4 + 6.25: format has 0.5·2.5 of it. A step's std divides both groups alike.
+    keys = ("algorithm.group.std=none",), ("algorithm.group.std_over=batch",)
+    for shares in (make_batch(GROUPS, config_of(tmp_path, FORMAT, *key), torch.float64).part_shares for key in keys):
+        assert shares == pytest.approx({"correct": 9 / 10.25, "format": 1.25 / 10.25})
+    # Against the step's mean, 3/8: A = (9, -7, 9, -11)/8, of which format, mean 3/8 too, has (1, 1, 1, -3)/8.
+    config = config_of(tmp_path, FORMAT, "algorithm.group.baseline=batch", "algorithm.group.std_over=batch")
+    shares = make_batch(GROUPS, config, torch.float64).part_shares
+    assert shares == pytest.approx({"correct": 288 / 332, "format": 44 / 332})
+
+
 def test_the_overlong_penalty_belongs_to_the_correct_part(tmp_path: Path):
     # L_max 12, L_cache 4: a response of 10 tokens has −½, by the weight of the part `correct`, 2.
     keys = (parts(correct=2.0, format=("short", 0.5)), "shaping.overlong_buffer_tokens=4")
@@ -183,7 +195,7 @@ def test_a_part_that_fails_on_everything_stops_the_run_by_name(tmp_path: Path, m
     monkeypatch.syspath_prepend(str(tmp_path))
     keys = ("sampling.max_prompts_tried_per_step=1000", "limits.max_response_tokens=64")
     part = "rewards.parts={licensed = {function = 'failing_parts:fails', weight = 1.0}}"
-    says = f"rewards.parts.licensed: {MOST_FAILURES} judgements in a row ended in CRASH.*no licence for this part"
+    says = f"rewards.parts.licensed: {MOST_FAILURES} verdicts in a row were CRASH.*no licence for this part"
     with pytest.raises(VerifierError, match=says):
         run_toy(tmp_path, part, *keys)
 

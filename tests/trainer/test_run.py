@@ -26,6 +26,7 @@ from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.files import read_lines
 from dapo.learner.loss_scale import LossScale
 from dapo.learner.step import Step
+from dapo.models.load import save_policy
 from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
 from dapo.report.ledger import LEDGER, VALUE_LEDGER, balance_of_run, read_ledger
@@ -38,6 +39,7 @@ from dapo.trainer.resume import read_run_config, resume_run
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
 from dapo.types import StopReason
+from tiny_models import tiny_policy
 
 HERE = Path(__file__).parent
 
@@ -147,6 +149,31 @@ def test_every_preset_trains_and_resumes_exactly(tmp_path: Path, preset: str):
         written = [(run.folder / name).read_text() for run in (straight, resumed) if (run.folder / name).exists()]
         assert len(set(written)) <= 1
     check_ledger(straight.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["dapo", "dapo-fast"])
+def test_a_run_with_drafts_samples_the_same_groups_and_resumes_exactly(tmp_path: Path, preset: str):
+    drafting = [f"preset={preset}", "rollout.draft_tokens=3", "rollout.draft_below_rows=64"]
+    plain = run_toy(tmp_path, "plain", f"preset={preset}")
+    straight = run_toy(tmp_path, "straight", *drafting)
+    first = start_run(recipe(tmp_path, *drafting), tmp_path / "stopped", [StopAfter(1)])
+    train(first)
+    first.close()
+    second = resume_run(first.folder, [])
+    train(second)
+    second.close()
+    for name, tensor in weights(straight.folder).items():
+        assert torch.equal(tensor, weights(first.folder)[name]), name
+    assert metrics(straight.folder) == metrics(first.folder)
+    drafted, accepted = (
+        sum(line[name] for line in metrics(straight.folder)) for name in ("engine/drafted", "engine/accepted")
+    )
+    assert 0 < accepted < drafted
+    assert "engine/drafted" not in metrics(plain.folder)[0]
+    if preset == "dapo":  # groups in the order of submission; dapo-fast takes those that are complete first
+        for name, tensor in weights(plain.folder).items():
+            assert torch.equal(tensor, weights(straight.folder)[name]), name
 
 
 def check_ledger(folder: Path) -> None:
@@ -430,6 +457,39 @@ def test_rejection_sampling_without_a_correct_response_says_so(tmp_path: Path, v
     assert said is None or said in found[0]
     norm = metrics(run.folder)[0]["policy/grad_norm"]
     assert norm == 0 if said else norm > 0
+
+
+def test_a_student_comes_closer_to_its_teacher_whatever_the_verdicts_say(tmp_path: Path):
+    save_policy(tiny_policy(seed=2), tmp_path / "teacher")
+    keys = (
+        "preset=distillation",
+        f"algorithm.kl.path={tmp_path / 'teacher'}",
+        "train.steps=8",
+        "sampling.prompts_per_step=16",
+    )
+    run = run_toy(tmp_path, "run", *keys, "rewards.verifier=toy:never", "records.every_steps=0")
+    kl = [line["policy/kl_ref"] for line in metrics(run.folder)]
+    assert 0 < kl[-1] < 0.8 * kl[0]
+    assert [event for event in read_lines(run.folder / "events.jsonl") if event["kind"] == "reward"] == []
+
+
+def test_a_teacher_must_be_another_model_with_the_same_tokenizer(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"algorithm\.kl\.path = none: the teacher would be the model") as refused:
+        run_toy(tmp_path, "own", "preset=distillation")
+    assert "algorithm.kl.path=FOLDER" in refused.value.remedy
+    other = ("preset=distillation", "algorithm.kl.path=bundled")
+    with pytest.raises(ConfigError, match=r"algorithm\.kl\.path = bundled: its tokenizer is not that of model\.path"):
+        run_toy(tmp_path, "other", *other)
+
+
+def test_a_teacher_may_have_a_larger_head_and_not_a_smaller_one(tmp_path: Path):
+    """Qwen2.5 has one tokenizer, and heads of 151,936 tokens up to 3 B and of 152,064 from 7 B on."""
+    for name, size in ("smaller", 38), ("larger", 48):
+        save_policy(tiny_policy(vocab_size=size), tmp_path / name)
+    keys = ("preset=distillation", "train.steps=1")
+    run_toy(tmp_path, "run", *keys, f"algorithm.kl.path={tmp_path / 'larger'}")
+    with pytest.raises(ConfigError, match=r"its output head has 38 tokens, that of model\.path = .* has 40"):
+        run_toy(tmp_path, "refused", *keys, f"algorithm.kl.path={tmp_path / 'smaller'}")
 
 
 @pytest.mark.slow

@@ -7,21 +7,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from thread_world import on_ranks
 from toy import recipe
 
+from dapo.algorithms.diagnostics import ClippedTokens
 from dapo.config.schema import Config, CorrectionConfig
+from dapo.distributed.world import World
 from dapo.learner import update
+from dapo.learner.activations import checkpoint_layers
 from dapo.learner.batch import Batch, make_batch, split_into_microbatches, split_into_minibatches
 from dapo.learner.critic import CriticLearner, apply_gae
+from dapo.learner.dry_run import shortage_of_any
+from dapo.learner.forward_passes import compute_old_logp
 from dapo.learner.learner import Learner
-from dapo.learner.metrics import summarise
+from dapo.learner.loss_scale import LossScale
+from dapo.learner.metrics import scale_metrics, summarise
 from dapo.learner.microbatches import Micro
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.ragged import Ragged
-from dapo.learner.scoring import score_old
-from dapo.learner.step import Step
+from dapo.learner.step import Step, StepRecord
 from dapo.learner.sums import Sums, Totals
-from dapo.learner.update import aggregate_loss, microbatch_loss, update_policy
+from dapo.learner.update import aggregate_loss, microbatch_loss, record_first, update_policy
 from dapo.models.critic import Critic
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
@@ -78,7 +84,7 @@ def test_the_gradient_does_not_depend_on_the_budget(config: Config, mean: str, d
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"loss_aggregation": mean})})
     learner = learner_of(dtype)
     batch = make_batch(groups(12), config, dtype)
-    score_old(Step(learner, batch, config))
+    compute_old_logp(Step(learner, batch, config))
     with torch.no_grad():  # off policy, so that ratios and clips are at work
         for parameter in learner.policy.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -90,11 +96,11 @@ def test_the_gradient_does_not_depend_on_the_budget(config: Config, mean: str, d
 def test_an_update_raises_right_and_lowers_wrong_responses(config: Config):
     learner = learner_of(torch.float64)
     batch = make_batch(groups(4), config, torch.float64)
-    score_old(Step(learner, batch, config))
+    compute_old_logp(Step(learner, batch, config))
     before = [float(batch.logp_old.row(row).sum()) for row in range(len(batch.lengths))]
     metrics = update_policy(learner, batch, config, step=2)
     assert metrics["updates"] == 2
-    score_old(Step(learner, batch, config))
+    compute_old_logp(Step(learner, batch, config))
     moved = np.array([float(batch.logp_old.row(row).sum()) - before[row] for row in range(len(before))])
     right = batch.is_correct.numpy()
     assert moved[right].mean() > 0 > moved[~right].mean()
@@ -228,7 +234,7 @@ def test_metrics_are_the_formulas_over_all_tokens_however_they_are_split(config:
     learner, batch = learner_of(torch.float64), make_batch(groups(6), config, torch.float64)
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(batch.logp_engine.flat.shape, generator=generator, dtype=torch.float64)
-    score_old(Step(learner, batch, config))
+    compute_old_logp(Step(learner, batch, config))
     batch.logp_engine.flat = batch.logp_old.flat + noise / 2
     old, engine = batch.logp_old.flat.clone(), batch.logp_engine.flat
     with torch.no_grad():
@@ -240,7 +246,7 @@ def test_metrics_are_the_formulas_over_all_tokens_however_they_are_split(config:
         microbatch_loss(step, Micro(micro), Totals.of(batch, rows), step.sums)
     metrics = summarise(step, 0)
 
-    score_old(Step(learner, batch, config))  # π_θ of every token, as the updates saw it
+    compute_old_logp(Step(learner, batch, config))  # π_θ of every token, as the updates saw it
     logp = batch.logp_old.flat
     ratio, w = (logp - old).exp(), (old - engine).exp().clamp(max=2.0)
     high = (batch.advantage.flat > 0) & (ratio > 1 + algorithm.clip.high)
@@ -275,7 +281,7 @@ def test_weights_are_measured_with_a_correction_and_without(
     config = config.model_copy(update={"algorithm": algorithm})
     batch = make_batch(groups(6), config, torch.float64)
     step = Step(learner_of(torch.float64), batch, config)
-    score_old(step)
+    compute_old_logp(step)
     noise = torch.randn(batch.logp_old.flat.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     batch.logp_engine.flat = batch.logp_old.flat + noise / 2
     w = weight((-noise / 2).exp())
@@ -291,8 +297,10 @@ def test_the_first_update_scores_its_own_rows_as_a_pass_of_its_own_would(
 ):
     config = config.model_copy(update={"train": config.train.model_copy(update={"updates_per_step": n_updates})})
     results = []
-    for first_update_scores_old in (True, False):
-        monkeypatch.setattr(update, "first_update_scores_old", lambda *_, answer=first_update_scores_old: answer)
+    for first_update_computes_old_logp in (True, False):
+        monkeypatch.setattr(
+            update, "first_update_computes_old_logp", lambda *_, answer=first_update_computes_old_logp: answer
+        )
         learner, batch = learner_of(torch.float64), make_batch(groups(6), config, torch.float64)
         metrics = update_policy(learner, batch, config, step=1)
         weights = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
@@ -350,7 +358,7 @@ class Scarce(torch.nn.Module):
     def __init__(self, policy: Policy, room: int) -> None:
         super().__init__()
         self.policy, self.room = policy, room
-        self.device, self.dtype = policy.device, policy.dtype
+        self.device, self.dtype, self.draw = policy.device, policy.dtype, policy.draw
 
     def forward(self, packed: Packed, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
         logp, entropy = self.policy(packed, **options)
@@ -434,3 +442,56 @@ def test_a_row_that_never_fits_ends_the_run_with_a_remedy(config: Config):
     learner.policy = Scarce(learner.policy, 0)
     with pytest.raises(EngineError, match="no memory for the longest row"):
         update_policy(learner, batch, config, step=1)
+
+
+def test_ranks_try_a_sharded_pass_first_and_agree_on_who_is_short_of_memory(config: Config):
+    """Rank 1 holds 60 tokens. The dry run leaves no gradient and no flag, and is not repeated for what has fitted."""
+    tried: list[tuple[int, int]] = []
+
+    def work(world: World) -> list[str]:
+        learner = learner_of(torch.float64)
+        learner.world, learner.gathered = world, learner_of(torch.float64).policy.requires_grad_(False)
+        checkpoint_layers(learner.policy)
+        before = [dict(vars(layer)) for layer in learner.gathered.backbone.layers]
+
+        def allocate(_policy: Policy, arguments: tuple[Packed]) -> None:
+            tried.append((world.rank, arguments[0].n_tokens))
+            if world.rank == 1 and arguments[0].n_tokens > 60:
+                raise torch.OutOfMemoryError("Tried to allocate 1 GiB. More")
+
+        learner.gathered.register_forward_pre_hook(allocate)
+        batch = make_batch(groups(4), config, torch.float64)
+        step = Step(learner, batch, config)
+        rows = list(range(len(batch.lengths)))
+        told = [shortage_of_any(step, rows, budget) for budget in (400, 50, 400, 50, 40)]
+        assert [dict(vars(layer)) for layer in learner.gathered.backbone.layers] == before
+        assert not any(p.requires_grad or p.grad is not None for p in learner.gathered.parameters())
+        return told
+
+    first, second = on_ranks(2, work)
+    assert first == second == ["rank 1: Tried to allocate 1 GiB", "", "rank 1: Tried to allocate 1 GiB", "", ""]
+    assert len(tried) == 2 * 3  # 400, 50, 400: the second 50, and 40, had fitted before
+
+
+def test_ratio_and_side_of_a_token_are_those_of_its_first_update():
+    record = StepRecord(Ragged([2, 1], torch.float32, fill=float("nan")), Ragged([2, 1], torch.float32))
+    sides = {"high": [True, False, False], "low": [False, True, False], "dual": [False, False, True]}
+    clipped = ClippedTokens(**{name: torch.tensor(side) for name, side in sides.items()})
+    record_first(record, [0, 1], torch.tensor([2.0, 0.5, 30.0]), clipped)
+    nothing = ClippedTokens(*(torch.zeros(3, dtype=torch.bool) for _ in range(3)))
+    record_first(record, [0, 1], torch.ones(3), nothing)
+    assert record.ratio.flat.tolist() == [2, 0.5, 30]
+    assert record.clip.flat.tolist() == [1, -1, -1]
+
+
+def test_loss_scales_of_policy_and_critic_are_reported(config: Config):
+    learner = learner_with_critic()
+    step = Step(learner, make_batch(groups(1), config, torch.float64), config)
+    sums = Sums()
+    sums.add(scale_skips=3.0)
+    assert scale_metrics(step, sums) == {}
+    learner.optimizer.loss_scale = LossScale(8.0)
+    assert scale_metrics(step, sums) == {"update/loss_scale": 8, "update/scale_skips": 3}
+    assert learner.critic is not None
+    learner.critic.optimizer.loss_scale = LossScale(4.0)
+    assert scale_metrics(step, sums)["update/critic_loss_scale"] == 4

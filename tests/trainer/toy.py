@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,13 @@ def slow_while_marked(response: str, answer: str, meta: Mapping[str, object]) ->
     """`contains`, but stuck on some responses while the file that the problem names exists."""
     while len(response) % 4 == 0 and Path(str(meta["slow_while"])).exists():
         pass
+    return contains(response, answer, meta)
+
+
+def sleeps_while_marked(response: str, answer: str, meta: Mapping[str, object]) -> Score:
+    """`contains`, but asleep on some responses while the file that the problem names exists."""
+    while len(response) % 4 == 0 and Path(str(meta["slow_while"])).exists():
+        time.sleep(0.2)
     return contains(response, answer, meta)
 
 

@@ -14,6 +14,7 @@ from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.stops import is_complete
 from dapo.rollout.vllm.engine import VllmEngine
 from dapo.types import StopReason
 from engine_requests import (
@@ -60,6 +61,23 @@ def test_greedy_tokens_equal_hugging_face_generate(engine: Make, family: str):
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=EOS
         )
         assert completion.tokens.tolist() == theirs[0, ids.shape[1] :].tolist()
+
+
+def test_a_response_ends_with_the_token_that_completes_a_stop(engine: Make):
+    policy = small_policy("qwen2")
+    stop = (("", "5w1"), ("w7", "w3"))
+    ours = engine(policy, rows=4, temperature=0.0)
+    ours.submit([request(i) for i in range(10)])
+    free = by_id(drain(ours))
+    ours.submit([dataclasses.replace(request(i), stop=stop) for i in range(10)])
+    for i, completion in by_id(drain(ours)).items():
+        n = next(
+            (n for n in range(25) if any(is_complete(policy.tokenizer.decode(free[i].tokens[:n]), *s) for s in stop)),
+            None,
+        )
+        assert np.array_equal(completion.tokens, free[i].tokens[:n])
+        assert completion.stop_reason is (free[i].stop_reason if n is None else StopReason.EOS)
+    assert ours.n_in_flight == ours.n_waiting == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.3])

@@ -47,7 +47,7 @@ class Measured:
     entropy: float  # at the end
     length: float  # at the end, of trained responses
     length_wrong: float  # at the end, of wrong ones
-    truncated: float  # whole run, of judged responses
+    truncated: float  # whole run, of verified responses
     truncated_end: float
     clip: float  # whole run, both sides
     waste: float  # generated tokens that entered no loss

@@ -1,4 +1,4 @@
-"""Advantages: one per response (GRPO, DAPO, RLOO, REINFORCE++, ScaleRL), and one per token by a critic (PPO, VAPO)."""
+"""Advantages: one per response (GRPO, DAPO, RLOO, REINFORCE++, ScaleRL), one per token by a critic or a teacher."""
 
 from typing import Literal
 
@@ -134,3 +134,16 @@ def whiten(advantage: Tensor, mask: Tensor) -> Tensor:
     centred = (advantage.double() - chosen.mean()).to(advantage.dtype)
     scale = torch.rsqrt(chosen.var() + 1e-8).to(advantage.dtype) if chosen.numel() > 1 else 1.0
     return torch.where(mask, centred * scale, 0.0)
+
+
+def distillation_advantage(advantage: Tensor, logp: Tensor, logp_teacher: Tensor, *, coefficient: float) -> Tensor:
+    """Â_t + β (log π_T(o_t) − log π(o_t)): the teacher's say on every token that the student drew. [N] -> [N].
+
+    On-policy distillation: the reverse KL(π ‖ π_T) of GKD (arXiv:2306.13649) and MiniLLM (arXiv:2306.08543), a token at
+    a time, as a policy gradient. Over tokens drawn from π the mean of ∇ log π(o_t) (log π_T − log π) is −∇ KL(π ‖ π_T)
+    of the next token, because ∇ log π itself has mean 0. Differs from MiniLLM: a token answers for its own KL, not for
+    that of the tokens after it. `advantage` 0 is distillation alone, else it stands beside the verdict's, after any
+    normalisation. `logp` is that of the policy that drew the tokens; no gradient flows. β = 0 changes nothing.
+    """
+    check_shapes("N", advantage, logp, logp_teacher)
+    return advantage + coefficient * (logp_teacher - logp).detach()

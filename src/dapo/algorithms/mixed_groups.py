@@ -8,7 +8,7 @@ from collections.abc import Iterable
 def is_mixed(outcomes: Iterable[float]) -> bool:
     """0 < correct < G: not all outcomes of a group are the same, 1 for correct and 0 for wrong.
 
-    Differs from the paper for graded rewards: their outcomes are the raw values. Of a group that is only judged in part
-    it can be said as soon as two outcomes differ.
+    Differs from the paper for graded rewards: their outcomes are the raw values. Of a group without
+    all its verdicts it can be said as soon as two outcomes differ.
     """
     return len(set(outcomes)) > 1

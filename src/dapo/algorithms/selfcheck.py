@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dapo.algorithms.advantages import (
     decoupled_gae,
+    distillation_advantage,
     divide_by_batch_std,
     gae,
     group_advantage,
@@ -232,6 +233,13 @@ def value_loss_values(make: _Maker) -> Result:
     return [0.5, 2.5**2 / 2, 3**2 / 2], got
 
 
+def distillation_values(make: _Maker) -> Result:
+    # The teacher gives the two tokens 0.8 and 0.1, the student drew them at 0.4 and 0.2; β = 1/2
+    student, teacher = make([0.4, 0.2]).log(), make([0.8, 0.1]).log()
+    got = distillation_advantage(make([1.0, -1.0]), student, teacher, coefficient=0.5)
+    return [1 + math.log(2) / 2, -1 - math.log(2) / 2], got
+
+
 def kl_values(make: _Maker) -> Result:
     d = make([0.5, -0.25])
     kinds = [kl_penalty(d, torch.zeros_like(d), kind=kind) for kind in ("k1", "k2", "k3", "abs")]
@@ -328,6 +336,7 @@ CHECKS: list[tuple[str, str, Callable[[_Maker], Result]]] = [
     ("DAPO 13", "soft overlong penalty at 16384 … 20481 tokens", overlong_values),
     ("DAPO 3.4", "overlong filtering takes whole rows out", overlong_rows),
     ("DAPO 4", "KL estimators k1, k2, k3, abs", kl_values),
+    ("GKD", "on-policy distillation: Â_t + β (log π_T − log π)", distillation_values),
     ("PPO 2–3", "GAE by hand", gae_values),
     ("PPO 2–3", "λ = 1 is Monte Carlo, masked tokens skipped", gae_monte_carlo),
     ("PPO", "the reward on the last token, KL on every one", reward_values),

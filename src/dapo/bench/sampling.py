@@ -98,7 +98,7 @@ def show(figures: dict[str, Any]) -> None:
     )
     columns = ["strategy", "s per step", "of x 1", "of x 3"]
     columns += ["CPU s", "of x 1", "of x 3"] if is_local else []
-    columns += ["tokens", "all right", "all wrong", "surplus", "aborted", "stale", "prompts"]
+    columns += ["tokens", "all correct", "all wrong", "surplus", "aborted", "stale", "prompts"]
     table = table_of(*columns, figures=slice(1, None))
     for name, row in figures["strategies"].items():
         wasted = row["wasted_tokens"]

@@ -94,7 +94,7 @@ def make_run(plan: StepPlan, folder: Path) -> Run:
         with_overrides("quickstart", [f"{key}={json.dumps(value)}" for key, value in changes.items()]), folder / "run"
     )
     judge: Judge = DigitFraction()
-    run.collector.judge = judge
+    run.collector.verifier = judge
     return run
 
 

@@ -18,6 +18,7 @@ from dapo.files import UNFINISHED, folder_written_aside, remove_folder
 
 STATE_TENSORS = "state.safetensors"
 STATE_JSON = "state.json"
+ADAPTER = "adapter"  # folder of the model: the LoRA adapter alone, which the model holds merged
 NAME = re.compile(r"(step|value)-[0-9]{6,}")
 
 

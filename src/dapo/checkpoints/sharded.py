@@ -30,7 +30,8 @@ from dapo.checkpoints.save import STATE_JSON, STATE_TENSORS, remove_older, remov
 from dapo.distributed.shards import host_mesh, local
 from dapo.distributed.world import World
 from dapo.errors import DiskError, cannot_write, is_about_disk
-from dapo.files import UNFINISHED, put_folder, sync
+from dapo.files import LONG_WRITE, UNFINISHED, put_folder, sync
+from dapo.waiting.registry import waiting
 
 SLICES = "slices"  # folder of what is sharded
 INDEX = "model.safetensors.index.json"
@@ -67,7 +68,8 @@ class Background:
             try:
                 if self._gpu is not None:
                     torch.cuda.set_device(self._gpu)
-                write_part(root, name, part, self.world, keep=keep)
+                with waiting(lambda: f"folder {root / name}", patience=LONG_WRITE):
+                    write_part(root, name, part, self.world, keep=keep)
             except BaseException as error:  # raised again by the thread that trains
                 self._error = error
 
@@ -81,7 +83,8 @@ class Background:
 
     def wait(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            with waiting(f"the {self._thread.name}, which is written in the background", patience=LONG_WRITE):
+                self._thread.join()
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None

@@ -78,7 +78,7 @@ def probe_command(
         seed=seed, concurrent=concurrent, device=device, engine=engine,
         **exam.way_of(
             model, max_response_tokens, max_prompt_tokens, template, chat, verifier,
-            environment=environment, max_turns=max_turns, trust=trust,
+            data=file, environment=environment, max_turns=max_turns, trust=trust,
         ),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:
@@ -148,7 +148,7 @@ def show(figures: dict[str, Any], table: list[Difficulty]) -> None:
         rates.add_row(name, f"{row['problems']:,}", f"{100 * fraction:5.1f} %  {'█' * round(30 * fraction)}")
     console.print(rates)
     expected = "   ".join(f"G = {G}: {100 * fraction:.1f} %" for G, fraction in figures["mixed"].items())
-    console.print(f"groups expected to be mixed (neither all right nor all wrong)   {expected}")
+    console.print(f"groups expected to be mixed (neither all correct nor all wrong): {expected}")
     problems = Table("id", "pass rate", "tokens", "truncated", "question", box=None, padding=(0, 2, 0, 0))
     for one in table[:SHOWN]:
         question = " ".join(one.question.split())

@@ -7,10 +7,10 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
@@ -19,17 +19,23 @@ from dapo.commands import visible as shown
 from dapo.config.load import RECIPE_CARD_GB, nearest_recipe
 from dapo.config.machine import GIB, gpu_memory_gib, system_memory_gib
 from dapo.console import Pipe
+from dapo.errors import DiskError
 from dapo.models.kernels.build import library
 from dapo.report.doctor.diagnose import insufficient_evidence, to_json, verdict
 from dapo.report.doctor.findings import NOTE, SEVERE, Finding
 from dapo.report.examined import examine_run
 from dapo.report.load import RunRecord
+from dapo.waiting.blame import Holder, holders, live
+from dapo.waiting.heartbeat import read_heartbeats, within
 
+T = TypeVar("T")
+PATIENCE_S = 20.0  # with a run's folder
+WORTH_TELLING_S = 3.0  # waits shorter than this are everyday ones
 COLOURS = {SEVERE: "red", "warning": "yellow", NOTE: "dim"}
 EXTRAS = {
     "peft": ("LoRA adapters", "pip install 'dapo[lora]'"),
-    "vllm": ("the vLLM rollout engine", "pip install vllm"),
-    "ray": ("clusters", "pip install ray"),
+    "vllm": ("the vLLM rollout engine", "pip install 'dapo[vllm]'"),
+    "ray": ("clusters", "pip install 'dapo[ray]'"),
     "tensorboard": ("TensorBoard", "pip install 'dapo[tensorboard]'"),
     "wandb": ("Weights & Biases", "pip install 'dapo[wandb]'"),
     "trackio": ("trackio", "pip install 'dapo[trackio]'"),
@@ -51,19 +57,50 @@ def command(
     if folder is None:
         print_machine(machine(), as_json=as_json)
         return
-    examined = examine_run(folder)
+    holding = held_up(folder)
+    if not as_json:
+        print_holders(holding)
+    # A long run takes its time to be read; one that is held up may be so by the very files that are read here.
+    examined = patiently(folder, lambda: examine_run(folder)) if holding else examine_run(folder)
     if as_json:
         answer = {
             "run": str(folder),
             "verdict": verdict(examined.findings, examined.run),
             "findings": to_json(examined.findings),
             "insufficient_evidence": insufficient_evidence(examined.run) or None,
+            "waits": [asdict(holder) for holder in holding],
         }
         typer.echo(
             json.dumps(answer | {"missing": examined.run.missing + examined.missing})
         )  # ASCII: for a terminal too
         return
     print_findings(examined.run, examined.findings, examined.run.missing + examined.missing)
+
+
+def held_up(folder: Path) -> list[Holder]:
+    """Whom a run that is under way waits for; nobody where it is not, or where nobody has waited for long."""
+    beats = live(patiently(folder, lambda: read_heartbeats(folder)))
+    return [holder for holder in holders(beats) if holder.seconds >= WORTH_TELLING_S] if beats else []
+
+
+def patiently(folder: Path, work: Callable[[], T]) -> T:
+    """work(), or an error where the run's folder does not answer."""
+    done = within(PATIENCE_S, lambda: [work()])
+    if done is None:
+        raise DiskError(
+            f"{folder}: has not answered a read for {PATIENCE_S:.0f} s: its file system blocks, or a file in it is a "
+            "pipe that nobody writes to.",
+            remedy="Look at it with `mount`, `ls -l` and `cat /proc/PID/stack` of a process that hangs.",
+        )
+    return done[0]
+
+
+def print_holders(holding: Sequence[Holder]) -> None:
+    console = Pipe(highlight=False, soft_wrap=True)
+    for holder in holding:
+        console.print(Text(f"Now: {shown(holder.text)}", style="yellow"))
+        for line in holder.stack:
+            console.print(Text(f"       {shown(line)}", style="dim"))
 
 
 def print_findings(run: RunRecord, findings: Sequence[Finding], missing: Sequence[str] = ()) -> None:

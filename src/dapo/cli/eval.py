@@ -56,7 +56,7 @@ def command(
         seed=seed, concurrent=concurrent, device=device, engine=engine,
         **exam.way_of(
             model, max_response_tokens, max_prompt_tokens, template, chat, verifier,
-            environment=environment, max_turns=max_turns, trust=trust,
+            data=data, environment=environment, max_turns=max_turns, trust=trust,
         ),
     )  # fmt: skip
     with exam.progress_bar() as on_progress:

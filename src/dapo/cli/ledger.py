@@ -31,24 +31,26 @@ def command(
 ) -> None:
     """Show where every prompt of a run went: trained on, dropped and why, or waiting for a later step.
 
-    A group is one visit of one problem, with all its responses. Each must be trained on or dropped exactly once,
-    however often the run was killed and resumed; if one was lost or used twice, this says which, and exits with 1.
+    A group is one visit of one problem (its n-th submission), with all its responses. Each must be trained on or
+    dropped exactly once, however often the run was killed and resumed; if one was lost or used twice, this says which,
+    and exits with 1.
 
     \b
     dapo ledger runs/first
     """
     run = load_run(folder)
-    found = balance_of_run(folder, skips_visits=run.skips_visits)
+    found = balance_of_run(folder, skips_visits=run.skips_visits, steps_done=run.steps)
     rows = rows_of(found)
     if as_json:
         typer.echo(json.dumps({"run": str(folder), "balanced": not found.faults, "faults": found.faults,
-                               "sampled_again": found.n_returns, "fates": [asdict(row) for row in rows]}))  # fmt: skip
+                               "not_used": found.n_returns, "resampled": found.n_returns - len(found.given_back),
+                               "fates": [asdict(row) for row in rows]}))  # fmt: skip
     else:
         print_rows(rows, found)
     if found.faults:
         more = f" and {len(found.faults) - MOST_FAULTS} more" if len(found.faults) > MOST_FAULTS else ""
         raise Unbalanced(
-            f"{folder}: the ledger does not balance: " + " ".join(map(shown, found.faults[:MOST_FAULTS])) + more,
+            f"{folder}: groups were lost or used twice: " + " ".join(map(shown, found.faults[:MOST_FAULTS])) + more,
             remedy="Do not trust this run's results; please report it with the folder's ledger.jsonl.",
         )
 
@@ -64,8 +66,11 @@ def print_rows(rows: list[Row], found: Balance) -> None:
         table.add_row(f"{row.groups:,}", FATES[row.fate], tokens, accuracy)
     console.print(table)
     if found.n_returns:
-        times = "once" if found.n_returns == 1 else f"{found.n_returns:,} times"
-        console.print(Text(f"Given back to the order and sampled again, or still to be: {times}."))
+        resampled = found.n_returns - len(found.given_back)
+        left = len(found.given_back)
+        again = f"{resampled:,} of them have been sampled again, {left:,} are next (in the table)."
+        text = f"{found.n_returns:,} were sampled and not needed: {again}"
+        console.print(Text(text))
     if not found.faults:
         n = len(found.ended) + len(found.open) + len(found.given_back)
-        console.print(Text(f"The ledger balances: each of {n:,} groups is accounted for exactly once."))
+        console.print(Text(f"OK: each of {n:,} groups is accounted for exactly once."))

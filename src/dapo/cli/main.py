@@ -19,6 +19,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # command -> its line in `dapo --help`. Module dapo.cli.NAME defines `command`: a function or a Typer with subcommands.
 COMMANDS = {
     "quickstart": "Train the bundled toy model: first result in minutes.",
+    "init": "Write a first recipe for your model, data and GPU.",
     "train": "Train a model from a recipe.",
     "resume": "Resume a run that was stopped or killed.",
     "eval": "Score a model or a run: avg@k, pass@k, maj@k.",
@@ -29,7 +30,7 @@ COMMANDS = {
     "doctor": "Diagnose a run, or show what this machine can run.",
     "ledger": "Show where every prompt of a run went.",
     "ladder": "Ablate DAPO: naive GRPO plus one technique at a time.",
-    "data": "Check, clean or probe a problem set; list gym tasks.",
+    "data": "Check, clean or probe problems; list reasoning-gym tasks.",
     "explain": "Show what a recipe will do, or how two configs differ.",
     "import-config": "Turn a verl, TRL or OpenRLHF config into a recipe.",
     "verify": "Score responses against answers; audit a run's verdicts.",

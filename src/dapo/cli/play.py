@@ -15,7 +15,7 @@ from dapo.cli.options import examination as exam
 from dapo.cli.options.common import Trust
 from dapo.commands import visible
 from dapo.config.own_verifier import own_verifier
-from dapo.config.sources import Source, in_schema, is_mixture, train_sources
+from dapo.config.sources import Source, environment_key, in_schema, is_mixture, train_sources
 from dapo.console import Pipe
 from dapo.errors import ConfigError, DataError
 
@@ -69,16 +69,19 @@ def command(
 
     config = exam.trained_with(model, is_used=is_used, trust=trust)
     source = None if data is not None else source_of(config, model, problem)
+    said_by = "--environment"
     if source is None:
         verifier = verifier or own_verifier(data or "")
     else:
         problem = problem.removeprefix(f"{source.name}/") if problem is not None else None
         verifier, template = verifier or source.verifier, template or source.template
-        environment = source.environment or "none" if environment is None else environment
+        if environment is None and config is not None:
+            environment, said_by = source.environment or "none", environment_key(source, config)
     way = exam.way_of(
         model, max_response_tokens, max_prompt_tokens, template, chat, verifier,
         environment=environment, max_turns=max_turns, trust=trust,
     )  # fmt: skip
+    way["environment_key"] = said_by
 
     from dataclasses import replace
 
@@ -166,7 +169,7 @@ def show(console: Pipe, spoken: Spoken) -> None:
 
 def ending(played: Played, problem: Problem) -> str:
     if played.judgement is None:
-        return "Given up: nothing was judged."
+        return "Given up: no verdict."
     judgement = played.judgement
     parts = [f"{judgement.verdict.value} by {played.judged_by}", f"reward {judgement.value:+g}"]
     if judgement.extracted is not None:
@@ -182,7 +185,7 @@ def ending(played: Played, problem: Problem) -> str:
 def counts(played: Played) -> dict[str, int]:
     return {
         "turns": sum(spoken.who in ("model", "you") for spoken in played.spoken),
-        "tool_calls": sum(spoken.called for spoken in played.spoken),
+        "tool_calls": sum(spoken.called or spoken.failed for spoken in played.spoken),
         "failures": sum(spoken.failed for spoken in played.spoken),
     }
 

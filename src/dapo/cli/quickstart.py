@@ -41,9 +41,11 @@ def command(
             f"{last['step']} steps, {time.monotonic() - start:.0f} s."
         )
     typer.echo(f"Report: {write_page(folder)}")
-    typer.echo(f"Next, on this machine: dapo explain {next_recipe()}")
+    typer.echo(next_command())
 
 
-def next_recipe() -> str:
+def next_command() -> str:
     nearest = nearest_recipe()
-    return "quickstart --set preset=grpo-naive" if nearest == "quickstart" else nearest
+    if nearest == "quickstart":
+        return "Next, to compare with naive GRPO: dapo quickstart --set preset=grpo-naive --out runs/naive"
+    return f"Next, a real model on this machine: dapo explain {nearest}"

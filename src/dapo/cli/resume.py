@@ -39,6 +39,7 @@ def command(
     from dapo.cli.running.messages import errors_name, say_end
     from dapo.cli.running.terminal import terminal_observer
     from dapo.distributed.world import open_world
+    from dapo.trainer.interrupt import watched
     from dapo.trainer.loop import train
     from dapo.trainer.resume import read_run_config, resume_run
 
@@ -59,9 +60,10 @@ def command(
         agree_on_code(world, config)
         if not world.is_first:
             check_inputs(config)
-        run = resume_run(folder, changes, [view], world=world)
-        with closing(run):
-            train(run)
+        with watched(config, folder, world):
+            run = resume_run(folder, changes, [view], world=world)
+            with closing(run):
+                train(run)
     if not world.is_first:
         raise typer.Exit
     say_end(run, folder)

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from dapo.cli.options.common import Set, Trust
+from dapo.cli.options.common import Fit, Set, Trust
+from dapo.cli.running.fit import fitted
 from dapo.config import Resolved, load_recipe
 from dapo.config.load import flatten
 from dapo.config.schema import ClusterConfig, Config
@@ -24,14 +25,18 @@ def command(
     set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; must be new. Default: runs/RECIPE-TIME.")] = None,
     trust: Trust = False,
+    fit: Fit = None,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint, once the updates of the step are done.
 
     \b
     dapo train quickstart --set train.steps=5 --out runs/first
     dapo train my-recipe.toml --set preset=grpo --set train.seed=1
+    dapo train gsm8k-coder-1.5b-h200 --fit 24gb      # sizes and memory settings for a smaller card
     """
     resolved = load_recipe(recipe, set_ or [])
+    if fit is not None:
+        resolved = fitted(recipe, set_ or [], fit, resolved)
     if not follows_first_rank(resolved.config):
         refuse_strangers_recipe(recipe, set_ or [], trust=trust)
     run_to_end(resolved, out)
@@ -48,6 +53,7 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     from dapo.cli.running.messages import errors_name, say_end
     from dapo.cli.running.terminal import terminal_observer
     from dapo.distributed.world import open_world
+    from dapo.trainer.interrupt import watched
     from dapo.trainer.loop import train
     from dapo.trainer.start import start_run
 
@@ -57,7 +63,7 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
             check(resolved.config)
         now = time.strftime("%Y%m%d-%H%M%S")
         folder = Path(world.from_first(str(out or Path("runs") / f"{resolved.name}-{now}")))
-        with errors_name(folder):
+        with errors_name(folder), watched(resolved.config, folder, world):
             run = start_run(resolved, folder, [view], world=world)
             with closing(run):
                 train(run)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dapo.config.schema import Config
+from dapo.config.schema import Config, LoraConfig
 from dapo.config.sources import eval_sources, train_sources
 from dapo.errors import ConfigError
 from dapo.types import CORRECT, PART_NAME
@@ -39,6 +39,27 @@ def check_dtype(config: Config) -> None:
             "float16",
             "is for GPUs, and model.device is cpu: its kernels are slow or missing there, and nothing is gained.",
             'Use "float32" or "auto", or set model.device = "cuda".',
+        )
+
+
+def check_quantization(config: Config) -> None:
+    """A quantized base stays whole on its device, and the engine decodes on it."""
+    kind = config.base_quantization
+    if kind is None:
+        return
+    if config.rollout.engine == "vllm":
+        raise _error(
+            "model.lora.quantization",
+            kind,
+            "rollout.engine = vllm keeps weights of its own in 16 bits, so nothing would be saved.",
+            'Set rollout.engine = "local", which decodes on these weights, or model.lora.quantization = "none".',
+        )
+    if config.cluster.backend != "none" and config.cluster.shard == "full":
+        raise _error(
+            "model.lora.quantization",
+            kind,
+            "cluster.shard = full divides matrices over the GPUs, and quantized ones cannot be divided.",
+            'Set cluster.shard = "none", a whole model on every GPU, or model.lora.quantization = "none".',
         )
 
 
@@ -171,6 +192,14 @@ def check_sequence_loss(config: Config) -> None:
             "of its own.",
             'Set algorithm.loss = "gspo-token", or algorithm.advantage = "group".',
         )
+    if config.algorithm.loss == "gspo" and config.has_teacher:
+        raise _error(
+            "algorithm.loss",
+            "gspo",
+            'it has one ratio for a response; with algorithm.kl.place = "advantage" every token has an advantage of '
+            "its own.",
+            'Set algorithm.loss = "gspo-token", or algorithm.kl.place = "loss".',
+        )
 
 
 def check_kl(config: Config) -> None:
@@ -182,6 +211,13 @@ def check_kl(config: Config) -> None:
             "reward",
             "a KL penalty per token needs an advantage per token; a group advantage has one per response.",
             'Set algorithm.kl.place = "loss", or algorithm.advantage = "gae".',
+        )
+    if config.has_teacher and algorithm.kl.kind != "k1":
+        raise _error(
+            "algorithm.kl.kind",
+            algorithm.kl.kind,
+            'with algorithm.kl.place = "advantage" the policy gradient is that of the reverse KL for k1 alone.',
+            'Set algorithm.kl.kind = "k1".',
         )
 
 
@@ -211,7 +247,7 @@ def check_carrying(config: Config) -> None:
 
 
 def retired_after_two(G: int) -> float:
-    """A pass rate that a problem reaches by two visits with G responses, all right: (1 + 1.5·G) / (2 + 1.5·G)."""
+    """A pass rate that a problem reaches by two visits with G responses, all correct: (1 + 1.5·G) / (2 + 1.5·G)."""
     return math.floor(100 * (1 + 1.5 * G) / (2 + 1.5 * G)) / 100
 
 
@@ -225,25 +261,27 @@ def check_retiring(config: Config) -> None:
             above,
             f"no problem would ever be retired: with sampling.responses_per_prompt = {G} the posterior pass rate of "
             f"one that is always solved stays below {(1 + 2 * G) / (2 + 2 * G):.4g}.",
-            f"Use {twice:g} or less (two visits, all right, reach it), or more responses per prompt.",
+            f"Use {twice:g} or less (two visits, all correct, reach it), or more responses per prompt.",
         )
 
 
 def check_loss(config: Config) -> None:
     """Some loss must be on."""
-    if config.algorithm.advantage == "none" and not config.algorithm.positive_nll:
+    if config.algorithm.advantage == "none" and not config.algorithm.positive_nll and not config.has_teacher:
         raise _error(
             "algorithm.advantage",
             "none",
             "without a policy gradient and with algorithm.positive_nll = 0 nothing is learned.",
-            "Set algorithm.positive_nll = 1.0 (rejection-sampling fine-tuning, preset rft).",
+            "Set algorithm.positive_nll = 1.0 (rejection-sampling fine-tuning, preset rft), or name a teacher (preset "
+            "distillation).",
         )
 
 
 def check_parts(config: Config) -> None:
     """Each part of the reward has a name, a weight and one source; a verifier without parts returns none."""
     rewards = config.rewards
-    silent = next((one.verifier for one in train_sources(config) if not may_return_parts(one.verifier)), None)
+    judged = (one.verifier for one in train_sources(config) if not one.environment)  # others have their own Score
+    silent = next((verifier for verifier in judged if not may_return_parts(verifier)), None)
     for name, part in rewards.parts.items():
         key = f"rewards.parts.{name}"
         if not PART_NAME.fullmatch(name):
@@ -354,6 +392,7 @@ def check_advantage(config: Config) -> None:
 
 CHECKS = (
     check_dtype,
+    check_quantization,
     check_sources,
     check_retiring,
     check_loss,
@@ -418,7 +457,7 @@ NEEDS = (
         "algorithm.advantage",
     ),
     Needs(
-        ("algorithm.kl.kind", "algorithm.kl.place"),
+        ("algorithm.kl.kind", "algorithm.kl.place", "algorithm.kl.path"),
         lambda c: c.has_reference,
         "algorithm.kl.coefficient above 0",
         "algorithm.kl.coefficient",
@@ -435,7 +474,12 @@ NEEDS = (
         "train.steps above 1 and above train.warmup_steps",
         "train.steps",
     ),
-    Needs(("model.lora.alpha",), lambda c: c.model.lora.rank > 0, "model.lora.rank above 0", "model.lora.rank"),
+    Needs(
+        tuple(f"model.lora.{key}" for key in LoraConfig.model_fields if key != "rank"),
+        lambda c: c.model.lora.rank > 0,
+        "model.lora.rank above 0",
+        "model.lora.rank",
+    ),
     Needs(
         ("shaping.overlong_buffer_tokens",),
         lambda c: c.shaping.overlong_penalty > 0,
@@ -505,18 +549,26 @@ NEEDS = (
         "data.environment",
         "data.environment",
     ),
+    Needs(("model.gpu_memory_gib",), lambda c: c.model.device != "cpu", "a GPU", "model.device"),
     Needs(("rollout.kv_cache_gib",), lambda c: c.rollout.engine == "local", 'rollout.engine = "local"'),
+    Needs(("rollout.draft_tokens",), lambda c: c.rollout.engine != "vllm", 'rollout.engine = "local" or "plain"'),
+    Needs(
+        ("rollout.draft_below_rows",),
+        lambda c: c.rollout.draft_tokens > 0,
+        "rollout.draft_tokens above 0",
+        "rollout.draft_tokens",
+    ),
     Needs(
         ("rollout.tensor_parallel", "rollout.vllm."), lambda c: c.rollout.engine == "vllm", 'rollout.engine = "vllm"'
     ),
     Needs(
         ("tracking.project",),
-        lambda c: bool({"wandb", "trackio"} & set(c.tracking.to)),
-        'tracking.to with "wandb" or "trackio"',
+        lambda c: bool(set(c.tracking.to) - {"tensorboard"}),
+        'tracking.to with "wandb", "trackio", "mlflow" or "swanlab"',
         "tracking.to",
     ),
     Needs(
-        ("cluster.gpus", "cluster.shard", "cluster.timeout_s", "checkpoint.format"),
+        ("cluster.gpus", "cluster.ranks_per_gpu", "cluster.shard", "cluster.timeout_s", "checkpoint.format"),
         lambda c: c.cluster.backend != "none",
         'cluster.backend = "torchrun" or "ray"',
     ),

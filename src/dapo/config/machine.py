@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 GIB = 1024**3
+CONTEXT_BYTES = 3 * GIB // 4  # of a GPU, that CUDA and its libraries keep outside of torch's allocator: an assumption
 
 # Usable memory of each GPU type, in GiB.
 CARDS_GIB = {

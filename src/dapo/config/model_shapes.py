@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -11,6 +12,7 @@ from typing import Any, TypeGuard
 from dapo.config.hub import is_hub_name, model_file
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of a mixture, whose sizes mean something else
+LINEAR_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class ModelShape:
 
     @property
     def linears(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of a layer's matrices: q, k, v, o, gate, up, down."""
+        """(inputs, outputs) of a layer's matrices, in the order of LINEAR_NAMES."""
         attention, kv = self.heads * self.head_size, self.kv_heads * self.head_size
         return [
             (self.hidden, attention),
@@ -53,8 +55,11 @@ class ModelShape:
         bias = self.layers * (self.heads + 2 * self.kv_heads) * self.head_size if self.has_qkv_bias else 0
         return embeddings + self.linear_parameters + norms + bias
 
-    def lora_parameters(self, rank: int) -> int:
-        return self.layers * rank * sum(inputs + outputs for inputs, outputs in self.linears)
+    def lora_parameters(self, rank: int, target_modules: Sequence[str] = ()) -> int:
+        """Of an adapter on these layers, by name; empty: on all."""
+        named = zip(LINEAR_NAMES, self.linears, strict=True)
+        sizes = [sum(size) for name, size in named if not target_modules or name in target_modules]
+        return self.layers * rank * sum(sizes)
 
     @property
     def kv_values_per_token(self) -> int:
@@ -161,3 +166,13 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape | None:
 
 def is_count(value: object) -> TypeGuard[int]:
     return type(value) is int and value > 0
+
+
+def why_no_shape(path: str, revision: str | None) -> str:
+    """Why the memory of a model is not estimated, and what would help."""
+    if model_file(path, "config.json", revision=revision) is not None:
+        return f"not estimated: {path} is not a dense decoder (e.g. it is a mixture of experts)."
+    if not is_hub_name(path):
+        return f"the shape of {path} is unknown: no config.json there."
+    download = shlex.join(["hf", "download", path, "config.json"])
+    return f"the shape of {path} is unknown: not in the Hugging Face cache. Download it: {download}"

@@ -30,6 +30,24 @@ class LoraConfig(Section):
 
     rank: int = Field(0, ge=0, description="Rank of the adapter; 0 trains all weights.")
     alpha: float = Field(32.0, gt=0, description="Scale of the adapter: alpha/rank multiplies its output.")
+    target_modules: tuple[str, ...] = Field(
+        (), description='Layers that get one, by the end of their names: ["q_proj", "v_proj"]; empty: all but the head.'
+    )
+    rank_stabilized: bool = Field(
+        False, description="rsLoRA: the scale is alpha/√rank, so that a larger rank does not learn less per step."
+    )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the adapter's inputs set to 0, in updates only: sampling, old log-probs and reference "
+        "have none. So above 0 the ratio is not 1 at the first update, and old log-probs take a pass of their own.",
+    )
+    quantization: Literal["none", "int8", "nf4"] = Field(
+        "none",
+        description="QLoRA: the frozen matrices under the adapter in 8 bits (int8) or 4 (nf4), for sampling and "
+        "training alike; none: in model.dtype.",
+    )
 
 
 class ModelConfig(Section):
@@ -43,6 +61,11 @@ class ModelConfig(Section):
         "has a dynamic loss scale.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to run; auto prefers CUDA.")
+    gpu_memory_gib: OptionalFloat = Field(
+        None,
+        gt=1,
+        description="Of a GPU that is shared, or to try a smaller one: the most that a rank takes; none: all of it.",
+    )
     kernels: Literal["fused", "plain"] = Field(
         "fused",
         description="fused: own kernels for norms, feed-forward, rotary positions and logits (CUDA: Triton, CPU: C). "
@@ -180,7 +203,7 @@ class ShapingConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How the groups of one training step are drawn."""
+    """How the groups of one training step are sampled."""
 
     prompts_per_step: int = Field(ge=1, le=10**6, description="Groups that one step trains on.")
     responses_per_prompt: int = Field(
@@ -225,8 +248,8 @@ class SamplingConfig(Section):
     )
     finish_overtaken: bool = Field(
         False,
-        description="With partial_rollouts: a step waits for groups that would be too old in the next one, so that "
-        "long groups are not lost to short ones.",
+        description="With partial_rollouts: a step finishes groups that earlier steps left unfinished if they would be "
+        "too old in the next one. Without it long groups are lost to short ones.",
     )
     predictive: bool = Field(
         False,
@@ -349,11 +372,19 @@ class CorrectionConfig(Section):
 
 
 class KlConfig(Section):
-    """KL penalty towards a reference policy. DAPO has none."""
+    """KL penalty towards a reference policy, or towards a teacher (on-policy distillation). DAPO has none."""
 
     coefficient: float = Field(0.0, ge=0, description="β; 0 means no KL term and no reference model.")
     kind: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Estimator of the KL per token.")
-    place: Literal["loss", "reward"] = Field("loss", description="Add it to the loss, or subtract it from the reward.")
+    place: Literal["loss", "reward", "advantage"] = Field(
+        "loss",
+        description="Add it to the loss, subtract it from the reward, or from each token's advantage (distillation).",
+    )
+    path: OptionalStr = Field(
+        None,
+        description="The reference model, e.g. a teacher: folder or hub name with the policy's tokenizer; none: "
+        "model.path.",
+    )
 
 
 PolicyLossName = Literal["clip", "cispo", "gspo", "gspo-token", "reinforce"]
@@ -363,7 +394,7 @@ class AlgorithmConfig(Section):
     """Which advantage, clip, loss aggregation and extra losses. A preset is a choice of these."""
 
     advantage: Literal["group", "gae", "none"] = Field(
-        description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: only positive_nll."
+        description="group: eq. 9, no critic. gae: PPO and VAPO, with a critic. none: only positive_nll or a teacher."
     )
     loss: PolicyLossName = Field(
         "clip", description="Policy loss by name; clip is eq. 10 (PPO, GRPO, DAPO). docs/equations.md has them all."
@@ -428,6 +459,12 @@ class TrainConfig(Section):
     max_bad_updates: int = Field(
         3, ge=0, description="Consecutive updates that may be skipped for non-finite gradients before the run stops."
     )
+    max_wait_s: float = Field(
+        1200.0,
+        ge=1,
+        le=30 * 86_400,
+        description="Seconds a run waits for one verdict, answer, file or rank; then it stops and says for what.",
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of data order, sampling noise and mini-batch order.")
 
 
@@ -455,6 +492,15 @@ class RolloutConfig(Section):
         None,
         gt=0,
         description="With local: KV cache per rank; none: enough for all sequences, at most 0.4 of free memory.",
+    )
+    draft_tokens: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="With local or plain: tokens guessed per response and checked in one pass; 0: none. Try 4.",
+    )
+    draft_below_rows: int = Field(
+        8, ge=1, le=4096, description="Draft while at most so many responses run on a rank: the tail of a step."
     )
     on_fault: Literal["continue", "stop"] = Field(
         "continue", description="When a response has non-finite logits: drop it and continue, or stop the run."
@@ -506,10 +552,13 @@ class RecordsConfig(Section):
 class TrackingConfig(Section):
     """Experiment trackers, in addition to the run's own files. A tracker that fails is logged and dropped."""
 
-    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        (), description='Also log metrics to any of ["tensorboard", "wandb", "trackio"]; empty: none.'
+    to: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab"], ...] = Field(
+        (),
+        description='Also log metrics to any of ["tensorboard", "wandb", "trackio", "mlflow", "swanlab"]; empty: none.',
     )
-    project: str = Field("dapo", min_length=1, description="Project name for wandb and trackio.")
+    project: str = Field(
+        "dapo", min_length=1, description="Project for wandb, trackio and swanlab; experiment for mlflow."
+    )
 
 
 class ClusterConfig(Section):
@@ -518,6 +567,9 @@ class ClusterConfig(Section):
     backend: Literal["none", "torchrun", "ray"] = Field("none", description="What starts and places the processes.")
     gpus: int = Field(
         1, ge=1, le=10**6, description="Total number of GPUs (or, on CPUs, processes); 1: as many as torchrun started."
+    )
+    ranks_per_gpu: int = Field(
+        1, ge=1, le=64, description="More than 1: ranks share a card, by gloo through the host; slow, to try a layout."
     )
     shard: Literal["auto", "full", "none"] = Field(
         "auto",
@@ -572,8 +624,23 @@ class Config(Section):
         return self.algorithm.advantage == "gae"
 
     @property
+    def base_quantization(self) -> Literal["int8", "nf4"] | None:
+        """QLoRA: what the frozen matrices under an adapter are kept in, where that is not model.dtype."""
+        lora = self.model.lora
+        return lora.quantization if lora.rank and lora.quantization != "none" else None
+
+    @property
+    def has_dropout(self) -> bool:
+        return self.model.lora.rank > 0 and self.model.lora.dropout > 0
+
+    @property
     def has_reference(self) -> bool:
         return self.algorithm.kl.coefficient > 0
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the KL to the reference enters every token's advantage: on-policy distillation."""
+        return self.has_reference and self.algorithm.kl.place == "advantage"
 
     @property
     def keeps_posteriors(self) -> bool:

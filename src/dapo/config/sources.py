@@ -32,6 +32,12 @@ class Source:
     weight: float = 1.0
 
 
+def environment_key(source: Source, config: Config) -> str:
+    """The key that says a source's environment."""
+    is_shared = source.environment == (config.data.environment or "")
+    return "data.environment" if is_shared else f"{source.key}.environment"
+
+
 def is_mixture(config: Config) -> bool:
     """Whether data.train is a table; its problems then carry the names of their sources."""
     return isinstance(config.data.train, dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -21,24 +21,27 @@ from dapo.data.sources import DataSource, find_source
 from dapo.errors import ConfigError
 from dapo.rewards import VerifierPool
 from dapo.rewards.check import check_call, check_verifier
-from dapo.rewards.parts import make_part_pool, own_parts
+from dapo.rewards.parts import make_part_pool, own_parts, returned_parts
 from dapo.rewards.verifiers import is_function, is_judge, is_own
-from dapo.types import CORRECT, Problem
+from dapo.types import Problem
 
 
 def check_inputs(config: Config) -> None:
     """DataError for a problem set that is not there, ConfigError for a verifier that is not or fails on a problem."""
     with keys_named("rewards.verifier (--verifier)"):
         check_verifier(config.rewards.verifier)
-    tried: set[str] = set()
+    tried: set[tuple[str, bool]] = set()
     for source, use in sources_used(config):
         with naming(source), keys_named(verifier_key(source, config), template_key(source, config)):
             PromptFormat(source.template)
             check_verifier(source.verifier)
             found = find_source(source.path, use=use)
-            if is_own(source.verifier) and not is_judge(source.verifier) and source.verifier not in tried:
-                tried.add(source.verifier)
-                try_verifier(found, source.verifier, config)
+            kind = source.verifier, bool(source.environment)
+            if is_own(source.verifier) and not is_judge(source.verifier) and kind not in tried:
+                tried.add(kind)
+                # The parts of an episode's reward are those of its environment's Score.
+                parts = () if source.environment else returned_parts(config.rewards)
+                try_verifier(found, source.verifier, config, parts)
     check_reward_parts(config)
 
 
@@ -48,15 +51,14 @@ def sources_used(config: Config) -> list[tuple[Source, Use]]:
     return [*((source, "train") for source in train_sources(config)), *((source, "eval") for source in evaluated)]
 
 
-def try_verifier(found: DataSource, verifier: str, config: Config) -> None:
-    """ConfigError where a verifier of the user's fails on the first problem of a set."""
+def try_verifier(found: DataSource, verifier: str, config: Config, parts: Sequence[str] = ()) -> None:
+    """ConfigError where a verifier of the user's fails on the first problem of a set, or its Score lacks a part."""
     rewards = config.rewards
     problem = first_problem(found, config.data.fields or None, verifier)
     if problem is None:
         return
-    returned = [name for name in rewards.parts if name not in own_parts(rewards) and name != CORRECT]
     with VerifierPool(verifier, workers=1, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb) as pool:
-        check_call(pool, problem.answer, problem.for_verifier(), parts=returned)
+        check_call(pool, problem.answer, problem.for_verifier(), parts=parts)
 
 
 def check_reward_parts(config: Config) -> None:
@@ -106,11 +108,11 @@ def keys_named(verifier: str, template: str = "data.template") -> Iterator[None]
 
 def check_model(config: Config) -> None:
     """ConfigError for a model that is neither a folder nor can be a name of the hub. A resumed run needs none."""
-    path = config.model.path
-    if path != BUNDLED and not is_hub_name(path) and not os.path.isdir(path):
-        raise ConfigError(
-            f"model.path = {path}: no such folder.", remedy='Name a model folder, owner/name of the hub, or "bundled".'
-        )
+    for key, path in (("model.path", config.model.path), ("algorithm.kl.path", config.algorithm.kl.path)):
+        if path not in (None, BUNDLED) and not is_hub_name(path) and not os.path.isdir(path):
+            raise ConfigError(
+                f"{key} = {path}: no such folder.", remedy='Name a model folder, owner/name of the hub, or "bundled".'
+            )
 
 
 def check_set(text: str, verifier: str | None, *, use: Use) -> None:

@@ -1,1 +1,1 @@
-"""Many processes as one: collectives, sharded modules, judges that share the work."""
+"""Many processes as one: collectives, sharded modules, verifiers that share the work."""

@@ -1,4 +1,4 @@
-"""Judging shared by the ranks: each rank's own pool judges its part, and all ranks get all verdicts."""
+"""Verifying shared by the ranks: each rank's own pool verifies its part, and all ranks get all verdicts."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from dapo.distributed.staging import STAGED, stage_collectives
 from dapo.distributed.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -36,6 +37,7 @@ class Sharding:
         if self.masters != compute:
             self.precision = MixedPrecisionPolicy(compute, self.masters, cast_forward_inputs=False)
         self.is_alone = world.size == 1
+        self.is_staged = world.stages
 
     def apply(self, module: nn.Module) -> None:
         """Shard what of this module is not sharded yet; its whole weights are freed."""
@@ -47,6 +49,8 @@ class Sharding:
         if not self.is_alone:  # its sum is its own gradient, and dividing by 1 would copy it
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
+        if self.is_staged:
+            stage_collectives(sharded, self.mesh)
 
     def in_place(self, module: Module, layers: Sequence[nn.Module]) -> Module:
         """Every layer by itself, the rest together; weights are widened to masters on the way."""
@@ -132,13 +136,15 @@ def whole(part: Tensor, like: Tensor) -> Tensor:
     """The tensor whose parts lie on the ranks as those of `like` do. All ranks take part."""
     if not isinstance(like, DTensor) or like.device_mesh.size() == 1:
         return part
+    if like.device_mesh in STAGED:
+        return on_host(part, like).full_tensor().to(part.device)
     made = DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
     return made.full_tensor()
 
 
-def on_host(part: Tensor, like: DTensor) -> Tensor:
+def on_host(part: Tensor, like: DTensor) -> DTensor:
     """A copy of this rank's part on the host, which knows its place in the whole tensor, as those of `like` do."""
     return DTensor.from_local(
         part.to("cpu", copy=True),

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dapo.config.schema import ClusterConfig
 from dapo.errors import ConfigError, DapoError, EngineError, out_of_memory
+from dapo.waiting.registry import waiting
 
 BUCKET_BYTES = 1 << 26  # tensors are summed together up to this size
 ERROR_KEY = "dapo/error"
@@ -31,6 +32,8 @@ class World:
 
     rank = 0
     size = 1
+    n_collectives = 0  # so far
+    stages = False  # ranks share a card: collectives on its tensors take place on the host
 
     @property
     def is_first(self) -> bool:
@@ -58,6 +61,9 @@ class World:
     def barrier(self) -> None:
         """Return when all ranks have arrived."""
 
+    def announce(self, message: str) -> None:
+        """Tell the other ranks why this one is about to end; theirs is then not the error to report."""
+
     def new_group(self) -> World:
         """The same ranks in a process group of their own, for the collectives of a second thread. All ranks call it."""
         return self
@@ -67,10 +73,24 @@ ALONE = World()
 
 
 class Ranks(World):
-    """This process and its peers, by torch.distributed: gloo for the host, NCCL for tensors on GPUs."""
+    """This process and its peers, by torch.distributed: gloo for the host, NCCL for tensors on GPUs.
+
+    Where ranks share a GPU, its tensors are summed on the host.
+    """
 
     def __init__(self, rank: int, size: int, group: Any = None, timeout: timedelta | None = None) -> None:
         self.rank, self.size, self.group, self.timeout = rank, size, group, timeout
+
+    def together(self, what: str) -> waiting:
+        """A collective operation, as a wait: it ends when every rank has come to it."""
+        self.n_collectives += 1
+        return waiting(f"all ranks ({what})", collective=self.n_collectives)
+
+    def announce(self, message: str) -> None:
+        import torch.distributed as dist
+
+        store = dist.distributed_c10d._get_default_store()
+        store.compare_set(ERROR_KEY, "", f"rank {self.rank}: {message}")
 
     def new_group(self) -> Ranks:
         import torch.distributed as dist
@@ -79,14 +99,15 @@ class Ranks(World):
         return Ranks(self.rank, self.size, group, self.timeout)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        lengths = [int(length) for length in gathered(torch.tensor([len(data)]), self.size, self.group)]
-        longest = max(lengths)
-        if longest == 0:
-            return [b""] * self.size
-        own = torch.zeros(longest, dtype=torch.uint8)
-        if data:
-            own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        everything = gathered(own, self.size, self.group)
+        with self.together("exchange"):
+            lengths = [int(length) for length in gathered(torch.tensor([len(data)]), self.size, self.group)]
+            longest = max(lengths)
+            if longest == 0:
+                return [b""] * self.size
+            own = torch.zeros(longest, dtype=torch.uint8)
+            if data:
+                own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            everything = gathered(own, self.size, self.group)
         return [part[:length].numpy().tobytes() for part, length in zip(everything, lengths, strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
@@ -99,20 +120,30 @@ class Ranks(World):
         import torch.distributed as dist
 
         count = torch.tensor([int(flag)])
-        dist.all_reduce(count, group=self.group)
+        with self.together("agreement"):
+            dist.all_reduce(count, group=self.group)
         return bool(count.item())
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        import torch.distributed as dist
-
         for bucket in buckets(tensors):
             if len(bucket) == 1 and bucket[0].is_contiguous():
-                dist.all_reduce(bucket[0], group=self.group)
+                self._sum(bucket[0])
                 continue
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.all_reduce(flat, group=self.group)
+            self._sum(flat)
             for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
+
+    def _sum(self, tensor: Tensor) -> None:
+        import torch.distributed as dist
+
+        from dapo.distributed.staging import sum_on_host
+
+        with self.together("sum"):
+            if self.stages:
+                sum_on_host(tensor, self.group)
+            else:
+                dist.all_reduce(tensor, group=self.group)
 
     def barrier(self) -> None:
         self.any(False)
@@ -158,15 +189,20 @@ def open_world(cluster: ClusterConfig) -> Iterator[World]:
         return
     import torch.distributed as dist
 
+    from dapo.distributed.staging import card_of
+
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        local_rank = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(card_of(local_rank, cluster.ranks_per_gpu, torch.cuda.device_count()))
     timeout = timedelta(seconds=cluster.timeout_s)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    is_staged = torch.cuda.is_available() and cluster.ranks_per_gpu > 1
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and not is_staged else "gloo"
     try:
         dist.init_process_group(backend, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise EngineError(f"cluster.backend = {cluster.backend}: the ranks do not find each other: {error}") from None
     world = Ranks(dist.get_rank(), dist.get_world_size(), timeout=timeout)
+    world.stages = is_staged
     store = dist.distributed_c10d._get_default_store()
     try:
         yield world

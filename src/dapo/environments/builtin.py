@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import shlex
 
 from dapo.environments.protocol import Environment
 from dapo.errors import ConfigError
+from dapo.processes import imported
 from dapo.rewards.verifiers import is_function
 
 BUILTIN = {
@@ -16,7 +17,7 @@ BUILTIN = {
     "second-try": "dapo.environments.second_try:SecondTry",
 }
 KEY = "data.environment"
-OWN = "Write your own as package.module:Class; it is imported from where you start dapo."
+OWN = "Write your own as package.module:Class or FILE.py:Class; a module is imported from where you start dapo."
 
 
 def check_environment(name: str, key: str = KEY) -> None:
@@ -28,13 +29,14 @@ def check_environment(name: str, key: str = KEY) -> None:
 def environment_class(name: str, key: str = KEY) -> type[Environment]:
     """The class of that name, or ConfigError about `key`. It is imported here: call this in workers only."""
     check_environment(name, key)
-    module, _, attribute = BUILTIN.get(name, name).partition(":")
+    module, _, attribute = BUILTIN.get(name, name).rpartition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = imported(BUILTIN.get(name, name))
     except Exception as error:
+        is_file = module.endswith(".py")
         raise ConfigError(
             f"{key} = {name!r}: cannot be imported: {type(error).__name__}: {error}.",
-            remedy=f"Try it: python -c 'import {module}'. {OWN}",
+            remedy=f"Try it: {shlex.join(['python', *([module] if is_file else ['-c', f'import {module}'])])}. {OWN}",
         ) from error
     if not isinstance(found, type) or not all(
         callable(getattr(found, method, None)) for method in ("start", "respond")

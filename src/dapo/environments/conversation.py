@@ -43,6 +43,10 @@ class Environments(Protocol):
         """After how many engine ticks an answer takes effect."""
         ...
 
+    def stop(self, environment: str) -> tuple[tuple[str, str], ...]:
+        """(begin, end): a turn ends where `end` stands after `begin`, as at an end token."""
+        ...
+
     def opening(self, problem: Problem, seed: int) -> str:
         """What the environment adds to the prompt; empty for nothing."""
         ...

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dapo.environments.builtin import BUILTIN
+from dapo.environments.builtin import BUILTIN, KEY
 from dapo.environments.conversation import Answer, Conversation
 from dapo.errors import ConfigError
 from dapo.rewards.decision import Decision
@@ -20,9 +20,11 @@ from dapo.rewards.limits import Limits
 from dapo.rewards.verifiers import Verifier
 from dapo.rewards.workers import Reply, WorkerPool
 from dapo.types import Judgement, Problem, Task, Verdict
+from dapo.waiting.registry import waiting
 
 SECONDS, MEMORY_MB = 10.0, 4096  # of an answer, unless the config says otherwise
 STUCK_SECONDS = 0.2  # without an answer, after which others do not wait behind it
+LOOK_SECONDS = 1.0  # between two looks whether an answer is waited for too long
 MOST_REBUILDS = 3  # of one environment for one answer
 FAILURES = ("TIMEOUT", "CRASH")
 
@@ -32,7 +34,7 @@ class Described:
     """What a class says of itself."""
 
     answer_after_ticks: int
-    stop: tuple[str, ...] = ()  # strings that end a turn as the end token does
+    stop: tuple[tuple[str, str], ...] = ()  # (begin, end): `end` after `begin` ends a turn as the end token does
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +65,10 @@ class Pending:
 
 
 class EnvironmentPool:
-    """Implements `Environments` for the classes of a run. `on_notice` is told of what a user should know."""
+    """Implements `Environments` for the classes of a run. `on_notice` is told of what a user should know.
+
+    `keys` are what messages call each class: the key of the config, or the option, that names it.
+    """
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class EnvironmentPool:
         workers: int = 2,
         seconds: float | None = None,
         memory_mb: int | None = None,
+        keys: Mapping[str, str] | None = None,
     ) -> None:
         self.waited_s = 0.0  # by those who asked
         self.on_notice: Callable[[str], None] = lambda _text: None
@@ -82,26 +88,29 @@ class EnvironmentPool:
         self._tickets: dict[str, int] = {}  # of episodes
         self._next_ticket = 0
         self._desks = {name: [self._desk(name, limits) for _ in range(workers)] for name in dict.fromkeys(names)}
-        self.described = {name: self._describe(name) for name in self._desks}
+        self.described = {name: self._describe(name, (keys or {}).get(name, KEY)) for name in self._desks}
 
     def _desk(self, name: str, limits: Limits) -> Desk:
         nobody = Verifier(BUILTIN.get(name, name), lambda _task: None, refuse)
         return Desk(WorkerPool(nobody, limits, 1, self._deliver, program="dapo.environments.worker"))
 
-    def _describe(self, name: str) -> Described:
+    def _describe(self, name: str, key: str) -> Described:
         """Its class's own settings; ConfigError where there is no such class."""
         reply = self._ask_and_wait(name, {"kind": "describe"})
         if reply["verdict"] in FAILURES:
             self.close()
-            why = reply["message"]
+            why = reply["message"].removeprefix(f"{KEY} = {name!r}: ")
             raise ConfigError(
-                why if why.startswith("data.environment") else f"data.environment = {name!r}: {why}",
+                f"{key} = {name!r}: {why}",
                 remedy="Write it as package.module:Class, or use one of " + ", ".join(BUILTIN) + ".",
             )
-        return Described(reply["answer_after_ticks"], tuple(reply["stop"]))
+        return Described(reply["answer_after_ticks"], tuple((begin, end) for begin, end in reply["stop"]))
 
     def answer_after_ticks(self, environment: str) -> int:
         return self.described[environment].answer_after_ticks
+
+    def stop(self, environment: str) -> tuple[tuple[str, str], ...]:
+        return self.described[environment].stop
 
     def opening(self, problem: Problem, seed: int) -> str:
         """One that fails here adds nothing: it will fail in its episodes too, and these are counted."""
@@ -121,8 +130,8 @@ class EnvironmentPool:
 
     def wait(self, tickets: list[int]) -> dict[int, Answer]:
         began = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(lambda: all(ticket in self._done for ticket in tickets))
+        with self._waiting(tickets) as wait, self._changed:
+            self._until(lambda: all(ticket in self._done for ticket in tickets), wait)
             replies = {ticket: self._done.pop(ticket) for ticket in tickets}
         self.waited_s += time.perf_counter() - began
         for reply in replies.values():
@@ -171,8 +180,30 @@ class EnvironmentPool:
     def _ask_and_wait(self, name: str, order: dict[str, Any]) -> Reply:
         with self._changed:
             ticket = self._send(Pending(min(self._desks[name], key=lambda desk: desk.n_out), order))
-            self._changed.wait_for(lambda: ticket in self._done)
+            with self._waiting([ticket]) as wait:
+                self._until(lambda: ticket in self._done, wait)
             return self._done.pop(ticket)
+
+    def _waiting(self, tickets: list[int]) -> waiting:
+        def what() -> str:
+            missing = [self._pending[ticket] for ticket in tickets if ticket in self._pending]
+            episodes = [pending.conversation for pending in missing if pending.conversation is not None]
+            first = f", first problem {episodes[0].problem.id}, turn {len(episodes[0].said)}" if episodes else ""
+            return f"{len(missing)} of {len(tickets)} answers of {', '.join(self._desks)}{first}"
+
+        return waiting(what, can_stop=True, holders=self._worker_stacks)
+
+    def _worker_stacks(self) -> list[str]:
+        return [line for desk in self._all_desks() for line in desk.workers.stacks()]
+
+    def _until(self, is_there: Callable[[], bool], wait: waiting) -> None:
+        """Wait for it with the lock; each reply counts as progress, and the watchdog may end it."""
+        n_done = len(self._done)
+        while not self._changed.wait_for(is_there, LOOK_SECONDS):
+            if len(self._done) != n_done:
+                n_done = len(self._done)
+                wait.moved()
+            wait.check()
 
     def _send(self, pending: Pending, ticket: int | None = None) -> int:
         """Hand an order to its worker; the caller holds the lock."""

@@ -31,8 +31,8 @@ class Environment(Protocol):
 
     A class may say `answer_after_ticks`: its answers take effect that many engine ticks after a turn ended, however
     fast they came. What it answers may depend on the problem, the seed and what was said, on nothing else: a resumed
-    run replays the episode. It may have `stop`, strings that end a turn as the end token does, and `close()`, for what
-    should not wait until the object is gone.
+    run replays the episode. It may have `stop`, strings that end a turn as the end token does (of a pair the second
+    does, after the first), and `close()`, for what should not wait until the object is gone.
     """
 
     def start(self, problem: Problem, seed: int) -> str | None:

@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r"(?<= at )0x[0-9a-fA-F]+")  # of an object: another one i
 class PythonTool:
     """Blocks of one turn run in order, to the first that fails; they share the turn's CPU time."""
 
-    answer_after_ticks = 1
+    stop = (("```py", "\n```\n"),)  # a model that goes on after its block invents what it prints
     seconds = 5.0  # CPU time of a turn, and time asleep
     max_output_chars = 2_000
     max_calls = 4  # of one turn

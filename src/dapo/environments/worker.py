@@ -60,9 +60,10 @@ class Host:
         ticks, stop = getattr(kind, "answer_after_ticks", DEFAULT_TICKS), getattr(kind, "stop", ())
         if type(ticks) is not int or ticks < 0:
             raise ValueError(f"answer_after_ticks is {ticks!r}, not a whole number from 0 on")
-        if isinstance(stop, str) or not all(isinstance(mark, str) and mark for mark in stop):
-            raise ValueError(f"stop is {stop!r}, not some strings")
-        return {"verdict": "", "answer_after_ticks": ticks, "stop": list(stop)}
+        pairs = [("", mark) if isinstance(mark, str) else mark for mark in stop]
+        if isinstance(stop, str) or not all(is_stop(pair) for pair in pairs):
+            raise ValueError(f"stop is {stop!r}, not some strings or pairs of strings")
+        return {"verdict": "", "answer_after_ticks": ticks, "stop": pairs}
 
     def _opened(self, order: Order) -> dict[str, Any]:
         """What an environment adds to the prompt; those of the episodes themselves are made when they are asked."""
@@ -92,6 +93,11 @@ class Host:
     def _end(self, name: str) -> None:
         if (hosted := self._hosted.pop(name, None)) is not None:
             close(hosted.environment)
+
+
+def is_stop(pair: Any) -> bool:
+    """(begin, end), both strings, and something to end with."""
+    return isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair) and bool(pair[1])
 
 
 def close(environment: Environment) -> None:

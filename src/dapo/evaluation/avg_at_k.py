@@ -27,7 +27,7 @@ def avg_at_k(correct: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def pass_at_k(correct: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """1 where at least one of the k responses is right. [P, k] -> [P]."""
+    """1 where at least one of the k responses is correct. [P, k] -> [P]."""
     per_problem: NDArray[np.float64] = np.max(correct.astype(np.float64), axis=1)
     return per_problem
 

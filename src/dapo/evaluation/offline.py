@@ -27,7 +27,7 @@ from dapo.rollout.engine import Engine, NoiseKey, SamplingParams
 from dapo.rollout.episodes import EpisodeEngine, opened
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
-from dapo.rollout.turn_marks import TurnMarks, end_turns_at
+from dapo.rollout.turn_marks import TurnMarks
 from dapo.rollout.vllm.core import require_vllm
 from dapo.rollout.vllm.engine import VllmEngine
 from dapo.types import Problem
@@ -59,6 +59,7 @@ class OfflineEval:
     device: str
     engine: str = "local"
     environment: str = ""  # answers the model's turns; none: a response is one turn
+    environment_key: str = "--environment"  # where that is said
     max_turns: int = 8
 
     def settings(self, location: str, problems: ProblemSet) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def refuse_plan(plan: OfflineEval) -> None:
     if plan.engine == "vllm":
         require_vllm()
     if plan.environment:
-        check_environment(plan.environment, "--environment")
+        check_environment(plan.environment, plan.environment_key)
     check_verifier(plan.verifier)
 
 
@@ -151,9 +152,7 @@ def answering(
             names=("--max-prompt-tokens ", "--max-response-tokens "),
         )
         if environments is not None:
-            marks = TurnMarks(policy.tokenizer, chat=plan.chat, eos_ids=policy.eos_ids)
-            stop = environments.described[plan.environment].stop
-            end_turns_at(policy, stop, f"--environment {plan.environment}")
+            marks = TurnMarks(policy.tokenizer, chat=plan.chat, eos_ids=policy.eos_ids, key=plan.environment_key)
         engine: Engine = ENGINES[plan.engine](
             policy,
             sampling=SamplingParams(temperature=plan.temperature, top_p=plan.top_p),
@@ -170,7 +169,7 @@ def environments_of(plan: OfflineEval) -> Iterator[EnvironmentPool | None]:
     if not plan.environment:
         yield None
         return
-    with closing(EnvironmentPool([plan.environment])) as pool:
+    with closing(EnvironmentPool([plan.environment], keys={plan.environment: plan.environment_key})) as pool:
         yield pool
 
 

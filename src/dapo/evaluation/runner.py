@@ -11,6 +11,7 @@ import numpy as np
 from dapo.evaluation.avg_at_k import Estimate, avg_at_k, bootstrap, maj_at_k, pass_at_k
 from dapo.rollout.engine import Engine, NoiseKey, Request
 from dapo.types import Completion, Judge, Judgement, Problem, StopReason, Verdict, engine_fault
+from dapo.waiting.registry import waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def evaluate(
                 by_request[p * k + i] = problem
     engine.submit(requests)
     while engine.n_in_flight or engine.n_waiting:
-        ended = engine.advance()
+        with waiting("the engine's next tick"):
+            ended = engine.advance()
         tickets = {
             request.id: judge.submit(by_request[request.id].task(completion.answer, completion.stop_reason))
             for request, completion in ended

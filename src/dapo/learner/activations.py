@@ -8,6 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from dapo.config.model_shapes import shape_from_config
+from dapo.models.device import device_memory
 from dapo.planning.plan import layers_to_checkpoint
 
 # Of the free memory so much is left alone: fragments, workspaces of the libraries, the optimizer's temporaries.
@@ -55,8 +56,7 @@ def fit_layers(module: Any, tokens: int, *, bytes_to_come: int, is_fused: bool) 
     shape = shape_from_config(module.backbone.config.to_dict())
     if shape is None:
         return checkpoint_layers(module)
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, _ = device_memory(device)
     room = int((1 - KEPT_FREE) * free) - bytes_to_come - HEAD_BYTES
     n = layers_to_checkpoint(shape, tokens, room, weight=module.dtype.itemsize, is_fused=is_fused)
     return checkpoint_layers(module, n)

@@ -50,6 +50,7 @@ class Batch:
     logp_old: Ragged
     entropy: Ragged
     logp_trainer: Ragged  # the trainer's own log-probs, also where `logp_old` are the engine's
+    logp_ref: Ragged | None = None  # of the reference or teacher, where reward or advantage need it
     part_shares: dict[str, float] = field(default_factory=dict)  # of the advantages' variance, by part of the reward
     packs: dict[tuple[int, ...], Packed] = field(default_factory=dict)  # micro-batches on the device, made once a step
 
@@ -260,9 +261,10 @@ def split_into_microbatches(batch: Batch, rows: Sequence[int], tokens_per_microb
     return parts
 
 
-def nothing_to_imitate(batch: Batch, config: Config) -> str:
+def why_rft_has_no_loss(batch: Batch, config: Config) -> str:
     """Why a step of rejection-sampling fine-tuning has no loss; empty where it has one, and for other algorithms."""
-    if config.algorithm.advantage != "none" or not batch.lengths or bool((batch.is_correct & batch.is_in_loss).any()):
+    imitates = config.algorithm.advantage == "none" and not config.has_teacher
+    if not imitates or not batch.lengths or bool((batch.is_correct & batch.is_in_loss).any()):
         return ""
     is_graded = any(group.is_graded for group in batch.groups)
     why = " (the verifier grades them, and calls none correct)" if is_graded else ""

@@ -43,7 +43,7 @@ class Values:
     outcome: Ragged  # the target with λ = 1, which no predicted value enters
 
 
-def score_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
+def token_values(critic: Critic, batch: Batch, rows: Sequence[int]) -> Tensor:
     """V(s_t) of the rows' response tokens, end to end."""
     value: Tensor = critic(batch.packed(rows, critic.device))
     return value
@@ -99,7 +99,7 @@ def value_losses(
 ) -> Tensor:
     """Token losses [N] of a micro-batch, end to end; the caller takes the mean."""
     device = learner.model.device
-    value = score_values(learner.model, batch, rows)
+    value = token_values(learner.model, batch, rows)
     old, target = values.old.joined(rows, device), values.target.joined(rows, device)
     return value_loss(value, old, target, clip=clip)
 

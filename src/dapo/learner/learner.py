@@ -20,8 +20,9 @@ from dapo.learner.loss_scale import scale_for
 from dapo.learner.microbatches import Micro, own_microbatches
 from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import load_critic
+from dapo.models.device import device_memory
 from dapo.models.load import load_policy
-from dapo.models.policy import Policy
+from dapo.models.policy import Policy, WithoutAdapter
 from dapo.planning.plan import memory_of
 
 
@@ -35,6 +36,7 @@ class Learner:
     critic: CriticLearner | None = None  # only with GAE
     tokens_per_microbatch: int | None = None  # smaller than the config's after the device ran out of memory
     recomputes_all: bool = False  # gradient_checkpointing = "auto" left too little memory: every layer from then on
+    fitting_tokens: int = 0  # of a sharded model: the largest micro-batch that is known to fit every rank
     updates: int = 0  # optimizer updates since the start; the version of the weights
     bad_updates: int = 0  # of the policy, skipped in a row
     world: World = ALONE
@@ -48,6 +50,11 @@ class Learner:
     @property
     def is_sharded(self) -> bool:
         return self.gathered is not None
+
+    @property
+    def collective(self) -> int | None:
+        """Which collective a pass of a sharded model belongs to; None where a rank's pass is its own."""
+        return self.world.n_collectives if self.is_sharded else None
 
     def publish(self) -> Policy:
         """The whole policy with the newest weights. All ranks take part."""
@@ -105,14 +112,8 @@ def make_learner(
         trained, optimizer(trained), world=world, gathered=None if sharding is None else policy.requires_grad_(False)
     )
     if config.has_reference:
-        learner.reference = load_policy(
-            model_location(config.model.path),
-            dtype=dtype,
-            device=device,
-            revision=config.model.revision,
-            is_fused=config.model.kernels == "fused",
-        )
-        learner.reference.requires_grad_(False)
+        is_base = config.model.lora.rank > 0 and config.algorithm.kl.path is None and sharding is None
+        learner.reference = WithoutAdapter(policy) if is_base else load_reference(config, policy, dtype, device)
         if sharding is not None:
             sharding.in_place(learner.reference, layers_of(learner.reference))
     if config.has_critic:
@@ -132,6 +133,35 @@ def make_learner(
     return learner
 
 
+def load_reference(config: Config, policy: Policy, dtype: torch.dtype, device: str) -> Policy:
+    """The frozen model that the policy is held to: where it started, or a teacher of the same tokenizer."""
+    path = config.algorithm.kl.path
+    reference = load_policy(
+        model_location(path or config.model.path),
+        dtype=dtype,
+        device=device,
+        revision=config.model.revision if path is None else None,  # a teacher has its own commits
+        is_fused=config.model.kernels == "fused",
+    )
+    if path is not None and (why := why_not_a_teacher(reference, policy, config.model.path)):
+        raise ConfigError(
+            f"algorithm.kl.path = {path}: {why}, and it is asked for the probability of the policy's own tokens.",
+            remedy="Name a model of the same family, or one trained from the same base.",
+        )
+    return reference.requires_grad_(False)
+
+
+def why_not_a_teacher(reference: Policy, policy: Policy, name: str) -> str | None:
+    """What keeps it from reading every token that the policy `name` can draw; None if nothing does.
+
+    Models of one tokenizer may have output heads of several sizes, padded to suit the hardware.
+    """
+    if reference.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        return f"its tokenizer is not that of model.path = {name}"
+    own, wanted = reference.config.vocab_size, policy.config.vocab_size
+    return f"its output head has {own:,} tokens, that of model.path = {name} has {wanted:,}" if own < wanted else None
+
+
 def is_sharded(config: Config, policy: Policy, device: str, world: World) -> bool:
     """Shard over the ranks? `auto`: where one GPU has not twice the room for weights, gradients and optimizer."""
     shard = config.cluster.shard
@@ -144,10 +174,17 @@ def is_sharded(config: Config, policy: Policy, device: str, world: World) -> boo
         if shape is None:
             return True
         parts = memory_of(config, shape, is_cuda=True, gpus=1).parts
-        held = sum(size for name, size in parts.items() if name not in ("activations", "output head"))
-        is_large = 2 * held > torch.cuda.get_device_properties(policy.device).total_memory
+        passing = ("activations", "output head", "engine's logits", "CUDA itself")
+        held = sum(size for name, size in parts.items() if name not in passing)
+        is_large = 2 * held > device_memory(policy.device)[1]
     else:
         is_large = shard == "full"
+    if is_large and config.base_quantization:
+        raise ConfigError(
+            f"model.lora.quantization = {config.base_quantization}: this model is too large for one GPU, and quantized "
+            "matrices cannot be divided.",
+            remedy='Set cluster.shard = "none" to try it all the same, or model.lora.quantization = "none".',
+        )
     if is_large and config.train.moments == "int8":
         raise ConfigError(
             "train.moments = int8: 8-bit moments share a scale per 256 weights of a whole tensor, not of a shard.",

@@ -9,8 +9,10 @@ import torch
 
 from dapo.errors import OutOfMemoryError, shortage
 from dapo.learner.activations import checkpoint_layers, fit_layers
+from dapo.learner.dry_run import shortage_of_any
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.step import Step
+from dapo.waiting.registry import waiting
 
 T = TypeVar("T")
 
@@ -21,21 +23,24 @@ def within_memory(
     """work(token budget) on `rows`. Where the device runs out of memory, undo() and repeat with less.
 
     First every layer recomputes its activations (under gradient_checkpointing = "auto"), then the budget halves. Both
-    last for the rest of the run. The run ends where the longest row alone does not fit, and where the model is sharded:
-    one rank cannot repeat a pass by itself.
+    last for the rest of the run, which ends where the longest row alone does not fit. One rank cannot repeat a pass of
+    a sharded model by itself, so the ranks try it before (`dry_run.py`) and lower the budget together.
     """
     learner, batch, config = step.learner, step.batch, step.config
     while True:
         budget = learner.tokens_per_microbatch or config.train.tokens_per_microbatch
-        try:
-            return work(budget)
-        except torch.OutOfMemoryError as error:
-            reason = shortage(error)
-        if learner.is_sharded:
-            raise OutOfMemoryError(
-                f"train.tokens_per_microbatch = {budget}: {reason}.",
-                remedy="Lower it (safe to change on resume), or set train.gradient_checkpointing = true.",
-            )
+        reason = shortage_of_any(step, rows, budget) if learner.is_sharded else ""
+        if not reason:
+            try:
+                with waiting(f"a pass over micro-batches of {budget} tokens", collective=learner.collective):
+                    return work(budget)
+            except torch.OutOfMemoryError as error:
+                reason = shortage(error)
+            if learner.is_sharded:
+                raise OutOfMemoryError(
+                    f"train.tokens_per_microbatch = {budget}: {reason}, though its dry run had fitted.",
+                    remedy="Lower it (safe to change on resume), or set train.gradient_checkpointing = true.",
+                )
         undo()
         batch.packs.clear()
         if torch.cuda.is_available():

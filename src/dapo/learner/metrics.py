@@ -85,7 +85,10 @@ def score_metrics(batch: Batch, config: Config) -> dict[str, float]:
     both = batch.logp_trainer.flat, batch.logp_engine.flat
     gap = trainer_engine_gap(*both)
     weight = importance_weight(*both, batch.lengths, **config.algorithm.correction.weights).double()
-    return {
+    kl = {}
+    if batch.logp_ref is not None:
+        kl["policy/kl_ref"] = float(kl_penalty(batch.logp_trainer.flat, batch.logp_ref.flat, kind="k1").mean())
+    return kl | {
         "policy/entropy": float(batch.entropy.flat.mean()),
         "policy/probability": float(mean_probability(batch.logp_trainer.flat)),
         "engine/gap_mean": float(gap.mean),

@@ -35,7 +35,7 @@ class Step:
     critic_lr: float = 0.0
     event: Event = lambda _kind, _message: None
     record: StepRecord | None = None
-    values: Values | None = None  # with a critic, once it has scored the batch
+    values: Values | None = None  # with a critic, once it has given its values
     sums: Sums = field(default_factory=Sums)
 
     @property

@@ -22,21 +22,25 @@ from dapo.config.schema import Config
 from dapo.errors import TrainingError
 from dapo.learner.batch import Batch, split_into_updates
 from dapo.learner.critic import CriticLearner, explained_variance_of, value_losses
+from dapo.learner.forward_passes import (
+    add_distillation,
+    advantages_by_gae,
+    compute_old_logp,
+    compute_reference_logp,
+    first_update_computes_old_logp,
+    keep_old,
+    old_policy_stats,
+    token_logps,
+)
 from dapo.learner.learner import Learner
 from dapo.learner.memory import fit_activations, within_memory
 from dapo.learner.metrics import observe_tokens, summarise
 from dapo.learner.microbatches import Micro, all_reduce_rows, own_rows
 from dapo.learner.optimizer import UpdateOutcome, lr_factor
-from dapo.learner.scoring import (
-    advantages_by_gae,
-    first_update_scores_old,
-    keep_old,
-    old_policy_stats,
-    score,
-    score_old,
-)
 from dapo.learner.step import Event, Step, StepRecord
 from dapo.learner.sums import Sums, Totals
+from dapo.models.dropout import dropping
+from dapo.waiting.registry import report_progress
 
 OnUpdate = Callable[[int, int], None]  # (updates done, updates of the step)
 
@@ -59,20 +63,24 @@ def update_policy(
 
 
 def run_updates(step: Step, progress: OnUpdate) -> dict[str, float]:
-    """Score the batch, then update critic and policy on the rows of each update."""
+    """Compute the batch's log-probs and values, then update critic and policy on the rows of each update."""
     start, updates_before = time.perf_counter(), step.learner.updates
     fit_activations(step)
     # Rows whose π_old the first update computes in its own forward pass.
-    unscored = next((rows for rows in step.update_rows if rows), []) if first_update_scores_old(step) else []
-    score_old(step, skip=unscored)
+    left_to_update = (
+        next((rows for rows in step.update_rows if rows), []) if first_update_computes_old_logp(step) else []
+    )
+    compute_old_logp(step, skip=left_to_update)
+    compute_reference_logp(step)
     step.values = advantages_by_gae(step)
-    scored = time.perf_counter()
+    add_distillation(step)
+    passed = time.perf_counter()
     for done, rows in enumerate(step.update_rows):
         if rows:
             if step.values is not None:
                 update_critic(step, rows)
-            update_once(step, rows, computes_old_logp=rows is unscored)
-            unscored = []
+            update_once(step, rows, computes_old_logp=rows is left_to_update)
+            left_to_update = []
         progress(done + 1, len(step.update_rows))
     if step.record is not None:
         gather_record(step, step.record)
@@ -80,8 +88,8 @@ def run_updates(step: Step, progress: OnUpdate) -> dict[str, float]:
     if step.values is not None:
         metrics["critic/explained_variance"] = explained_variance_of(step.values, step.batch.loss_rows())
     step.batch.packs.clear()
-    metrics["timing.old_logp_s"] = scored - start
-    metrics["timing.update_s"] = time.perf_counter() - scored
+    metrics["timing.old_logp_s"] = passed - start
+    metrics["timing.update_s"] = time.perf_counter() - passed
     return metrics
 
 
@@ -106,7 +114,8 @@ def update_once(step: Step, rows: Sequence[int], *, computes_old_logp: bool) -> 
     def loss_of(micro: Micro, sums: Sums) -> Tensor:
         return microbatch_loss(step, micro, totals, sums, computes_old_logp=computes_old_logp)
 
-    outcome = optimize(step, rows, learner, loss_of)
+    with dropping(learner.policy.draw, seed=step.config.train.seed, update=learner.updates):
+        outcome = optimize(step, rows, learner, loss_of)
     if computes_old_logp:
         all_reduce_rows(learner.world, old_policy_stats(batch), rows, own_rows(batch, rows, learner.world))
     learner.updates += not outcome.is_skipped
@@ -116,7 +125,7 @@ def update_critic(step: Step, rows: Sequence[int]) -> None:
     """One update of the critic over the same rows, by its own optimizer at its own learning rate."""
     critic, values = step.learner.critic, step.values
     assert critic is not None, "values come from a critic"
-    assert values is not None, "the critic has scored the batch"
+    assert values is not None, "the critic has given its values"
     totals = Totals.of(step.batch, rows)
 
     def loss_of(micro: Micro, sums: Sums) -> Tensor:
@@ -141,7 +150,9 @@ def optimize(
             if not is_critic:
                 learner.set_gradient_sync(is_last=micro is micros[-1])
             loss = loss_of(micro, Sums() if micro.is_dummy else seen)
+            # A dummy keeps ranks with fewer micro-batches in step with the others' collectives.
             (0 * loss if micro.is_dummy else part.optimizer.scaled(loss)).backward()
+            report_progress()
         return seen
 
     seen = within_memory(step, rows, accumulate, undo=part.optimizer.zero_grad)
@@ -153,7 +164,7 @@ def optimize(
         if not outcome.is_skipped:
             step.sums.add(**{f"{prefix}updates": 1, f"{prefix}gradient_norm": outcome.gradient_norm})
         step.sums.add(skipped=float(outcome.is_bad), scale_skips=float(outcome.is_skipped and not outcome.is_bad))
-    if outcome.is_bad or not outcome.is_skipped:  # the search for a loss scale neither counts nor starts anew
+    if outcome.is_bad or not outcome.is_skipped:  # a skip by the loss scaler does not count
         part.bad_updates = part.bad_updates + 1 if outcome.is_bad else 0
     if part.bad_updates > step.config.train.max_bad_updates:
         name, lr = ("critic", "algorithm.critic.lr") if is_critic else ("policy", "train.lr")
@@ -173,7 +184,7 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
     device, clip = learner.policy.device, algorithm.clip
     lengths = [batch.lengths[row] for row in rows]
     has_bonus = algorithm.entropy_coefficient > 0
-    logp, entropy = score(
+    logp, entropy = token_logps(
         learner.policy, step, rows, with_entropy=computes_old_logp or has_bonus, entropy_gradient=has_bonus
     )
     if computes_old_logp:
@@ -198,7 +209,7 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
     sums.add(policy_loss=loss)
     if learner.reference is not None and algorithm.kl.place == "loss":
         with torch.no_grad():
-            logp_ref, _ = score(learner.reference, step, rows, with_entropy=False)
+            logp_ref, _ = token_logps(learner.reference, step, rows, with_entropy=False)
         kl = aggregate_loss(step, kl_penalty(logp, logp_ref, kind=algorithm.kl.kind), rows, totals)
         loss = loss + algorithm.kl.coefficient * kl
         sums.add(kl_ref=kl)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.core_model_loading import revert_weight_conversion
@@ -21,6 +23,7 @@ from dapo.models.fused_layers import fuse_layers
 from dapo.models.packed_attention import PACKED_ATTENTION
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
+from dapo.models.quantized import Kind, QuantizedLinear, quantize_linears
 
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a run has its own view
 
@@ -37,13 +40,22 @@ LEAST_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 def load_policy(
-    path: str, *, dtype: torch.dtype, device: str, revision: str | None = None, is_fused: bool = True
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    revision: str | None = None,
+    is_fused: bool = True,
+    quantization: Kind | None = None,
 ) -> Policy:
     """A Hugging Face folder or hub name as a policy, in evaluation mode (no dropout: π_old must be reproducible).
 
-    `is_fused` lets kernels take over the memory-bound parts where there are some for this device and family.
+    `is_fused` lets kernels take over the memory-bound parts where there are some for this device and family;
+    `quantization` keeps the matrices but the head's in 8 or 4 bits, frozen.
     """
-    model = load_pretrained(AutoModelForCausalLM, path, dtype=dtype, device=device, revision=revision)
+    model = load_pretrained(
+        AutoModelForCausalLM, path, dtype=dtype, device=device, revision=revision, quantization=quantization
+    )
     policy = Policy(model, load_pretrained_tokenizer(path, revision=revision)).eval()
     policy.is_fused = is_fused
     if is_fused:
@@ -54,12 +66,35 @@ def load_policy(
 
 def save_policy(policy: Policy, folder: str | Path) -> None:
     """A plain Hugging Face folder: safetensors, tokenizer, generation config. An adapter is merged into the weights."""
-    model: Any = policy.model
-    if model is not policy.base:
-        model = _merged_copy(model)
-    model.save_pretrained(folder)
+    if policy.model is not policy.base:
+        save_all_but_weights(policy, folder)
+        tensors = {name: tensor.contiguous() for name, tensor in checkpoint_tensors(policy, device="cpu")}
+        save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        return
+    policy.model.save_pretrained(folder)
     if policy.tokenizer is not None:
         policy.tokenizer.save_pretrained(folder)
+
+
+def adapter_tensors(policy: Policy) -> dict[str, Tensor]:
+    """A copy on the host of the adapter alone, as peft names it; empty where there is none."""
+    if policy.model is policy.base:
+        return {}
+    from peft import get_peft_model_state_dict
+
+    tensors = get_peft_model_state_dict(policy.model)
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+def save_adapter(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:
+    """The adapter alone in peft's format; nothing where there is none."""
+    if not tensors:
+        return
+    config = copy(policy.model.peft_config[policy.model.active_adapter])
+    config.inference_mode = True
+    config.target_modules = sorted(config.target_modules)  # a set, which is in another order every time
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def save_shape(policy: Policy, folder: str | Path) -> None:
@@ -78,10 +113,13 @@ def save_all_but_weights(policy: Policy, folder: str | Path) -> None:
         policy.tokenizer.save_pretrained(folder)
 
 
-def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """The policy's weights and lasting buffers as a checkpoint names them, adapters added in; tied ones once."""
+def checkpoint_tensors(policy: Policy, *, device: str | None = None) -> Iterator[tuple[str, Tensor]]:
+    """The policy's weights and lasting buffers as a checkpoint names them, adapters added in; tied ones once.
+
+    On `device`, one by one; a model with an adapter may be too large for its own a second time.
+    """
     tensors = {}
-    for name, parameter in policy.base.named_parameters():
+    for name, parameter in _weights(policy.base):
         if ".lora_" in name:
             continue
         tensor = parameter.detach()
@@ -93,15 +131,23 @@ def checkpoint_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
                 for adapter in layer.active_adapters:
                     tensor = tensor + layer.get_delta_weight(adapter).detach().to(tensor.dtype)
             name = f"{owner}.{leaf}"
-        tensors[name] = tensor
+        tensors[name] = tensor.to(device=device)
     buffers = dict(policy.base.named_buffers())
     for name in policy.base.state_dict():  # those that are part of a checkpoint
         if name in buffers:
-            tensors[name.replace(".base_layer.", ".")] = buffers[name].detach()
+            tensors[name.replace(".base_layer.", ".")] = buffers[name].detach().to(device=device)
     yield from revert_weight_conversion(policy.base, tensors).items()
 
 
-def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, revision: str | None) -> Any:
+def load_pretrained(
+    auto: Any,
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    revision: str | None,
+    quantization: Kind | None = None,
+) -> Any:
     """`auto.from_pretrained` with our attention and our safety settings; its failures as one clear message."""
     # Of os.path a folder that one may not enter, or a name that no file system takes, is just not there.
     if os.path.isfile(path):
@@ -119,6 +165,8 @@ def load_pretrained(auto: Any, path: str, *, dtype: torch.dtype, device: str, re
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
         missing = "" if is_cached(path, revision) else offline
         raise EngineError(_why_not(path, error, missing), remedy=_remedy(path, missing)) from error
+    if quantization is not None:
+        quantize_linears(model, model.get_output_embeddings(), quantization, device)
     return model.to(device).eval()
 
 
@@ -194,10 +242,12 @@ def unpacked_logprobs(policy: Policy, prompts: list[list[int]], responses: list[
     return logp.double(), noise
 
 
-def _merged_copy(model: Any) -> Any:
-    import copy
-
-    return copy.deepcopy(model).merge_and_unload()
+def _weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """All parameters by name, and of quantized layers the weights that their codes stand for."""
+    for owner, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            yield f"{owner}.weight", module.weight
+    yield from model.named_parameters()
 
 
 def _why_not(path: str, error: Exception, offline: str) -> str:

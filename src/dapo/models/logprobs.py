@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dapo.algorithms import diagnostics
+from dapo.models.device import device_memory
 from dapo.models.triton_support import runs_triton
 
 # Elements of the largest block of logits. On a CPU 2^24 (64 MiB in float32, 110 tokens at a vocabulary of 152,000); on
@@ -98,8 +99,7 @@ def _fits(n_logits: int, device: torch.device) -> bool:
     """All logits in float32 are a small part of the device and of what is free of it."""
     if device.type != "cuda":
         return False
-    free, total = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, total = device_memory(device)
     return 4 * n_logits <= min(KEPT_FRACTION_OF_DEVICE * total, KEPT_FRACTION_OF_FREE * free)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dapo.errors import EngineError
+from dapo.errors import ConfigError, EngineError
+from dapo.models.dropout import AdapterDropout, Draw
 from dapo.models.logprobs import linear_logprobs
 from dapo.models.packed_attention import packed_hidden
 from dapo.models.packing import Packed
@@ -22,6 +24,7 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.eos_ids = end_tokens(model, tokenizer)
         self.is_fused = True  # kernels over the logits, where this device has them
+        self.draw: Draw | None = None  # with dropout in an adapter
 
     @property
     def base(self) -> Any:
@@ -59,6 +62,8 @@ class Policy(nn.Module):
         carries a gradient only with `entropy_gradient`. All of it, the head's product included, happens inside this
         forward, so that hooks which gather sharded parameters have run.
         """
+        if self.draw is not None:
+            self.draw.tokens = packed.input_ids, packed.position_ids
         hidden = packed.states(packed_hidden(self.backbone, packed))  # [N, H]
         return linear_logprobs(
             hidden,
@@ -72,6 +77,18 @@ class Policy(nn.Module):
         )
 
 
+class WithoutAdapter(Policy):
+    """The frozen model under a policy's adapter, as a policy of its own: the same tensors, nothing is kept twice."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.model, policy.tokenizer)
+        self.is_fused = policy.is_fused
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        with self.model.disable_adapter():
+            return super().forward(*args, **kwargs)
+
+
 def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Ids that end a response: those of the generation config and the tokenizer's own, sorted."""
     declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
@@ -80,8 +97,20 @@ def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(i for i in ids if i is not None))
 
 
-def add_lora(policy: Policy, rank: int, alpha: float) -> Policy:
-    """Freeze the policy's weights and add a low-rank adapter to every linear layer but the head; changed in place."""
+def add_lora(
+    policy: Policy,
+    rank: int,
+    alpha: float,
+    *,
+    target_modules: Sequence[str] = (),
+    rank_stabilized: bool = False,
+    dropout: float = 0.0,
+) -> Policy:
+    """Freeze the policy's weights and add a low-rank adapter, W + s·BA with s = α/r, or α/√r where rank-stabilized.
+
+    To every linear layer but the head, or to those whose names end in one of `target_modules`; changed in place. With
+    `dropout` BA reads an x of which a share is set to 0, within `dropping`.
+    """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -89,6 +118,28 @@ def add_lora(policy: Policy, rank: int, alpha: float) -> Policy:
             f"model.lora.rank = {rank}: a low-rank adapter needs the package peft, which is not installed.",
             remedy='Install it with: pip install "dapo[lora]", or set model.lora.rank=0 to train all weights.',
         ) from error
-    lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in policy.base.named_modules()
+        if isinstance(module, nn.Linear) and module is not policy.head
+    }
+    if unknown := [name for name in target_modules if name not in linear]:
+        raise ConfigError(
+            f"model.lora.target_modules: {unknown[0]}: the model has no linear layer of that name.",
+            remedy=f"Use some of {', '.join(sorted(linear))}, or leave it out for all but the head.",
+        )
+    lora = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=list(target_modules) or "all-linear",
+        use_rslora=rank_stabilized,
+        lora_dropout=dropout,
+        task_type="CAUSAL_LM",
+    )
     policy.model = get_peft_model(policy.model, lora)
+    if dropout:
+        policy.draw = Draw()
+        for name, module in policy.base.named_modules():
+            if hasattr(module, "lora_dropout"):  # peft's own would depend on the order of passes
+                module.lora_dropout["default"] = AdapterDropout(dropout, name, policy.draw)
     return policy

@@ -30,6 +30,7 @@ _TRL_CALLS = {
     "RLOOConfig": "",
     "RLOOTrainer": "trainer.",
     "LoraConfig": "lora.",
+    "BitsAndBytesConfig": "bnb.",
     "load_dataset": "dataset.",
     "get_soft_overlong_punishment": "overlong.",
 }

@@ -67,7 +67,7 @@ REASONS = {
     "reward_clip_range": "rewards are as the verifier gives them.",
     "sync_ref_model": "the reference stays the first model.",
     "ref_model_*": "the reference stays the first model.",
-    "disable_dropout": "there is no dropout.",
+    "disable_dropout": "the model has none here; an adapter's is model.lora.dropout.",
     "entropy_coef_*": "the coefficient stays as it is.",
     "entropy_target": "the coefficient stays as it is.",
     "use_adaptive_entropy": "the coefficient stays as it is: algorithm.entropy_coefficient.",
@@ -83,7 +83,9 @@ REASONS = {
     "trainer.eval_dataset": "set data.eval.",
     "trainer.processing_class": "the model's own tokenizer.",
     "trainer.callbacks": "subclass dapo.Observer.",
-    "lora.*": "model.lora.rank and model.lora.alpha are all there is; all linear layers get an adapter.",
+    "lora.*": "the keys of model.lora are all there is.",
+    "lora_*": "the keys of model.lora are all there is.",
+    "bnb*": "matrices are dequantized to model.dtype.",
     "dataset.shuffle*": "each epoch is a new permutation, a function of (train.seed, epoch).",
     "dataset.rename_column*": "known columns need no names; others are mapped by data.fields.",
     "dataset.remove_columns*": "columns that are not needed are left alone.",
@@ -107,7 +109,7 @@ TRAINING = (
     "dataset.*", "generation_kwargs", "min_p", "repetition_penalty", "optim", "lr_scheduler_kwargs",
     "sync_ref_model", "ref_model_*", "entropy_coef_*", "entropy_target", "use_adaptive_entropy", "top_entropy_quantile",
     "off_policy_mask_threshold", "trainer.peft_config", "trainer.optimizers", "trainer.callbacks",
-    "lora.*", "reward_clip_range",
+    "lora.*", "lora_*", "reward_clip_range",
 )  # fmt: skip
 
 
@@ -125,6 +127,7 @@ def from_trl(s: Settings, *, gpus: int, rows: int | None) -> Translation:
         algorithm(s, out)
     lengths(s, out, default=256 if is_rloo else 512)
     optimizer(s, out)
+    quantization(s, out, has_adapter=adapter(s, out))
     steps(s, out, rows=rows, updates=updates, train_set=train_set, prompts=prompts)
     evaluation(s, out)
     if gpus > 1:
@@ -356,14 +359,61 @@ def optimizer(s: Settings, out: Translation) -> None:
     out.take("train.seed", s.integer("seed", default=42))
     schedule = s.text("lr_scheduler_type", default="linear")
     take_decay(out, schedule)
-    rank, alpha = s.integer("lora.r", "lora_r"), s.real("lora.lora_alpha", "lora_alpha")
-    if rank.value:
-        out.take("model.lora.rank", rank)
-        out.take_given("model.lora.alpha", alpha)
     if s.flag("bf16", default=False).value:
         out.put("model.dtype", "bfloat16", "bf16")
     elif s.flag("fp16", default=False).value:
         out.put("model.dtype", "float16", "fp16")
+
+
+def adapter(s: Settings, out: Translation) -> bool:
+    """Whether there is one: by peft's LoraConfig, or by TRL's own keys, which have other defaults."""
+    is_pefts = any(key.startswith("lora.") for key in s.by_key)
+    is_on = s.flag("use_peft", default=is_pefts or "lora_r" in s.by_key)
+    rank = s.integer("lora.r", "lora_r", default=8 if is_pefts else 16)
+    alpha = s.real("lora.lora_alpha", "lora_alpha", default=8.0 if is_pefts else 32.0)
+    dropout = s.real("lora.lora_dropout", "lora_dropout", default=0.0 if is_pefts else 0.05)
+    stabilized = s.flag("lora.use_rslora", "use_rslora", default=False)
+    targets = s.texts("lora.target_modules", "lora_target_modules")
+    if not is_on.value or not rank.value:
+        return False
+    out.take("model.lora.rank", rank)
+    out.take("model.lora.alpha", alpha)
+    out.take_given("model.lora.rank_stabilized", stabilized)
+    if dropout.value:
+        out.take("model.lora.dropout", dropout)
+        out.means_other(dropout.origin, "in updates only: sampling, old log-probs and the reference have none.")
+    if not targets.value:
+        why = "not given: peft takes its own for the family, often q_proj and v_proj; here all linear layers."
+        out.means_other("target_modules", why)
+    elif all(name.isidentifier() for name in targets.value):
+        out.take("model.lora.target_modules", targets)
+    elif targets.value != ["all-linear"]:
+        out.has_none(targets.origin, "a pattern; model.lora.target_modules lists the ends of names.")
+    return True
+
+
+def quantization(s: Settings, out: Translation, *, has_adapter: bool) -> None:
+    """The frozen weights in 4 or 8 bits, by bitsandbytes there."""
+    four = s.flag("bnb.load_in_4bit", "load_in_4bit", default=False)
+    eight = s.flag("bnb.load_in_8bit", "load_in_8bit", default=False)
+    is_call = any(key.startswith("bnb.") for key in s.by_key)
+    levels = s.text("bnb.bnb_4bit_quant_type", "bnb_4bit_quant_type", default="fp4" if is_call else "nf4")
+    nested = s.flag("bnb.bnb_4bit_use_double_quant", "use_bnb_nested_quant", default=False)
+    found = four if four.value else eight
+    if not found.value:
+        return
+    if not has_adapter:
+        out.has_none(
+            found.origin, "model.lora.quantization keeps weights under an adapter in fewer bits: model.lora.rank."
+        )
+        return
+    out.take("model.lora.quantization", found, "nf4" if four.value else "int8")
+    if not four.value:
+        out.means_other(found.origin, "a scale per 64 weights; LLM.int8 has one per row, and outliers in 16 bits.")
+    if four.value and levels.value != "nf4":
+        out.means_other(levels.origin, "the levels of NF4, which is what there is here.")
+    if four.value and nested.value:
+        out.means_other(nested.origin, "the scales stay in float32; they are not quantized a second time.")
 
 
 def steps(s: Settings, out: Translation, *, rows: int | None, updates: int, train_set: str, prompts: int) -> None:
@@ -436,12 +486,12 @@ def rewards(s: Settings, out: Translation) -> None:
     functions = s.find("trainer.reward_funcs", "reward_funcs")
     out.put("rewards.verifier", "math", "our default")
     if functions is None:
-        out.means_other("rewards.verifier", "the file names no reward: answers are judged by the verifier math, ±1.")
+        out.means_other("rewards.verifier", "the file names no reward: answers are checked by the verifier math, ±1.")
         return
     lost = [name for name in as_list(functions.value) if name.partition("(")[0].strip("()'\" ") not in KNOWN_REWARDS]
     for name in lost:
         why = (
-            f"{shown('', name)} is not carried over: answers are judged by the verifier math instead. A function of "
+            f"{shown('', name)} is not carried over: answers are checked by the verifier math instead. A function of "
             f'your own works as it is: rewards.verifier = "MODULE:{function_name(name)}", or as one of rewards.parts.'
         )
         out.has_none(functions, why, Weight.TASK)

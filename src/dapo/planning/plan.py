@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from dapo.config.horizon import horizon
-from dapo.config.machine import GIB
-from dapo.config.model_shapes import ModelShape
+from dapo.config.machine import CONTEXT_BYTES, GIB
+from dapo.config.model_shapes import ModelShape, shape_of
 from dapo.config.schema import Config
 
 
@@ -58,7 +58,7 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
             else "off",
         ),
         ("reward parts", _parts(config)),
-        ("KL to a reference", f"{algorithm.kl.coefficient:g} x {algorithm.kl.kind}" if config.has_reference else "off"),
+        ("KL to a reference", _kl(config) if config.has_reference else "off"),
         ("critic", _critic(config) if config.has_critic else "off"),
         ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "off"),
         ("positive-example NLL", f"{algorithm.positive_nll:g}" if algorithm.positive_nll else "off"),
@@ -69,6 +69,12 @@ def parts_of(config: Config) -> list[tuple[str, str]]:
         ("predictive selection", _switch(sampling.predictive)),
         ("retired problems", _retired(config)),
     ]
+
+
+def _kl(config: Config) -> str:
+    kl = config.algorithm.kl
+    place = {"loss": "", "reward": " in the reward", "advantage": " in every token's advantage: on-policy distillation"}
+    return f"{kl.coefficient:g} x {kl.kind}{place[kl.place]}" + (f", from {kl.path}" if kl.path else "")
 
 
 def _partial(config: Config) -> str:
@@ -100,9 +106,7 @@ def _correction(config: Config) -> str:
         low = f", at least {correction.floor:g}" if correction.floor is not None else ""
         weight = f"min({ratio}, {correction.cap:g}){low}"
     is_vllm = config.rollout.engine == "vllm"
-    return f"{weight}, ρ = π_old/π_engine" + (
-        " (vLLM's kernels are not the trainer's; 2 unless set)" if is_vllm else ""
-    )
+    return f"{weight}, ρ = π_old/π_engine" + (" (default 2 with vLLM: training-inference mismatch)" if is_vllm else "")
 
 
 def _switch(is_on: bool) -> str:
@@ -117,7 +121,8 @@ def _retired(config: Config) -> str:
 def _advantage(config: Config) -> str:
     algorithm = config.algorithm
     if algorithm.advantage == "none":
-        return "none: supervised loss on correct responses"
+        said = ["supervised loss on correct responses"] if algorithm.positive_nll else []
+        return f"none: {' and '.join([*said, 'distillation'] if config.has_teacher else said)}"
     if not config.has_critic:
         return _group_advantage(config)
     gae = algorithm.gae
@@ -189,14 +194,16 @@ def _dynamic(config: Config) -> str:
         return "off"
     if not sampling.refill:
         return f"on, without refilling: of {sampling.prompts_per_step:,} prompts per step the mixed groups"
-    how = f"rounds of {sampling.generation_multiple} x" if sampling.schedule == "rounds" else "streaming"
+    how = (
+        f"rounds of {sampling.generation_multiple} x prompts_per_step" if sampling.schedule == "rounds" else "streaming"
+    )
     few = f"if too few groups are mixed: {sampling.fill_policy}"
     return f"on, {how}, at most {config.max_prompts_tried_per_step:,} prompts per step; {few}"
 
 
 # ------------------------------------------------------------------ memory
 
-HEAD_CHUNK_TOKENS = 1024  # the output head runs over so many tokens at a time; the whole [T, V] never exists
+HEAD_LOGITS = {True: 1 << 28, False: 1 << 24}  # of one chunk, on CUDA or not; the whole [T, V] never has to exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,29 +243,65 @@ def concurrency_of(config: Config, memory: Memory, *, device_gib: float, gpus: i
 
 
 def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) -> Memory:
-    """An estimate from the shape, by the rules named in the code; sharded parts are divided by `gpus`."""
+    """An estimate from the shape, by the rules named in the code; sharded parts are divided by `gpus`.
+
+    It is what a run cannot do without. Where a card has room, the logits of a whole micro-batch are kept as well, up to
+    a twentieth of it, and torch's allocator keeps blocks that it has no use for.
+    """
     weight = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "auto": 2 if is_cuda else 4}[config.model.dtype]
-    rank = config.model.lora.rank
-    trained = shape.lora_parameters(rank) if rank else shape.parameters
+    lora = config.model.lora
+    gpus = 1 if config.base_quantization else gpus  # every GPU holds all of it
+    trained = shape.lora_parameters(lora.rank, lora.target_modules) if lora.rank else shape.parameters
     # Gradients accumulate in float32; AdamW keeps two moments, and a float32 master where weights are 16 bits. An 8-bit
     # moment has a float32 scale per 256 weights.
     moments = {"float32": 2 * max(4, weight), "int8": 2 * (1 + 4 / 256), "host": 0}[config.train.moments]
-    per_trained = max(4, weight) + moments + (4 if weight == 2 else 0)
-    models = 2 if config.has_critic else 1
+    per_trained = moments + (4 if weight == 2 else 0)
+    models = 2 if config.has_critic else 1  # updated one after the other: the gradients of one are there at a time
     sharded = {
-        "weights": shape.parameters * weight,
-        "gradients and optimizer": int(trained * per_trained),
+        "weights": int(models * weight_bytes(config, shape, weight)),
+        "gradients and optimizer": int(trained * (models * per_trained + max(4, weight))),
     }
-    parts = {name: models * size // gpus for name, size in sharded.items()}
-    if config.has_reference:
-        parts["reference model"] = shape.parameters * weight // gpus
+    parts = {name: size // gpus for name, size in sharded.items()}
+    teacher = config.algorithm.kl.path
+    if config.has_reference and (teacher or not lora.rank or gpus > 1):  # else it is the policy without its adapter
+        reference = shape_of(teacher) if teacher else shape
+        parts["reference model"] = (reference or shape).parameters * weight // gpus
     if config.rollout.engine == "vllm":
         parts["engine's own weights"] = shape.parameters * weight // config.rollout.tensor_parallel
     elif gpus > 1:
         parts["engine's gathered weights"] = shape.parameters * weight
+    if config.base_quantization:  # one for the product, the next one on its way
+        parts["dequantized matrices"] = 2 * weight * max(inputs * outputs for inputs, outputs in shape.linears)
     parts["activations"] = activation_bytes(config, shape, weight, is_cuda=is_cuda)
-    parts["output head"] = HEAD_CHUNK_TOKENS * shape.vocabulary * 4 * 2
+    parts["output head"] = head_bytes(config, shape, weight, is_cuda=is_cuda)
+    if is_cuda and config.rollout.engine == "local":
+        # The logits of a decode step, in the graphs' memory and in that of the step that ran before they were captured.
+        rows = -(-config.rollout.max_concurrent_sequences // gpus)
+        parts["engine's logits"] = 2 * rows * shape.vocabulary * 4
+    if is_cuda:
+        parts["CUDA itself"] = CONTEXT_BYTES
     return Memory(shape.parameters, parts, shape.kv_values_per_token * weight // config.rollout.tensor_parallel)
+
+
+def weight_bytes(config: Config, shape: ModelShape, weight: int) -> float:
+    """Quantized are the matrices inside the layers: a code of 8 or 4 bits per weight, and a float32 per 64 of them."""
+    if config.base_quantization is None:
+        return shape.parameters * weight
+    code = {"int8": 1, "nf4": 1 / 2}[config.base_quantization]
+    return (shape.parameters - shape.linear_parameters) * weight + shape.linear_parameters * (code + 4 / 64)
+
+
+def head_bytes(config: Config, shape: ModelShape, weight: int, *, is_cuda: bool) -> int:
+    """A chunk of logits in float32, their gradient, and the float32 sum of the head's own, where that is trained."""
+    logits = min(HEAD_LOGITS[is_cuda], micro_batch_tokens(config) * shape.vocabulary)
+    own = 0 if config.model.lora.rank else shape.vocabulary * shape.hidden * 4
+    return logits * (4 + weight) + own
+
+
+def micro_batch_tokens(config: Config) -> int:
+    """A row that is longer than the budget is a micro-batch of its own."""
+    limits = config.limits
+    return max(config.train.tokens_per_microbatch, limits.max_prompt_tokens + limits.max_response_tokens)
 
 
 def layer_bytes(shape: ModelShape, weight: int, *, is_fused: bool) -> int:
@@ -288,9 +331,9 @@ def layers_to_checkpoint(shape: ModelShape, tokens: int, room: int, *, weight: i
 def activation_bytes(config: Config, shape: ModelShape, weight: int, *, is_cuda: bool) -> int:
     """Saved for the backward pass of one micro-batch; under auto the least, with every layer recomputed."""
     layer = layer_bytes(shape, weight, is_fused=is_cuda and config.model.kernels == "fused")
-    tokens = max(
-        config.train.tokens_per_microbatch, config.limits.max_prompt_tokens + config.limits.max_response_tokens
-    )
+    if config.model.lora.rank and weight < 4:  # an adapter is float32, and keeps what each matrix reads in its own type
+        layer += 4 * sum(inputs for inputs, _ in shape.linears)
+    tokens = micro_batch_tokens(config)
     if config.train.gradient_checkpointing:
         return tokens * (layer + shape.layers * shape.hidden * weight)
     return tokens * layer * shape.layers

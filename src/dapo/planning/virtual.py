@@ -1,4 +1,4 @@
-"""A virtual clock for the real sampling code: an engine without a model, and a judge to match.
+"""A virtual clock for the real sampling code: an engine without a model, and a verifier to match.
 
 Lengths, pass rates and the cost of a tick are given. All decisions are made by the code that trains.
 """
@@ -52,6 +52,9 @@ class VirtualEngine:
 
     def fork_for_eval(self, _sampling: SamplingParams) -> VirtualEngine:
         return VirtualEngine(max_concurrent=self.max_concurrent, length_of=self.length_of, cost=self.cost)
+
+    def take_drafted(self) -> tuple[int, int]:
+        return 0, 0
 
     def close(self) -> None:
         """Holds nothing."""
@@ -126,7 +129,7 @@ class VirtualEngine:
 
 
 def name_of(request: Request) -> str:
-    """What a virtual response says: its own name, by which it is judged."""
+    """What a virtual response says: its own name, by which it is verified."""
     return f"{request.key.problem}/{request.key.visit}/{request.key.response_index}"
 
 

@@ -15,6 +15,10 @@ from dapo.config.sources import train_in_words
 from dapo.release.base_model import BaseModel, base_model_of
 
 PLAIN = re.compile(r"[\w./@:+-]+( [\w./@:+-]+)*")
+QUANTIZED = {
+    "int8": "8 bits (int8, a scale per block of 64)",
+    "nf4": "4 bits (NF4, blocks of 64, no double quantization)",
+}
 # The settings that the card shows; the run's config.toml has them all.
 KEY_SETTINGS = (
     "algorithm.advantage",
@@ -22,6 +26,8 @@ KEY_SETTINGS = (
     "algorithm.clip.low",
     "algorithm.clip.high",
     "algorithm.kl.coefficient",
+    "algorithm.kl.place",
+    "algorithm.kl.path",
     "shaping.overlong_filter",
     "shaping.overlong_penalty",
     "sampling.dynamic",
@@ -39,19 +45,26 @@ KEY_SETTINGS = (
     "train.updates_per_step",
     "train.seed",
     "model.lora.rank",
+    "model.lora.quantization",
 )
 
 
 def model_card(
-    name: str, config: Config, step: int, state: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]
+    name: str,
+    config: Config,
+    step: int,
+    state: Mapping[str, Any],
+    evaluations: Sequence[Mapping[str, Any]],
+    *,
+    is_adapter: bool = False,
 ) -> str:
-    """README.md of an exported model. Evaluations of later steps are not this model's."""
+    """README.md of an exported model, or of its adapter alone. Evaluations of later steps are not this model's."""
     base = base_model_of(config.model.path, config.model.revision)
     known = [line for line in evaluations if int(line["step"]) <= step]
     parts = [
-        front_matter(base),
+        front_matter(base, library="peft" if is_adapter else "transformers"),
         f"# {name}",
-        origin(base, config, step, state),
+        origin(base, config, step, state) + adapter(config, is_alone=is_adapter),
         *(warning for warning in (changes(config), deviations(config)) if warning),
         f"Base model: {base.in_words}.\n\nLicence of the base model: {base.licence_in_words}.",
     ]
@@ -61,8 +74,8 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def front_matter(base: BaseModel) -> str:
-    lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [dapo, reinforcement-learning]"]
+def front_matter(base: BaseModel, *, library: str) -> str:
+    lines = [f"library_name: {library}", "pipeline_tag: text-generation", "tags: [dapo, reinforcement-learning]"]
     if base.hub_name:
         lines.append(f"base_model: {yaml(base.hub_name)}")
     own_terms = ["license: other", f"license_name: {yaml(base.licence)}"]
@@ -77,12 +90,30 @@ def yaml(text: str) -> str:
 def origin(base: BaseModel, config: Config, step: int, state: Mapping[str, Any]) -> str:
     skipped = f" ({state['bad_updates']} skipped in a row at the end)" if state.get("bad_updates") else ""
     planned = f" of the {config.train.steps:,} planned" if step != config.train.steps else ""
-    rank = config.model.lora.rank
-    adapter = f" A LoRA adapter of rank {rank} was trained and is merged into the weights." if rank else ""
     return (
         f"`{inert(base.path)}` trained by reinforcement learning with the preset `{config.preset}` of dapo "
-        f"{__version__}: {step:,} steps{planned}, {state['updates']:,} updates{skipped}.{adapter}"
+        f"{__version__}: {step:,} steps{planned}, {state['updates']:,} updates{skipped}."
     )
+
+
+def adapter(config: Config, *, is_alone: bool) -> str:
+    """What a LoRA adapter was trained on, and whether it is in the weights or all there is."""
+    rank = config.model.lora.rank
+    if not rank:
+        return ""
+    said = f" A LoRA adapter of rank {rank} was trained"
+    kind = config.base_quantization
+    said += f", over weights in {QUANTIZED[kind]}," if kind else ""
+    if not is_alone:
+        return f"{said} and is merged into the weights" + (", as those bits have them." if kind else ".")
+    said += " and is what this folder holds: load it with peft, over the base model"
+    close = "over 16 bits it is another model, close to the trained one."
+    if kind == "nf4":
+        return (
+            f'{said} in those 4 bits, `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
+            f"bnb_4bit_use_double_quant=False)`; {close}"
+        )
+    return f"{said}; {close} Export without `--adapter` writes the one that was trained." if kind else f"{said}."
 
 
 def changes(config: Config) -> str:

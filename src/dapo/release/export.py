@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.checkpoints.load import newest_intact, read_state
-from dapo.checkpoints.save import step_of
+from dapo.checkpoints.save import ADAPTER, step_of
 from dapo.commands import dapo_command
 from dapo.errors import CheckpointError, ConfigError
 from dapo.files import folder_written_aside, read_lines
@@ -32,12 +32,18 @@ class Exported:
     skipped: tuple[str, ...]  # newer checkpoints that are corrupt, by name
 
 
-def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
+def export_run(run: Path, out: Path, *, is_bundle: bool = False, is_adapter: bool = False) -> Exported:
     """Write the model of the newest intact checkpoint of `run` to the new folder `out`: all of it or nothing.
 
-    `is_bundle` adds the run's record, with which the result can be looked into and made again.
+    `is_bundle` adds the run's record, with which the result can be looked into and made again. With `is_adapter` the
+    LoRA adapter alone is written, in peft's format, instead of the model that it is merged into.
     """
     config = read_run_config(run, ())
+    if is_adapter and not config.model.lora.rank:
+        raise ConfigError(
+            f"--adapter: {run} trained all weights (model.lora.rank = 0), so it has no adapter.",
+            remedy="Leave --adapter out to export the model.",
+        )
     refuse_existing(out)
     checkpoint, skipped = newest_intact(run / "checkpoints")
     if checkpoint is None:
@@ -47,13 +53,19 @@ def export_run(run: Path, out: Path, *, is_bundle: bool = False) -> Exported:
             remedy=f"Resume it: {dapo_command('resume', run)}",
         )
     state, evaluations = read_state(checkpoint), list(filter(is_evaluation, read_lines(run / "eval.jsonl")))
-    card = model_card(out.name, config, step_of(checkpoint), state, evaluations)
+    card = model_card(out.name, config, step_of(checkpoint), state, evaluations, is_adapter=is_adapter)
+    source = checkpoint / "model" / ADAPTER if is_adapter else checkpoint / "model"
+    if not source.is_dir():
+        raise CheckpointError(
+            f"--adapter: {checkpoint} is of an older version of dapo, which kept no adapter of its own.",
+            remedy=f"Train one more step with this version: {dapo_command('resume', run)} --set train.steps=N",
+        )
     if is_bundle:
         card += RECORD_NOTE
     try:
         with folder_written_aside(out, overwrite=False) as aside:
-            # The critic of PPO and VAPO is in a folder of the model; it is not exported.
-            shutil.copytree(checkpoint / "model", aside, ignore=shutil.ignore_patterns("critic"), dirs_exist_ok=True)
+            # The critic of PPO and VAPO and the adapter have folders in the model's, which are not exported with it.
+            shutil.copytree(source, aside, ignore=shutil.ignore_patterns("critic", ADAPTER), dirs_exist_ok=True)
             (aside / "README.md").write_text(card, encoding="utf-8")
             if is_bundle:
                 write_record(run, aside, config, step=step_of(checkpoint), state=state, name=out.name)

@@ -11,6 +11,7 @@ from dapo.errors import DataError
 from dapo.report.doctor.findings import Finding
 from dapo.report.doctor.run import PHASES, time_fractions
 from dapo.report.evidence import too_few_steps
+from dapo.report.forecast import LEAST, curve_of, forecast, target_step
 from dapo.report.learning import IMPROVED, WORSE, change_of
 from dapo.report.ledger import FATES, TRAINED, Row, balance_of_run, has_ledger, rows_of
 from dapo.report.load import RunRecord
@@ -48,7 +49,7 @@ def answer_all(
     flips: Sequence[Mapping[str, Any]],
 ) -> list[Answer]:
     """Did it learn, did entropy collapse, why is it slow, what was clipped, what was wasted, what flipped; and where
-    the prompts went, where the run has a ledger."""
+    it will end, where it was evaluated, and where the prompts went, where it has a ledger."""
     answers = [
         learnt(run),
         collapsed(run, findings),
@@ -57,6 +58,8 @@ def answer_all(
         wasted(run),
         flipped(run, flips),
     ]
+    if (end := ends(run)) is not None:
+        answers.append(end)
     if has_ledger(run.folder):
         answers.append(went(run))
     return answers if len(parts_of(run)) < 2 else [*answers, decided(run)]
@@ -78,6 +81,25 @@ def learnt(run: RunRecord) -> Answer:
     return Answer(
         "learnt", question, "Not measured", f"The run was not evaluated both before and after training.{also}"
     )
+
+
+def ends(run: RunRecord) -> Answer | None:
+    """A forecast from the evaluations so far; None where too few are to come, or rewards are graded."""
+    curve, has_ended = curve_of(run), run.steps >= run.wanted_steps
+    if curve is None or len(curve) < 2 or (has_ended and len(curve) < LEAST):
+        return None
+    step = target_step(run)
+    question = "Would more steps help?" if has_ended else "Where will it end?"
+    if len(curve) < LEAST:
+        return Answer(
+            "forecast", question, "Too early to tell", f"A forecast needs {LEAST} evaluations; there are {len(curve)}."
+        )
+    (end,) = forecast(curve, [step])
+    detail = (
+        f"95 % interval {end.low:.2f} to {end.high:.2f}; now {curve.scores[-1]:.2f}. By a saturating curve through "
+        f"{len(curve)} evaluations: it knows of no collapse to come."
+    )
+    return Answer("forecast", question, f"About {end.value:.2f} at step {step:,}", detail)
 
 
 def collapsed(run: RunRecord, findings: Sequence[Finding]) -> Answer:
@@ -109,10 +131,15 @@ def slow(run: RunRecord) -> Answer:
     step = statistics.median(value for _, value in run.series("timing.step_s"))
     tokens = sum(value for _, value in run.series("tokens/generated"))
     seconds = sum(value for _, value in run.series("timing.step_s"))
-    rest = ", ".join(f"{name} {fraction:.0%}" for name, fraction in fractions[1:4])
+    rest = in_percent(fractions[1:])
     pace = f"{step:.1f} s per step" + (f", {tokens / seconds:,.0f} generated tokens per second" if seconds else "")
     detail = (f"Then {rest}. " if rest else "") + f"{pace}."
     return Answer("time", question, f"{fractions[0][0].capitalize()}, {fractions[0][1]:.0%}", detail, PLAIN, fractions)
+
+
+def in_percent(fractions: Sequence[tuple[str, float]]) -> str:
+    """All that are not 0 % in print, so that they add up."""
+    return ", ".join(f"{name} {fraction:.0%}" for name, fraction in fractions if fraction >= 0.005)
 
 
 def clipped(run: RunRecord, summaries: Sequence[tuple[int, Mapping[str, Any]]]) -> Answer:
@@ -141,7 +168,7 @@ def wasted(run: RunRecord) -> Answer:
     ]
     fractions = sorted((fraction for fraction in fractions if fraction[1] > 0), key=lambda fraction: -fraction[1])
     lost = sum(fraction for _, fraction in fractions)
-    causes = ", ".join(f"{label} {fraction:.0%}" for label, fraction in fractions[:3])
+    causes = in_percent(fractions)
     detail = f"Of {generated:,.0f} generated tokens" + (f": {causes}." if causes else " all were trained on.")
     return Answer("waste", question, f"{lost:.0%} of the tokens", detail, PLAIN, [("trained on", 1 - lost), *fractions])
 
@@ -150,7 +177,7 @@ def went(run: RunRecord) -> Answer:
     """Every group sampled, by its fate; kept against dropped lengths show whether long responses are dropped."""
     question = "Where did the prompts go?"
     try:
-        found = balance_of_run(run.folder, skips_visits=run.skips_visits)
+        found = balance_of_run(run.folder, skips_visits=run.skips_visits, steps_done=run.steps)
     except DataError as error:
         return Answer("prompts", question, "Cannot be read", error.message, BAD)
     if found.faults:
@@ -167,7 +194,7 @@ def went(run: RunRecord) -> Answer:
 
 
 def length_of(row: Row) -> str:
-    return "" if row.tokens is None else f" ({row.tokens:,.0f} tokens a response)"
+    return "" if row.tokens is None else f" ({row.tokens:,.0f} tokens per response)"
 
 
 def decided(run: RunRecord) -> Answer:
@@ -201,7 +228,7 @@ def flipped(run: RunRecord, flips: Sequence[Mapping[str, Any]]) -> Answer:
         return Answer("flips", question, "None known", why)
     up = [flip for flip in flips if flip["change"] >= 0.5]
     down = [flip for flip in flips if flip["change"] <= -0.5]
-    detail = f"Of {len(flips)} held-out problems, in at least half of their responses."
+    detail = f"Of {len(flips)} held-out problems: the share of correct responses rose, or fell, by 50 points or more."
     counts = [("learned", len(up)), ("little changed", len(flips) - len(up) - len(down)), ("lost", len(down))]
     fractions = [(label, n / len(flips)) for label, n in counts]
     tone = BAD if len(down) > len(up) else PLAIN

@@ -2,7 +2,7 @@
 
 A line of ledger.jsonl is a step, {"step": 3, "groups": [...]}, with an `Entry` for each group. A group is one visit of
 one problem: a problem's visits are its submissions, counted from 0. It is trained on or dropped once; before that it
-may be kept for a later step, which names it again, or be given back to the order of problems, which brings it again.
+may be kept for a later step, which names it again, or be returned to the data queue and resampled later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_MISSING = 1000  # visits that are named; a foreign ledger may lack any numb
 MOST_BYTES = 512 << 20  # ten thousand steps of a thousand groups
 
 TRAINED = "trained"
-RETURNED = "returned"  # submitted beyond what the step used, so the order of problems brings it again
+RETURNED = "returned"  # submitted beyond what the step used: back in the data queue, resampled later
 HELD = "held"  # accepted in a step that was skipped
 CARRIED = "carried"  # complete, but more than the step needed
 IN_FLIGHT = "in_flight"  # partial rollouts
@@ -31,15 +31,15 @@ KEPT_OPEN = (HELD, CARRIED, IN_FLIGHT)  # the next step names it again
 DROPPED = ("all_correct", "all_wrong", "all_equal", "surplus", "stale")
 FATES: Mapping[str, str] = {
     TRAINED: "trained on",
-    "all_correct": "dropped: every response right",
-    "all_wrong": "dropped: every response wrong",
-    "all_equal": "dropped: every response of equal value",
+    "all_correct": "dropped: all correct",
+    "all_wrong": "dropped: all wrong",
+    "all_equal": "dropped: all of equal value",
     "surplus": "dropped: more than the step needed",
     "stale": "dropped: too old",
     CARRIED: "carried over to the next step",
     HELD: "held for the next step",
     IN_FLIGHT: "still being generated",
-    RETURNED: "given back: sampled again in a later step",
+    RETURNED: "not used, to be resampled",
 }
 
 
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
     responses: int | None = None
     tokens: int | None = None  # of all its responses
     correct: int | None = None  # of its responses
-    version: int | None = None  # of the weights that drew its first token
+    version: int | None = None  # of the weights that sampled its first token
 
 
 Step = tuple[int, list[Entry]]
@@ -112,7 +112,7 @@ class Balance:
 
     ended: dict[Key, Entry] = field(default_factory=dict)  # trained on or dropped
     open: dict[Key, Entry] = field(default_factory=dict)  # kept by the last step for the next
-    given_back: dict[Key, Entry] = field(default_factory=dict)  # and not sampled again yet
+    given_back: dict[Key, Entry] = field(default_factory=dict)  # returned, and not resampled yet
     n_returns: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -129,11 +129,7 @@ def balance(value_steps: Sequence[Step], steps: Sequence[Step], *, skips_visits:
     """
     out = Balance()
     for stage, name in ((value_steps, "value pretraining, "), (steps, "")):
-        for expected, (step, entries) in enumerate(stage, 1):
-            if step != expected:
-                found = f"{name}found step {step}, expected step {expected}"
-                out.faults.append(f"{found}: lines are lost, or two runs wrote into one folder.")
-                return out
+        for step, entries in stage:
             take_step(out, f"{name}step {step}", entries)
     if not skips_visits:
         out.faults += islice(missing_visits([*out.ended, *out.open, *out.given_back]), MOST_MISSING)
@@ -176,7 +172,7 @@ def in_words(key: Key) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Groups of one fate: how many, how long a response is on average, and how many are right."""
+    """Groups of one fate: how many, how long a response is on average, and how many are correct."""
 
     fate: str
     groups: int
@@ -200,12 +196,44 @@ def has_ledger(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (LEDGER, VALUE_LEDGER))
 
 
-def balance_of_run(folder: Path, *, skips_visits: bool) -> Balance:
-    """The balance of a run folder; DataError where it has no ledger, or one that cannot be read."""
+def refuse_foreign(name: str, steps: Sequence[Step], steps_done: int | None) -> None:
+    """DataError where the steps are not those of one run from its first on; `steps_done`: by its metrics."""
+    before = 0
+    for step, _ in steps:
+        if step == before + 1:
+            before = step
+            continue
+        if step <= before:
+            why = f"step {step} comes again after step {before}: two runs wrote into one folder"
+        elif before == 0:
+            why = (
+                f"begins with step {step}: the steps before it were run by a version of dapo without a ledger, or lost"
+            )
+        else:
+            why = f"step {step} follows step {before}: lines are lost"
+        raise not_one_run(name, why)
+    if steps_done and not steps_done <= before <= steps_done + 1:  # a step is in the ledger before it is in the metrics
+        raise not_one_run(name, f"ends with step {before}, metrics.jsonl with {steps_done}: the files of two runs")
+
+
+def not_one_run(name: str, why: str) -> DataError:
+    return DataError(
+        f"{name}: {why}, so nobody can say where every prompt went.",
+        remedy="A run has a whole ledger if one folder saw all its steps: keep one run to a folder.",
+    )
+
+
+def balance_of_run(folder: Path, *, skips_visits: bool, steps_done: int | None = None) -> Balance:
+    """The balance of a run folder; DataError where it has no ledger, or one that cannot be read or is not this run's.
+
+    `steps_done`: the last step of the run's metrics.
+    """
     if not has_ledger(folder):
         raise DataError(
             f"{folder}: has no {LEDGER}: the run has not finished a step, or an earlier version of dapo wrote it.",
             remedy="Only runs of this version or newer have a ledger.",
         )
     stages = [read_ledger(folder / name) if (folder / name).is_file() else [] for name in (VALUE_LEDGER, LEDGER)]
+    for name, stage, done in zip((VALUE_LEDGER, LEDGER), stages, (None, steps_done), strict=True):
+        refuse_foreign(name, stage, done)
     return balance(*stages, skips_visits=skips_visits)

@@ -148,9 +148,9 @@ def whole(value: float | None) -> str:
 
 def print_problems(path: Path, groups: list[list[dict[str, Any]]], console: Console) -> None:
     n_dropped = sum(bool(rows[0].get(DROPPED)) for rows in groups)
-    also = f", {n_dropped} of them dropped" if n_dropped else ""
-    title = f"{path.stem.replace('-', ' ')}: {len(groups)} problems{also}"
-    table = Table(title=title, title_justify="left", box=None)
+    also = f"; of those dropped, recorded: {n_dropped}" if n_dropped else ""
+    console.print(Text(f"{path.stem.replace('-', ' ')}, groups trained on: {len(groups) - n_dropped}{also}"))
+    table = Table(box=None)
     parts = recorded_parts(groups[0][0]) if groups else []
     for name in ("problem", "correct", "tokens", *parts, "question"):
         is_number = name == "tokens" or name in parts

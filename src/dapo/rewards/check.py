@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -35,8 +36,11 @@ def check_verifier(name: str, key: str = KEY) -> None:
                 remedy="Give its path, or put it where the shell finds it.",
             )
     elif ":" in name:
-        module = name.partition(":")[0]
-        if not is_found(module) and (why := import_error(module)):  # it may be found in a way of its own
+        module = name.rpartition(":")[0]
+        if module.endswith(".py"):
+            if not os.path.isfile(module):
+                raise ConfigError(f"{key} = {name!r}: there is no file {module!r}.", remedy="Name a Python file.")
+        elif not is_found(module) and (why := import_error(module)):  # it may be found in a way of its own
             raise ConfigError(
                 f"{key} = {name!r}: {why}",
                 remedy=f"Start where its module can be imported; it is called as {OUR_CALL}.",

@@ -1,10 +1,14 @@
-"""Which one option, A to E, a text names. Two options are two answers, and an option taken back is none."""
+"""Verifier `choice`: which one option, A to E, a text names. Two options are two answers; one taken back is none."""
 
 from __future__ import annotations
 
 import re
 
+from dapo.rewards.decision import Decision
+from dapo.rewards.math.extract import final_statement
+from dapo.rewards.math.rule import NOTHING_FINAL
 from dapo.rewards.math.typography import plain, trimmed
+from dapo.types import Task, Verdict
 
 _MACRO = re.compile(r"\\(?:boxed|textbf|text|mathrm|mathbf)\s*")
 _OPTION = re.compile(
@@ -46,6 +50,21 @@ _BELOW = re.compile(
     re.IGNORECASE,
 )
 _MAX_BELOW = 20
+
+
+def decide(task: Task) -> Decision:
+    """One letter A to E, perhaps with the option's text after it; two letters are two answers."""
+    statement = final_statement(task.response)
+    if statement is None:
+        return Decision(Verdict.UNPARSEABLE, None, NOTHING_FINAL)
+    letters = {letter_in(text) for text in (statement.text, *statement.rivals)} | set(letters_below(statement.below))
+    reference = letter_in(task.answer)
+    extracted = statement.text.strip()[:200]
+    if len(letters) == 1 and reference in letters and reference is not None:
+        return Decision(Verdict.CORRECT, extracted)
+    if not trimmed(plain(statement.text[:4_000])):
+        return Decision(Verdict.UNPARSEABLE, None, "the final answer is empty")
+    return Decision(Verdict.WRONG, extracted)
 
 
 def letter_in(text: str) -> str | None:

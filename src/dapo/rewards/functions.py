@@ -6,12 +6,12 @@ Ours is `function(response, answer, meta)`. TRL's (`completions`, columns as key
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dapo.processes import imported
 from dapo.types import CORRECT, PART_NAME, Score, Task
 
 REFERENCE_NAMES = ("answer", "ground_truth", "solution", "target", "final_answer", "expected_answer")
@@ -26,11 +26,10 @@ Parameters = Mapping[str, inspect.Parameter]
 
 
 def load(name: str) -> Callable[[Task], Score]:
-    """The function `package.module:function` as one of a task; an error says what cannot be imported or called."""
-    module, _, attribute = name.partition(":")
-    function = getattr(importlib.import_module(module), attribute)
+    """The function of that name as one of a task; an error says what cannot be imported or called."""
+    function = imported(name)
     if not callable(function):
-        raise TypeError(f"{attribute} is no function")
+        raise TypeError(f"{name.rpartition(':')[2]} is no function")
     arguments = arguments_for(function)
 
     def score(task: Task) -> Score:
@@ -42,8 +41,7 @@ def load(name: str) -> Callable[[Task], Score]:
 
 def called_as(name: str) -> str:
     """In words how the function of that name is called."""
-    module, _, attribute = name.partition(":")
-    return CALLS[kind_of(parameters_of(getattr(importlib.import_module(module), attribute)))]
+    return CALLS[kind_of(parameters_of(imported(name)))]
 
 
 def parameters_of(function: Callable[..., Any]) -> Parameters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from dapo.errors import ConfigError
@@ -23,6 +24,8 @@ WALL_PER_CPU_SECOND = 20.0
 MAX_SECONDS = 86_400
 MAX_MEMORY_MB = 4 * 2**20
 MAX_WORKERS = 4_096
+
+STACK_SIGNAL = signal.SIGUSR2  # asks a worker to write its stack
 
 
 @dataclass(frozen=True, slots=True)

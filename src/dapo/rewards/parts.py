@@ -27,7 +27,7 @@ class PartsJudge:
         self.pools = {
             name: make_part_pool(part, rewards, folder=folder, rank=rank) for name, part in own_parts(rewards).items()
         }
-        self.returned = [name for name in rewards.parts if name not in self.pools and name != CORRECT]
+        self.returned = returned_parts(rewards)
         self.reads_truncated = {name for name, part in own_parts(rewards).items() if part.function is not None}
         self.tickets: dict[int, tuple[dict[str, int], bool]] = {}  # the verifier's -> the parts', was it asked
 
@@ -65,6 +65,11 @@ def own_parts(rewards: RewardsConfig) -> dict[str, RewardPart]:
     return {name: part for name, part in rewards.parts.items() if part.function or part.verifier}
 
 
+def returned_parts(rewards: RewardsConfig) -> list[str]:
+    """The others, that a Score has to carry."""
+    return [name for name in rewards.parts if name not in own_parts(rewards) and name != CORRECT]
+
+
 def make_part_pool(
     part: RewardPart,
     rewards: RewardsConfig,
@@ -93,9 +98,7 @@ def with_parts(judgement: Judgement, values: Mapping[str, Judgement], returned: 
     if judgement.verdict in FAILED:
         return whole
     failures = [(name, value.verdict, value.message) for name, value in values.items() if value.verdict in FAILED]
-    failures += [
-        (name, Verdict.CRASH, f"the verifier's Score has no part {name!r}") for name in returned if name not in parts
-    ]
+    failures += [(name, Verdict.CRASH, f"the Score has no part {name!r}") for name in returned if name not in parts]
     for name, verdict, message in failures:
         return replace(whole, verdict=verdict, value=-1.0, graded=False, message=f"rewards.parts.{name}: {message}")
     return whole

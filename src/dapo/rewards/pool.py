@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dapo.errors import ConfigError, VerifierStopped
-from dapo.rewards import code
 from dapo.rewards.decision import Decision
 from dapo.rewards.limits import MAX_WORKERS, Limits
 from dapo.rewards.verifiers import is_judge, named
 from dapo.rewards.workers import WorkerPool
 from dapo.types import Judgement, StopReason, Task, Verdict
+from dapo.waiting.registry import NEVER, waiting
 
 if TYPE_CHECKING:
     from dapo.rewards.judging.asking import JudgeThreads
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Item = tuple[str, str] | Task
 
 
-_LOOK_SECONDS = 1.0  # between two looks whether somebody wants to stop, while a judge is waited for
+_LOOK_SECONDS = 1.0  # between two looks whether somebody wants to stop, while verdicts are waited for
 
 
 def to_standard_error(text: str) -> None:
@@ -66,8 +66,8 @@ class VerifierPool:
             raise ConfigError(
                 f"workers = {workers}: each is a process of its own.", remedy=f"Use {MAX_WORKERS:,} or fewer."
             )
-        if verifier == "code" and (why := code.isolation_error()):
-            raise ConfigError(f"rewards.verifier (--verifier) = 'code': {why}", remedy=code.ISOLATION_REMEDY)
+        if verifier == "code":
+            _demand_isolation()
         self.limits = Limits(seconds or self.verifier.seconds, memory_mb or self.verifier.memory_mb)
         self._truncated_may_be_correct = truncated_may_be_correct
         self._n_workers = workers
@@ -119,17 +119,31 @@ class VerifierPool:
             unknown = [ticket for ticket in wanted if ticket not in self._done and ticket not in self._pending]
             if unknown:
                 raise KeyError(f"tickets {unknown[:5]} are unknown or were already collected")
-        while not self._is_settled(wanted):
-            pass
+        with self._waiting(wanted) as wait:
+            while not self._is_settled(wanted, wait):
+                pass
         with self._changed:
             return {ticket: self._done.pop(ticket) for ticket in wanted}
 
-    def _is_settled(self, wanted: list[int]) -> bool:
+    def _waiting(self, wanted: list[int]) -> waiting:
+        """This wait by name. A judge's server has a limit of its own, budget.wait_s."""
+
+        def what() -> str:
+            missing = sum(ticket not in self._done for ticket in wanted)
+            return f"{missing} of {len(wanted)} verdicts by {self.verifier.name}"
+
+        is_judged = is_judge(self.verifier.name)
+        return waiting(what, patience=NEVER if is_judged else 1.0, can_stop=True, holders=self._worker_stacks)
+
+    def _worker_stacks(self) -> list[str]:
+        return self._workers.stacks() if isinstance(self._workers, WorkerPool) else []
+
+    def _is_settled(self, wanted: list[int], wait: waiting) -> bool:
         """Wait for these tickets, or for something to say meanwhile; raises where they will never come."""
-        pause = None if self._workers is None or isinstance(self._workers, WorkerPool) else _LOOK_SECONDS
+        before = len(self._done)
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_closed or self._stopped or self._notices or self._are_done(wanted), pause
+                lambda: self._is_closed or self._stopped or self._notices or self._are_done(wanted), _LOOK_SECONDS
             )
             notices, self._notices = self._notices, []
             is_done, is_closed = self._are_done(wanted), self._is_closed
@@ -137,7 +151,10 @@ class VerifierPool:
             self.on_notice(notice)
         if is_closed:
             raise RuntimeError("the verifier pool was closed while it was waited for")
-        if pause is not None and not is_done:
+        if len(self._done) != before:
+            wait.moved()
+        if not is_done:
+            self._stopped = self._stopped or wait.expired  # for those too who wait later
             self._check_judge()
         return is_done
 
@@ -283,6 +300,15 @@ class VerifierPools:
 
 
 _OPEN: weakref.WeakSet[VerifierPool] = weakref.WeakSet()
+
+
+def _demand_isolation() -> None:
+    from dapo.rewards import code
+
+    if why := code.isolation_error():
+        raise ConfigError(f"rewards.verifier (--verifier) = 'code': {why}", remedy=code.ISOLATION_REMEDY)
+
+
 _SHARED: dict[tuple[object, ...], VerifierPool] = {}
 _SHARED_LOCK = threading.Lock()
 

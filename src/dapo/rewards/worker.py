@@ -7,7 +7,7 @@ CPU time than it may or sleeps too long, even if no process is left to kill it.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import faulthandler
 import json
 import logging
 import math
@@ -19,8 +19,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dapo.processes import imported_module
 from dapo.rewards.command import program_pids
 from dapo.rewards.decision import Outcome
+from dapo.rewards.limits import STACK_SIGNAL
 from dapo.rewards.process_tree import adopt_orphans, die_with_parent, own_seconds, reap_orphans
 from dapo.rewards.verifiers import COMMAND_PREFIX, named
 from dapo.types import CORRECT, PART_NAME, Score, StopReason, Task, Verdict
@@ -66,6 +68,9 @@ def serve(settings: dict[str, Any], prepared: Callable[[], Work], *, starts_prog
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
+    if "stack_file" in settings:
+        os.set_inheritable(settings["stack_file"], False)  # no program that it starts
+        faulthandler.register(STACK_SIGNAL, settings["stack_file"], all_threads=False)
     die_with_parent()
     if starts_programs:
         adopt_orphans()
@@ -117,7 +122,7 @@ def preload(verifier: str) -> None:
         import dapo.rewards.functions  # noqa: F401
 
         with contextlib.suppress(Exception):  # the first task meets the same error, and its judgement says so
-            importlib.import_module(verifier.partition(":")[0])
+            imported_module(verifier.rpartition(":")[0])
 
 
 def limit_time(cpu_s: float, wall_s: float) -> None:

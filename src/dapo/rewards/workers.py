@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import traceback
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dapo.processes import python_command, python_environment
-from dapo.rewards.limits import Limits
+from dapo.rewards.limits import STACK_SIGNAL, Limits
 from dapo.rewards.process_tree import tree, tree_seconds
 from dapo.rewards.verifiers import Verifier, is_function
 
@@ -32,6 +33,9 @@ _MAX_FAILED_STARTS = 3
 _READ_BYTES = 1 << 16
 _MAX_REPLY_BYTES = 1 << 22
 _LEAST_LOOK_SECONDS = 0.1  # between two readings of a task's CPU time
+_STACK_SECONDS = 1.0  # for a worker to write its stack
+_STACK_BYTES, _STACK_LINES = 1 << 16, 24
+_MOST_STACKS = 4
 _CORES = os.cpu_count() or 1
 
 Order = dict[str, Any]
@@ -42,12 +46,15 @@ class WorkerProcess:
     """One child with its pipes. `ticket` is the task it holds."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        self.stack_file = tempfile.TemporaryFile()  # noqa: SIM115  closed by `kill`
+        settings = {**settings, "stack_file": self.stack_file.fileno()}
         self.process = subprocess.Popen(
             python_command("-m", settings["program"], json.dumps(settings)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if ":" in settings["verifier"] else subprocess.DEVNULL,
             env=python_environment(with_working_folder=is_function(settings["verifier"])) | fixed(settings),
+            pass_fds=[self.stack_file.fileno()],
             start_new_session=True,  # its own process group: killing the group takes its children along
         )
         assert self.process.stdin is not None, "a pipe was asked for"
@@ -71,6 +78,18 @@ class WorkerProcess:
         total = tree_seconds(self.process.pid)
         return None if total is None else max(0.0, total - self.cpu_before)  # read in ticks
 
+    def stack(self) -> list[str]:
+        """Ask it to write its stack, which it does whatever it is doing."""
+        began = os.fstat(self.stack_file.fileno()).st_size
+        os.kill(self.process.pid, STACK_SIGNAL)
+        end = time.monotonic() + _STACK_SECONDS
+        while time.monotonic() < end and os.fstat(self.stack_file.fileno()).st_size == began:
+            time.sleep(0.01)
+        time.sleep(0.01)  # it may be in the middle of it
+        text = os.pread(self.stack_file.fileno(), _STACK_BYTES, began).decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip().startswith("File ")]
+        return [f"process {self.process.pid}:", *(f"  {line}" for line in lines[:_STACK_LINES])]
+
     def idle(self) -> None:
         """Nothing to count or to wait for."""
         self.ticket, self.has_started = None, False
@@ -86,7 +105,7 @@ class WorkerProcess:
                 os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.process.stdin, self.process.stdout, self.stack_file):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
@@ -141,6 +160,11 @@ class WorkerPool:
             self._deliver(failure(order["ticket"], "CRASH", stopped, 0.0))
         else:
             self._wake()
+
+    def stacks(self) -> list[str]:
+        """Where the workers are that have a task: the stack of each, innermost first."""
+        busy = [worker for worker in list(self._workers) if worker.has_started]
+        return [line for worker in busy[:_MOST_STACKS] for line in worker.stack()]
 
     def worker_pids(self) -> list[int]:
         return [worker.process.pid for worker in list(self._workers)]

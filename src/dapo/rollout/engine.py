@@ -30,6 +30,8 @@ class Request:
     key: NoiseKey
     max_new_tokens: int  # the end token included
     group: int  # requests of one group share a prompt
+    may_continue: bool = False  # a turn of an episode: what it ends with may be the beginning of the next request
+    stop: tuple[tuple[str, str], ...] = ()  # (begin, end): `end` after `begin` ends it as an end token does
 
 
 Finished = tuple[Request, Completion]
@@ -74,7 +76,10 @@ class Engine(Protocol):
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests, first come, first served. If one can never fit, an error names it, and none is queued."""
+        """Queue requests, first come, first served. If one can never fit, an error names it, and none is queued.
+
+        A later turn of an episode, under the id of the turn before it, goes before requests that have not begun.
+        """
         ...
 
     def advance(self) -> list[Finished]:
@@ -82,7 +87,7 @@ class Engine(Protocol):
         ...
 
     def abort(self, ids: Iterable[int]) -> list[Finished]:
-        """End these now, with the tokens they have. Ids that have ended already are ignored."""
+        """End these now, with the tokens they have. Ids that have ended already are ignored, and not continued."""
         ...
 
     def load_weights(self, policy: Policy, version: int) -> None:
@@ -105,6 +110,10 @@ class Engine(Protocol):
 
     def fork_for_eval(self, sampling: SamplingParams) -> Engine:
         """Another engine on the same weights and memory, with its own sampling parameters. The two take turns."""
+        ...
+
+    def take_drafted(self) -> tuple[int, int]:
+        """Tokens that were drafted, and those of them that were accepted, since this was asked last."""
         ...
 
     def close(self) -> None:

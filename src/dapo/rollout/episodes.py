@@ -19,6 +19,7 @@ from dapo.data.prompts import PromptFormat
 from dapo.environments.conversation import Answer, Conversation, Environments
 from dapo.errors import DataError
 from dapo.models.policy import Policy
+from dapo.rewards.parts import with_parts
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams, concatenated
 from dapo.rollout.partial import PartialResponse, from_state, to_state
 from dapo.rollout.turn_marks import TurnMarks
@@ -106,11 +107,13 @@ class EpisodeEngine:
         *,
         max_turns: int,
         journal: TurnJournal | None = None,
+        parts: Sequence[str] = (),
     ) -> None:
         self.inner, self.environments, self.marks = inner, environments, marks
         self.problems = problems
         self.max_turns = max_turns
         self.journal = journal
+        self.parts = parts  # of the reward, that a score has to carry
         self._episodes: dict[int, Episode] = {}  # by request id, in order of submission
         self._n_submitted = 0
         self._is_paused = False
@@ -160,6 +163,9 @@ class EpisodeEngine:
         waited, self.environments.waited_s = self.environments.waited_s, 0.0
         return waited
 
+    def take_drafted(self) -> tuple[int, int]:
+        return self.inner.take_drafted()
+
     def close(self) -> None:
         self.environments.close()
         self.inner.close()
@@ -172,9 +178,12 @@ class EpisodeEngine:
     # ------------------------------------------------------------------ turns
 
     def submit(self, requests: Sequence[Request]) -> None:
-        self.inner.submit(requests)
-        for order, request in enumerate(requests, self._n_submitted):
-            self._episodes[request.id] = Episode(request, order, self.problems[request.key.problem])
+        episodes = [
+            Episode(request, order, self.problems[request.key.problem])
+            for order, request in enumerate(requests, self._n_submitted)
+        ]
+        self.inner.submit([self._next_turn(episode) for episode in episodes])
+        self._episodes |= {episode.request.id: episode for episode in episodes}
         self._n_submitted += len(requests)
 
     def advance(self) -> list[Finished]:
@@ -198,6 +207,14 @@ class EpisodeEngine:
     def _waiting(self) -> list[Episode]:
         """Those whose environment is to answer."""
         return [episode for episode in self._episodes.values() if episode.due is not None]
+
+    def _next_turn(self, episode: Episode) -> Request:
+        """The request for the model's next turn. The engine keeps what it ends with, unless it is the last one."""
+        environment = episode.problem.environment
+        if not environment:
+            return episode.next_turn()
+        is_last = len(episode.said) + 1 >= self.max_turns
+        return replace(episode.next_turn(), may_continue=not is_last, stop=self.environments.stop(environment))
 
     def _turn_ended(self, episode: Episode, turn: Completion) -> list[Ended]:
         """The environment is asked; where there is none, or nothing more fits, the episode is over."""
@@ -234,7 +251,7 @@ class EpisodeEngine:
             ended += self._answered(episode, answer)
             if episode.request.id in self._episodes:
                 going_on.append(episode)
-        self.inner.submit([episode.next_turn() for episode in going_on])
+        self.inner.submit([self._next_turn(episode) for episode in going_on])
         return ended
 
     def _answered(self, episode: Episode, answer: Answer) -> list[Ended]:
@@ -242,9 +259,11 @@ class EpisodeEngine:
         tokens: tuple[int, ...] = ()
         if not answer.is_over:
             try:
-                tokens = self.marks.encode(answer.text, answer.role)
+                tokens = self.marks.encode(answer.text, answer.role, after=int(episode.tokens[-1]))
             except DataError as error:
                 answer = replace(answer, judgement=crash(episode, f"role {answer.role!r}: {error.message}"))
+        if answer.judgement is not None:
+            answer = replace(answer, judgement=with_parts(answer.judgement, {}, self.parts))
         episode.answers += (answer,)
         judged = answer.judgement
         if self.journal is not None and judged is not None and judged.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
@@ -258,6 +277,7 @@ class EpisodeEngine:
 
     def _ended(self, episode: Episode, reason: StopReason) -> Ended:
         del self._episodes[episode.request.id]
+        self.inner.abort([episode.request.id])  # it is not continued
         if episode.problem.environment:
             self.environments.end(episode.name)
         return episode.order, (episode.request, self._completion(episode, reason))
@@ -268,7 +288,7 @@ class EpisodeEngine:
             said=episode.said[-1] if episode.said else "",
             judgement=replace(told, reference=episode.problem.answer) if told is not None else None,
             turns=len(episode.said),
-            calls=sum(answer.called for answer in episode.answers),
+            calls=sum(answer.called or answer.failed for answer in episode.answers),
             failures=sum(answer.failed for answer in episode.answers),
         )
         tokens = episode.tokens

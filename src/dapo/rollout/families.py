@@ -6,7 +6,7 @@ rope scaling are right by construction; what is ours is the attention over a KV 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,11 @@ STEP = 16
 PREFILL_TOKENS = 16384
 # Up to so many tokens attention adds in the same order however far a row is padded; beyond, only for equal widths.
 SAME_SUMS = 368
+
+
+KeysAndValues = Iterator[tuple[int, Tensor, Tensor]]  # layer, keys, values
+Stored = Callable[[int], tuple[Tensor, Tensor]]  # a layer's keys and values
+Attend = Callable[[int, int | None, Tensor, Tensor, Tensor], Tensor]  # layer, window, queries, new keys and values
 
 
 def rounded_up(n: int, step: int = STEP) -> int:
@@ -64,32 +69,59 @@ class Transformer:
         self.cos, self.sin = self._rotary_table()
         self.place = torch.arange(self.max_tokens, device=policy.device)
 
-    def prefixes(self, ids: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def prefixes(self, ids: Tensor) -> KeysAndValues:
         """Layer by layer, the keys and values [m, L, h, D] of prefixes ids [m, L], which are padded at the end.
 
         There is no other result: the token after a prefix goes through a decode step, like every later one.
         """
-        m, length = ids.shape
-        cos, sin = self.cos[:length, None], self.sin[:length, None]  # [L, 1, D]
-        x = self.policy.backbone.embed_tokens(ids)  # [m, L, H]
+        length = ids.shape[1]
         behind = self.place[:length, None] - self.place[None, :length]
+
+        def attend(_: int, window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if window is None or window >= length:
+                return self.attention(q, k, v)
+            return self.attention(q, k, v, (behind >= 0) & (behind < window))
+
+        return self._by_layer(ids, self.cos[:length, None], self.sin[:length, None], attend)
+
+    def extensions(self, ids: Tensor, first: Tensor, stored: Stored) -> KeysAndValues:
+        """`prefixes` of ids [m, L] that stand behind first [m] other tokens.
+
+        `stored` has a layer's keys and values [m, h, W, D] of all of them, in order; also of the new ones, which the
+        caller has put there before it asks for the next layer.
+        """
+        position = (first[:, None] + self.place[: ids.shape[1]]).clamp(max=self.max_tokens - 1)  # [m, L]
+
+        def attend(i: int, window: int | None, q: Tensor, *_new: Tensor) -> Tensor:
+            keys, values = (x.transpose(1, 2) for x in stored(i))
+            behind = position[:, :, None] - torch.arange(keys.shape[1], device=ids.device)
+            is_seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+            return self.attention(q, keys, values, is_seen[:, None])
+
+        return self._by_layer(ids, self.cos[position][:, :, None], self.sin[position][:, :, None], attend)
+
+    def _by_layer(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> KeysAndValues:
+        x = self.policy.backbone.embed_tokens(ids)  # [m, L, H]
         for i, layer in enumerate(self.layers):
             q, k, v = self.heads(layer, layer.input_norm(x), cos, sin)  # [m, L, h, D]
             yield i, k, v
             if i == len(self.layers) - 1:
                 break  # the last layer's output is not needed
-            window = layer.window if layer.window is not None and layer.window < length else None
-            out = F.scaled_dot_product_attention(
-                q.transpose(1, 2),
-                k.transpose(1, 2),
-                v.transpose(1, 2),
-                attn_mask=None if window is None else (behind >= 0) & (behind < window),
-                is_causal=window is None,
-                scale=self.scaling,
-                enable_gqa=self.n_heads != self.n_query_heads,
-            )
-            x = x + layer.attention.o_proj(out.transpose(1, 2).reshape(m, length, -1))
+            x = x + layer.attention.o_proj(attend(i, layer.window, q, k, v).flatten(2))
             x = x + layer.mlp(layer.post_norm(x))
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, is_seen: Tensor | None = None) -> Tensor:
+        """Of queries [m, L, heads, D] over keys and values [m, W, h, D] that they see; causal unless that is said."""
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=is_seen,
+            is_causal=is_seen is None,
+            scale=self.scaling,
+            enable_gqa=self.n_heads != self.n_query_heads,
+        )
+        return out.transpose(1, 2)
 
     def heads(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (rotated to their positions) and values [..., heads, D] of x [..., H]."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dapo.config.schema import Config
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
+from dapo.models.device import allowed_fraction
 from dapo.models.policy import Policy
+from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.plain.engine import PlainEngine
@@ -31,6 +33,7 @@ def make_engine(config: Config, policy: Policy, sampling: SamplingParams, world:
     """The engine the config names; with several ranks, all of them as one."""
     concurrent = config.rollout.max_concurrent_sequences
     longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+    drafting = Drafting(config.rollout.draft_tokens, config.rollout.draft_below_rows)
     match config.rollout.engine:
         case "vllm":
             together = config.rollout.tensor_parallel
@@ -39,15 +42,19 @@ def make_engine(config: Config, policy: Policy, sampling: SamplingParams, world:
                 sampling=sampling,
                 max_concurrent=-(-concurrent * together // world.size),
                 max_tokens=longest,
-                memory_fraction=config.rollout.vllm.gpu_memory_utilization,
+                memory_fraction=config.rollout.vllm.gpu_memory_utilization * allowed_fraction(policy.device),
                 tensor_parallel=together,
             )
             if world.size == 1:
                 return vllm
             return SharedEngine(vllm, world, max_concurrent=concurrent, ranks_per_engine=together)
         case "plain":
-            return PlainEngine(policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest)
+            return PlainEngine(
+                policy, sampling=sampling, max_concurrent=concurrent, max_tokens=longest, drafting=drafting
+            )
         case "local":
             gib, slots = config.rollout.kv_cache_gib, -(-concurrent // world.size)
-            own = LocalEngine(policy, sampling=sampling, max_concurrent=slots, max_tokens=longest, kv_gib=gib)
+            own = LocalEngine(
+                policy, sampling=sampling, max_concurrent=slots, max_tokens=longest, kv_gib=gib, drafting=drafting
+            )
             return own if world.size == 1 else SharedEngine(own, world, max_concurrent=concurrent)

@@ -17,6 +17,7 @@ from dapo.distributed.message import Garbled, from_bytes, to_bytes
 from dapo.errors import EngineError
 from dapo.rollout.engine import EngineState, Finished, concatenated
 from dapo.rollout.partial import PartialResponse, from_state
+from dapo.rollout.stops import Stops
 from dapo.types import Completion, StopReason
 
 ARRAYS = ("tokens", "logp", "version")
@@ -33,6 +34,7 @@ class Expected:
     newest_version: int
     logp_dtype: type
     eos_ids: tuple[int, ...]
+    stops: Stops
 
     def handed(self, number: Any) -> PartialResponse:
         """The request that rank was given under this id."""
@@ -147,7 +149,9 @@ def check(number: Any, completion: Completion, expected: Expected) -> None:
         before, after = getattr(item, name), getattr(completion, name)
         if not np.array_equal(after[: len(before)], before):
             raise Garbled(f"response {number} does not begin as it was handed out")
-    is_at_end = n > 0 and int(tokens[-1]) in expected.eos_ids
+    is_at_end = n > 0 and (
+        int(tokens[-1]) in expected.eos_ids or expected.stops.end(item.request, tokens, n - 1) is not None
+    )
     if completion.stop_reason is StopReason.EOS and not is_at_end:
         raise Garbled(f"response {number} claims to end with an end token, and has none")
     if completion.stop_reason is StopReason.LENGTH and n != limit:

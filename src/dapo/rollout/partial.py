@@ -25,6 +25,11 @@ class PartialResponse:
     logp: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.float32))
     version: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
+    @property
+    def has_begun(self) -> bool:
+        """It has tokens already, or is a later turn of an episode."""
+        return len(self.tokens) > 0 or self.request.key.start > 0
+
 
 def check_request(request: Request, seen: set[int], max_tokens: int) -> None:
     """Refuse a request that can never be served; the error names it."""
@@ -83,13 +88,17 @@ def from_state(state: EngineState) -> list[PartialResponse]:
 
 
 def request_to_state(request: Request) -> dict[str, Any]:
-    """A request as JSON; one that is not a later turn of an episode says nothing about turns."""
+    """A request as JSON; one that is no turn of an episode says nothing about turns."""
     raw = asdict(request)
     if not request.key.start:
         del raw["key"]["start"]
+    for name in ("may_continue", "stop"):
+        if not raw[name]:
+            del raw[name]
     return raw
 
 
 def request_from_state(raw: dict[str, Any]) -> Request:
     """A request from its JSON."""
-    return Request(**{**raw, "prompt": tuple(raw["prompt"]), "key": NoiseKey(**raw["key"])})
+    stop = tuple((begin, end) for begin, end in raw.get("stop", ()))
+    return Request(**{**raw, "prompt": tuple(raw["prompt"]), "key": NoiseKey(**raw["key"]), "stop": stop})

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from typing import Any
 
 from dapo.errors import EngineError
+from dapo.rollout.draft import Drafter, Drafting
 from dapo.rollout.engine import EngineState, Fault, Request
 from dapo.rollout.partial import PartialResponse, check_request, from_state, to_state
 
@@ -15,8 +17,9 @@ from dapo.rollout.partial import PartialResponse, check_request, from_state, to_
 class QueuedEngine(ABC):
     """Waiting requests and the tick; `max_concurrent` responses at a time, each of at most `max_tokens`."""
 
-    def __init__(self, *, max_concurrent: int, max_tokens: int) -> None:
+    def __init__(self, *, max_concurrent: int, max_tokens: int, drafting: Drafting | None = None) -> None:
         self.max_concurrent, self.max_tokens = max_concurrent, max_tokens
+        self.drafter = Drafter(drafting or Drafting())
         self.tick = 0
         self.faults: list[Fault] = []
         self._waiting: deque[PartialResponse] = deque()
@@ -40,10 +43,17 @@ class QueuedEngine(ABC):
         self._n_submitted += len(requests)
 
     def take_over(self, items: Sequence[PartialResponse]) -> None:
-        """Queue partial responses, perhaps of another engine; each keeps its place in the order of submission."""
+        """Queue partial responses, perhaps of another engine; each keeps its place in the order of submission.
+
+        Later turns of episodes go before what has not begun: else more and more episodes would be under way.
+        """
         self._ids = self._checked(items, self._ids)
         for item in items:
-            self._enqueue(item)
+            n_begun = sum(1 for _ in takewhile(lambda other: other.has_begun, self._waiting))
+            self._enqueue(item, n_begun if item.request.key.start else len(self._waiting))
+
+    def take_drafted(self) -> tuple[int, int]:
+        return self.drafter.take_counts()
 
     def close(self) -> None:
         """Nothing to free: weights and cache end with the process."""
@@ -66,8 +76,8 @@ class QueuedEngine(ABC):
     def _check(self, request: Request, seen: set[int]) -> None:
         check_request(request, seen, self.max_tokens)
 
-    def _enqueue(self, item: PartialResponse) -> None:
-        self._waiting.append(item)
+    def _enqueue(self, item: PartialResponse, place: int) -> None:
+        self._waiting.insert(place, item)
 
     def _drop(self, ids: Collection[int]) -> list[PartialResponse]:
         """Take these out of the queue."""
@@ -91,6 +101,7 @@ class QueuedEngine(ABC):
             "is_paused": self._is_paused,
             **more,
         }
+        self.drafter.forget()
         return to_state(items, logp_dtype, meta)
 
     def _items_of(self, state: EngineState) -> list[PartialResponse]:
@@ -111,3 +122,4 @@ class QueuedEngine(ABC):
         self._waiting, self._ids = deque(items), {raw["id"] for raw in state.meta["requests"]}
         self.tick, self._n_submitted = state.meta["tick"], state.meta["n_submitted"]
         self._is_paused = state.meta["is_paused"]
+        self.drafter.forget()

@@ -7,6 +7,7 @@ request and the weights alone, so which rank generates it changes nothing but th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class SharedEngine(QueuedEngine):
         super().__init__(max_concurrent=max_concurrent, max_tokens=own.max_tokens)
         self.own, self.world, self.ranks_per_engine = own, world, ranks_per_engine
         self._running: dict[int, tuple[int, PartialResponse]] = {}  # request id -> (rank, as it was handed out)
+        self._homes: dict[int, int] = {}  # request id of an episode that waits -> the rank that keeps its KV
 
     @property
     def policy(self) -> Policy:
@@ -45,6 +47,10 @@ class SharedEngine(QueuedEngine):
         """Another one on the same weights and memory. The two take turns."""
         sizes = {"max_concurrent": self.max_concurrent, "ranks_per_engine": self.ranks_per_engine}
         return SharedEngine(self.own.fork_for_eval(sampling), self.world, **sizes)
+
+    def take_drafted(self) -> tuple[int, int]:
+        """Of this rank."""
+        return self.own.take_drafted()
 
     def close(self) -> None:
         """Free what the engine holds besides the policy."""
@@ -66,7 +72,9 @@ class SharedEngine(QueuedEngine):
         return finished
 
     def abort(self, ids: Iterable[int]) -> list[Finished]:
-        wanted = set(ids) & self._ids
+        asked = set(ids)
+        wanted = asked & self._ids
+        self.own.abort([number for number in asked if self._homes.pop(number, None) is not None])
         if not wanted:
             return []
         dropped = self._drop(wanted)
@@ -83,6 +91,7 @@ class SharedEngine(QueuedEngine):
         n_running = len(self._running)
         own = self.own.snapshot()
         self.own.restore(to_state([], self.own.logp_dtype, {**own.meta, "n_running": 0}))
+        self._homes.clear()
         started: list[PartialResponse] = []
         sent = to_bytes(own.meta, own.arrays) if n_running and self._reports else b""
         for rank, data in enumerate(self.world.exchange(sent)):
@@ -97,7 +106,7 @@ class SharedEngine(QueuedEngine):
         self._checked(items)
         self.own.restore(to_state([], self.own.logp_dtype, {**state.meta, "n_running": 0}))
         self._resume_from(items, state)
-        self._running = {}
+        self._running, self._homes = {}, {}
 
     # ------------------------------------------------------------------ which rank generates what
 
@@ -106,22 +115,40 @@ class SharedEngine(QueuedEngine):
         return self.world.rank % self.ranks_per_engine == 0
 
     def _hand_out(self) -> None:
-        """Assign waiting requests to free slots, first come, first served: a group goes where most slots are free."""
+        """Assign waiting requests to free slots, first come, first served: a group goes where most slots are free.
+
+        A later turn goes where the turns before it were, as soon as a slot is free there. Others leave it one if they
+        can, so that it seldom waits.
+        """
         ranks = range(0, self.world.size, self.ranks_per_engine)  # that report for an engine
         free = dict.fromkeys(ranks, self.own.max_concurrent)
         for rank, _ in self._running.values():
             free[rank] -= 1
+        awaited = Counter(self._homes.values())
         mine: list[PartialResponse] = []
+        staying: list[PartialResponse] = []
         home, group = 0, None
         while self._waiting and len(self._running) < self.max_concurrent:
             item = self._waiting.popleft()
-            if item.request.group != group or not free[home]:
-                home, group = max(ranks, key=lambda rank: (free[rank], -rank)), item.request.group
-            assert free[home], "the ranks together have at least max_concurrent slots"
-            free[home] -= 1
-            self._running[item.request.id] = (home, item)
-            if 0 <= self.world.rank - home < self.ranks_per_engine:
+            number = item.request.id
+            if number in self._homes:
+                if not free[self._homes[number]]:
+                    staying.append(item)
+                    continue
+                rank = self._homes.pop(number)
+                awaited[rank] -= 1
+            else:
+                if item.request.group != group or free[home] <= awaited[home]:
+                    home = max(ranks, key=lambda rank: (free[rank] > 0, free[rank] - awaited[rank], -rank))
+                    group = item.request.group
+                assert free[home], "the ranks together have at least max_concurrent slots"
+                rank = home
+            free[rank] -= 1
+            self._running[number] = (rank, item)
+            self.own.stops.expect(item.request)
+            if 0 <= self.world.rank - rank < self.ranks_per_engine:
                 mine.append(item)
+        self._waiting.extendleft(reversed(staying))
         self.own.take_over(mine)
 
     def _shared(self, own: Sequence[Finished]) -> list[Finished]:
@@ -133,7 +160,9 @@ class SharedEngine(QueuedEngine):
             if rank == self.world.rank - self.world.rank % self.ranks_per_engine:
                 self._check_agreement(rank, own, reported)
             for number, completion in reported:
-                _, item = self._running.pop(number)
+                home, item = self._running.pop(number)
+                if item.request.may_continue and completion.stop_reason is StopReason.EOS:
+                    self._homes[number] = home
                 ended.append((item.order, (item.request, completion)))
         self._ids -= {request.id for _, (request, _) in ended}
         return [finished for _, finished in sorted(ended, key=lambda pair: pair[0])]
@@ -156,6 +185,7 @@ class SharedEngine(QueuedEngine):
             newest_version=self.own.version,
             logp_dtype=self.own.logp_dtype,
             eos_ids=self.policy.eos_ids,
+            stops=self.own.stops,
         )
 
 

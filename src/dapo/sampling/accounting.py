@@ -32,9 +32,9 @@ class Accounting:
     responses_correct: int = 0
     responses_truncated: int = 0
     trained_tokens: int = 0
-    groups_overtaken: int = 0  # unfinished at the end of the step, which did not wait for them
+    groups_overtaken: int = 0  # left unfinished by the step
     groups_stale: int = 0  # dropped: a token was too old
-    overtaken_responses: int = 0  # of mixed groups that earlier steps did not wait for: complete now, or dropped
+    overtaken_responses: int = 0  # of mixed groups that an earlier step left unfinished: complete now, or dropped
     overtaken_tokens: int = 0
     wasted_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     ticks: int = 0

@@ -1,8 +1,9 @@
 """Carry-over and partial rollouts (not the paper's algorithm): what a step does not use, a later step may.
 
-A step takes the first N mixed groups that are complete, without waiting for slower ones: those come later,
-within the staleness bound, instead of being lost. So short groups come first and long ones late, or never: beyond the
-bound. `sampling.finish_overtaken` limits that: a step waits for groups that would be too old in the next.
+With partial rollouts a step takes the first N mixed groups that are complete, without waiting for stragglers: those
+are overtaken (left unfinished by a step), and a later step trains on them if they end within the staleness bound. So
+short groups come first, and long ones late or never. `sampling.finish_overtaken` limits that: a step waits for groups
+that would be too old in the next.
 
 Staleness is counted in updates, from the oldest token. Tokens of a group are accounted for in the step that trains on
 it or gives it up.
@@ -19,7 +20,7 @@ from dapo.types import Completion, Group
 
 
 def oldest_version(group: Group) -> int:
-    """Of the weights that drew its first token; 0 for a group without tokens."""
+    """Of the weights that sampled its first token; 0 for a group without tokens."""
     return _oldest(group.completions, default=0)
 
 
@@ -36,7 +37,7 @@ class CarryOver:
     def __init__(self, sampler: GroupSampler, version: int, updates_per_step: int = 1) -> None:
         self.sampler, self.version = sampler, version
         bound = sampler.config.max_staleness_updates or 0
-        self.usable_steps = max(1, bound // updates_per_step)  # after the step that began a group
+        self.usable_steps = max(1, bound // updates_per_step)  # later steps in which a group may still be trained on
         self.ready: list[Group] = []  # mixed, complete and within the staleness bound
         self.stale: list[Group] = []
         state = sampler.state
@@ -86,7 +87,7 @@ class CarryOver:
         return len(self.ready)
 
     def waits(self) -> bool:
-        """Whether the step needs more than enough groups: it finishes what it began, or what others have overtaken."""
+        """Whether the step waits though it has enough groups: for all it began, or for what earlier ones overtook."""
         config = self.sampler.config
         if not config.partial_rollouts:
             return bool(self.sampler.open)

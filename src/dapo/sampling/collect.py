@@ -1,4 +1,4 @@
-"""Engine and verifier together: problems go in, groups with completions and judgements come out, tick by tick."""
+"""Engine and verifier together: problems go in, groups with completions and verdicts come out, tick by tick."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from dapo.algorithms.mixed_groups import is_mixed
 from dapo.errors import VerifierError, VerifierStopped
 from dapo.rollout.engine import Engine, NoiseKey, Request
 from dapo.types import Completion, Group, Judge, Judgement, Problem, StopReason, Verdict, engine_fault, outcomes_of
+from dapo.waiting.registry import NEVER, waiting
 
 JournalWriter = Callable[[str, Judgement], None]
-Opening = Callable[[NoiseKey, tuple[int, ...]], tuple[int, ...]]
+Opening = Callable[[NoiseKey, tuple[int, ...]], tuple[int, ...]]  # a prompt with what its environment adds
 MOST_FAILURES = 64
 
 
 @dataclass(slots=True)
 class PendingGroup:
-    """A group in flight: which of its responses have ended, and which of those are judged."""
+    """A group in flight: which of its responses have ended, and which of those have their verdict."""
 
     number: int  # order of submission in this run
     problem: Problem
@@ -28,18 +29,18 @@ class PendingGroup:
     completions: list[Completion | None]
     judgements: list[Judgement | None]
     is_dropped: bool = False  # given up
-    n_judged: int = 0
-    is_mixed: bool = False  # known already: one right and one wrong, or two different raw values, suffice
-    overtaken: int = 0  # steps that did not wait for it
+    n_verdicts: int = 0
+    is_mixed: bool = False  # known already: one correct and one wrong, or two different raw values, suffice
+    overtaken: int = 0  # so many steps went on without it, while it was unfinished
 
     @property
     def is_resolved(self) -> bool:
-        return self.n_judged == len(self.judgements)
+        return self.n_verdicts == len(self.judgements)
 
-    def judge(self, index: int, judgement: Judgement) -> None:
-        assert self.judgements[index] is None, "a response is judged once"
+    def add_verdict(self, index: int, judgement: Judgement) -> None:
+        assert self.judgements[index] is None, "a response is verified once"
         self.judgements[index] = judgement
-        self.n_judged += 1
+        self.n_verdicts += 1
         if not self.is_mixed:
             self.is_mixed = is_mixed(outcomes_of(j for j in self.judgements if j is not None))
 
@@ -50,12 +51,12 @@ class PendingGroup:
     def finished(self) -> Group:
         completions = tuple(completion for completion in self.completions if completion is not None)
         judgements = tuple(judgement for judgement in self.judgements if judgement is not None)
-        assert len(completions) == len(judgements) == len(self.judgements), "a group is finished once all is judged"
+        assert len(completions) == len(judgements) == len(self.judgements), "a group is finished once all is verified"
         return Group(self.problem, self.visit, self.prompt, completions, judgements)
 
 
 class VerdictJournal:
-    """Verdicts that depend on the clock (TIMEOUT, CRASH), so that a resumed run repeats them instead of the clock.
+    """Verdicts that depend on the clock (TIMEOUT, CRASH), which a resumed run reuses instead of timing again.
 
     `write` puts a new entry on disk before the verdict takes effect. The key holds the weights' version: the same visit
     under other weights is another response.
@@ -94,18 +95,25 @@ class VerdictJournal:
         return f"{self.version}/{key.problem}/{key.visit}/{key.response_index}/turn {turn}"
 
 
+def in_words(requests: Sequence[Request]) -> str:
+    """The first of them, and how many there are."""
+    first = requests[0].key
+    more = f" and {len(requests) - 1} more" if len(requests) > 1 else ""
+    return f"problem {first.problem}, visit {first.visit}, response {first.response_index}{more}"
+
+
 class Collector:
-    """Submits groups to the engine, sends what ends to the judge, and applies each verdict at its own tick.
+    """Submits groups to the engine, sends what ends to the verifier, and applies each verdict at its own tick.
 
     The verdict of a response that ended at tick t takes effect at tick t + delay; if it is late, the engine waits. So
-    the judge works while the engine decodes, and yet no decision depends on how fast it was. `opening` is what becomes
-    of a prompt where an environment adds to it.
+    the verifier works while the engine decodes, and yet no decision depends on how fast it was. `opening` adds to a
+    prompt what its environment begins with.
     """
 
     def __init__(
         self,
         engine: Engine,
-        judge: Judge,
+        verifier: Judge,
         *,
         responses_per_prompt: int,
         max_new_tokens: int,
@@ -115,7 +123,7 @@ class Collector:
         opening: Opening = lambda _key, prompt: prompt,
     ) -> None:
         self.engine = engine
-        self.judge = judge
+        self.verifier = verifier
         self.responses_per_prompt = responses_per_prompt
         self.max_new_tokens = max_new_tokens
         self.seed = seed
@@ -123,7 +131,7 @@ class Collector:
         self.journal = journal or VerdictJournal()
         self.opening = opening
         self.n_submitted = 0
-        self.n_failures: Counter[str] = Counter()  # judgements in a row that failed, by verifier
+        self.n_failures: Counter[str] = Counter()  # failures in a row, by verifier
         self.groups: dict[int, PendingGroup] = {}
         self.due: list[tuple[int, Request, int | None]] = []  # (tick, request, ticket), in order of tick
 
@@ -132,7 +140,7 @@ class Collector:
         return self.engine.n_in_flight == 0 and self.engine.n_waiting == 0 and not self.due
 
     def room(self) -> int:
-        """Groups the engine could start on its next tick; one where it is idle, however few slots it has."""
+        """Groups the engine could start on its next tick; at least one when idle, even if a group does not fit."""
         return self.engine.capacity() // self.responses_per_prompt or int(self.is_idle)
 
     def submit(self, problem: Problem, visit: int, prompt: tuple[int, ...]) -> PendingGroup:
@@ -156,7 +164,9 @@ class Collector:
     def advance(self) -> None:
         """One engine tick; then every verdict that is due by now takes effect."""
         if self.engine.n_in_flight or self.engine.n_waiting:
-            for request, completion in self.engine.advance():
+            with waiting("the engine's next tick"):
+                finished = self.engine.advance()
+            for request, completion in finished:
                 self._ended(request, completion)
             now = self.engine.tick
         else:  # nothing to decode: only verdicts are outstanding, so jump to the next one
@@ -175,7 +185,7 @@ class Collector:
         gone = [entry for entry in self.due if entry[1].group in numbers]
         self.due = [entry for entry in self.due if entry[1].group not in numbers]
         with suppress(VerifierStopped):  # nobody needs these verdicts
-            self.judge.wait([ticket for _, _, ticket in gone if ticket is not None])  # leave no ticket behind
+            self.verifier.wait([ticket for _, _, ticket in gone if ticket is not None])  # leave no ticket behind
         for number in numbers:
             del self.groups[number]
         return aborted_tokens
@@ -194,13 +204,13 @@ class Collector:
         self.await_verdict(self.engine.tick + self.delay_ticks, group, request.key.response_index)
 
     def await_verdict(self, tick: int, group: PendingGroup, index: int) -> None:
-        """Hand a response to the judge, unless its verdict is known; it takes effect at `tick`."""
+        """Hand a response to the verifier, unless its verdict is known; it takes effect at `tick`."""
         request, completion = self.request_of(group, index), group.completions[index]
-        assert completion is not None, "only what has ended can be judged"
+        assert completion is not None, "only what has ended can be verified"
         ticket = None
         is_open = completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
         if is_open and self.journal.recall(request) is None:
-            ticket = self.judge.submit(group.problem.task(completion.answer, completion.stop_reason))
+            ticket = self.verifier.submit(group.problem.task(completion.answer, completion.stop_reason))
         self.due.append((tick, request, ticket))
 
     def _apply_due(self, now: int) -> None:
@@ -208,7 +218,8 @@ class Collector:
         if not due:
             return
         self.due = [entry for entry in self.due if entry[0] > now]
-        answers = self.judge.wait([ticket for _, _, ticket in due if ticket is not None])
+        with waiting(lambda: f"verdicts on {in_words([request for _, request, _ in due])}", patience=NEVER):
+            answers = self.verifier.wait([ticket for _, _, ticket in due if ticket is not None])
         for _, request, ticket in due:
             group = self.groups[request.group]
             completion = group.completions[request.key.response_index]
@@ -217,22 +228,22 @@ class Collector:
             judgement = known or (engine_fault(group.problem) if ticket is None else answers[ticket])
             if ticket is not None:
                 self.journal.note(request, judgement)
-                if completion.stop_reason is StopReason.EOS:  # a truncated one is not verified
+                if completion.stop_reason is StopReason.EOS:  # only what ended by itself tells of the verifier
                     self._count_failure(judgement, group.problem.verifier)
             elif completion.judgement is not None:
                 self._count_failure(judgement, f"data.environment = {group.problem.environment}")
-            group.judge(request.key.response_index, judgement)
+            group.add_verdict(request.key.response_index, judgement)
 
     def _count_failure(self, judgement: Judgement, verifier: str) -> None:
         """A verifier that fails on every response does not measure them: stop instead of training on its verdicts."""
         has_failed = judgement.verdict in (Verdict.TIMEOUT, Verdict.CRASH)
         self.n_failures[verifier] = self.n_failures[verifier] + 1 if has_failed else 0
         if self.n_failures[verifier] >= MOST_FAILURES:
-            is_part = judgement.message.startswith("rewards.parts.")  # which names itself
+            is_part = judgement.message.startswith("rewards.parts.")  # a part's message begins with its own key
             of = verifier or "rewards.verifier"
             key, message = judgement.message.split(": ", 1) if is_part else (of, judgement.message)
             raise VerifierError(
-                f"{key}: {MOST_FAILURES} judgements in a row ended in {judgement.verdict.value}, "
+                f"{key}: {MOST_FAILURES} verdicts in a row were {judgement.verdict.value}, "
                 f"the last: {message or 'no message'}",
                 remedy="Try it with `dapo verify`. Once fixed, resume from the newest checkpoint: dapo resume RUN",
             )

@@ -25,13 +25,13 @@ class ProblemSource(Protocol):
         ...
 
     def rewind(self, n_used: int) -> None:
-        """Take back this step's submissions after the first `n_used`."""
+        """Return this step's submissions after the first `n_used` to the queue: a later step submits them again."""
         ...
 
 
 @dataclass(slots=True)
 class AcceptanceRate:
-    """Share of groups that turn out mixed, as observed lately; steers over-provisioning only."""
+    """Recent share of groups that end mixed; decides how many are submitted ahead, never which are chosen."""
 
     accepted: float = 1.0
     tried: float = 2.0
@@ -48,12 +48,17 @@ class AcceptanceRate:
 
 @dataclass(slots=True)
 class SamplingState:
-    """What one step's sampling leaves to the next; part of a checkpoint."""
+    """What one step's sampling leaves to the next; part of a checkpoint.
+
+    held: the mixed groups of a skipped step (`fill_policy = "skip"`); still on-policy: no update since.
+    carried: complete mixed groups beyond what the step needed (`carry_over`).
+    pending: groups left unfinished, which the engine continues (`partial_rollouts`).
+    """
 
     acceptance: AcceptanceRate = field(default_factory=AcceptanceRate)
-    held: list[Group] = field(default_factory=list)  # accepted in a skipped step; no update came between: on policy
-    carried: list[Group] = field(default_factory=list)  # complete surplus groups
-    pending: list[PendingGroup] = field(default_factory=list)  # partial rollouts, still being generated
+    held: list[Group] = field(default_factory=list)
+    carried: list[Group] = field(default_factory=list)
+    pending: list[PendingGroup] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -76,7 +81,7 @@ class SelectionRule(Protocol):
     """What may be chosen and when, and what happens to the surplus."""
 
     def n_to_submit(self) -> int:
-        """Groups to start before the next tick: one decode step of the engine, or a few."""
+        """Groups to start before the engine's next tick."""
         ...
 
     def is_known(self, group: PendingGroup) -> bool:
@@ -146,7 +151,7 @@ class GroupSampler:
     def observe(self, rule: SelectionRule) -> None:
         known: list[PendingGroup] = []
         still_open: list[PendingGroup] = []
-        for group in self.open:  # one pass: it is made after every decode step
+        for group in self.open:  # one pass: it is made after every tick
             if rule.is_known(group):
                 known.append(group)
             elif not group.is_dropped:

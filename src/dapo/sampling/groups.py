@@ -1,4 +1,4 @@
-"""Sample a step's groups: by the prefix rule, or with carry-over and partial rollouts if the config asks for them."""
+"""Sample a step's groups: in order, or with carry-over and partial rollouts if the config asks for them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dapo.sampling.accounting import Accounting
 from dapo.sampling.carry import CarryOver
 from dapo.sampling.collect import Collector, PendingGroup
 from dapo.sampling.dynamic import GroupProgress, GroupSampler, ProblemSource, SampledGroups, SamplingState
+from dapo.sampling.in_order import InOrder
 from dapo.sampling.ledger import entries_of
-from dapo.sampling.prefix import PrefixRule
 from dapo.types import Group
 
 
@@ -56,7 +56,7 @@ def sample_groups(
     step = GroupSampler(collector, source, config, state, max_prompts_tried=max_prompts_tried, progress=progress)
     earlier: list[Group | PendingGroup] = [*state.held, *state.carried, *state.pending]
     carries = config.carry_over or config.partial_rollouts
-    rule = CarryOver(step, version, updates_per_step) if carries else PrefixRule(step)
+    rule = CarryOver(step, version, updates_per_step) if carries else InOrder(step)
     groups = step.run(rule)
     events: list[str] = []
     if len(groups) < config.prompts_per_step and (config.refill or not config.dynamic):
@@ -85,7 +85,7 @@ def apply_fill_policy(
     graded = f", {equal} all equal" if equal else ""
     what = (
         f"only {len(groups)} of {config.prompts_per_step} mixed groups in {accounting.prompts_tried} prompts "
-        f"({easy} all right, {hard} all wrong{graded})"
+        f"({easy} all correct, {hard} all wrong{graded})"
     )
     if equal > easy + hard:
         remedy = "Use a reward that grades more finely, other problems, or more responses per prompt."

@@ -25,7 +25,7 @@ def entries_of(
 ) -> list[Entry]:
     """An entry for every group that the step started or found: each has exactly one fate.
 
-    `started` by the step, in order, of which the prefix rule used `n_used`; `earlier`: what `state` held before.
+    `started` by the step, in order, of which in-order selection used `n_used`; `earlier`: what `state` held before.
     """
     complete = {key_of(group): group for group in (*(g for g in earlier if isinstance(g, Group)), *resolved)}
     fates = {key_of(group): outcome_of(group) for group in complete.values() if not group.is_mixed}
@@ -35,10 +35,10 @@ def entries_of(
     fates |= {key_of(group): RETURNED for group in started[n_used:]}
     under_way = [key_of(group) for group in earlier if isinstance(group, PendingGroup)]
     every = dict.fromkeys([*under_way, *complete, *map(key_of, started)])
-    return [entry(key, fates.get(key) or rest(key, complete), complete.get(key)) for key in every]
+    return [entry(key, fates.get(key) or unclaimed(key, complete), complete.get(key)) for key in every]
 
 
-def rest(key: Key, complete: dict[Key, Group]) -> str:
+def unclaimed(key: Key, complete: dict[Key, Group]) -> str:
     """A complete group that nobody wanted is surplus; one that was still being generated had grown too old."""
     return "surplus" if key in complete else "stale"
 

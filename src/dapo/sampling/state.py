@@ -134,7 +134,7 @@ def collector_to_state(collector: Collector) -> tuple[dict[str, Any], Tensors]:
 def collector_from_state(
     collector: Collector, state: Mapping[str, Any], tensors: Mapping[str, Tensor], problems: Mapping[str, Problem]
 ) -> list[PendingGroup]:
-    """Put everything back in flight; responses whose verdict was due are judged again. The weights must be loaded."""
+    """Put everything back in flight; responses whose verdict was due are verified again. The weights must be loaded."""
     arrays = {n.removeprefix("engine."): t.numpy() for n, t in tensors.items() if n.startswith("engine.")}
     collector.engine.restore(EngineState(state["engine"], arrays))
     collector.engine.tick = state["tick"]
@@ -155,7 +155,7 @@ def collector_from_state(
         )
         for i, judgement in enumerate(saved["judgements"]):
             if judgement is not None:
-                group.judge(i, judgement_from_state(judgement))
+                group.add_verdict(i, judgement_from_state(judgement))
         collector.groups[number] = group
     check_in_flight(collector, state)
     for tick, number, index in state["due"]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +16,8 @@ from typing import Any, Protocol
 from dapo.errors import ConfigError
 
 QUEUE_LINES = 1000  # what a slow tracker may be behind before lines are dropped
+MLFLOW_TAG = "dapo.run"
+MLFLOW_REFUSES = re.compile(r"[^\w\-. /:]")  # in the name of a metric
 CLOSE_SECONDS = 10.0  # what a run waits for its trackers at the end, all of them together
 
 
@@ -93,10 +97,79 @@ class TrackioSink:
         self.trackio.finish()
 
 
+class MlflowSink:
+    """An MLflow run of the run folder's name, continued on resume; without MLFLOW_TRACKING_URI in RUN/mlflow.db."""
+
+    def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
+        self.folder, self.project, self.config = folder, project, config
+
+    def start(self) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.folder.resolve() / 'mlflow.db'}"
+        self.metric, self.client = Metric, MlflowClient(tracking_uri=place)
+        known = self.client.get_experiment_by_name(self.project)
+        experiment = known.experiment_id if known is not None else self.client.create_experiment(self.project)
+        name = self.folder.resolve().name
+        own = f"tags.`{MLFLOW_TAG}` = '{searchable(name)}'"
+        before = self.client.search_runs([experiment], filter_string=own, max_results=1)
+        if before:
+            self.run = before[0].info.run_id
+            self.client.update_run(self.run, status="RUNNING")
+            return
+        self.run = self.client.create_run(experiment, run_name=name, tags={MLFLOW_TAG: searchable(name)}).info.run_id
+        for key, value in self.config.items():
+            self.client.log_param(self.run, key, value)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        lines = [self.metric(MLFLOW_REFUSES.sub("_", name), value, now, step) for name, value in values.items()]
+        self.client.log_batch(self.run, metrics=lines)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+def searchable(name: str) -> str:
+    """A folder's name inside the quotes of MLflow's search, which knows no escapes."""
+    return re.sub(r"['\"\\]", "_", name)
+
+
+class SwanLabSink:
+    """A SwanLab run named after the run folder, continued on resume; SWANLAB_MODE is respected."""
+
+    def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
+        self.folder, self.project, self.config = folder, project, config
+
+    def start(self) -> None:
+        import swanlab
+
+        name = self.folder.resolve().name
+        self.run = swanlab.init(
+            project=self.project,
+            name=name,
+            id=name,
+            resume="allow",
+            log_dir=str(self.folder / "swanlog"),
+            config=dict(self.config),
+            # The terminal is the run's own: nothing is asked there, and nothing is read from it.
+            settings=swanlab.Settings.model_validate({"interactive": False, "terminal": {"proxy_type": "none"}}),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
 SINKS: dict[str, Callable[[Path, str, Mapping[str, Any]], Sink]] = {
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
     "trackio": TrackioSink,
+    "mlflow": MlflowSink,
+    "swanlab": SwanLabSink,
 }
 
 

@@ -1,4 +1,4 @@
-"""The parts of a run, put together from its config: model, data, engine, judges, sampling."""
+"""The parts of a run, put together from its config: model, data, engine, verifiers, sampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dapo.errors import ConfigError
 from dapo.files import append_line, read_lines, refuse_links
 from dapo.learner.learner import make_learner
 from dapo.models.context import refuse_short_context
-from dapo.models.device import choose_device, choose_dtype
+from dapo.models.device import choose_device, choose_dtype, limit_memory
 from dapo.models.load import load_policy
 from dapo.models.policy import Policy, add_lora
 from dapo.rewards import VerifierPool, VerifierPools
@@ -58,6 +58,7 @@ def assemble(
     observers = [*observers, *([TrackerObserver(config.tracking.to)] if is_tracked else [])]
     device = choose_device(config.model.device)
     dtype = choose_dtype(config.model.dtype, device)
+    limit_memory(config.model.gpu_memory_gib, device)
     torch.manual_seed(config.train.seed)
     policy = make_policy(config, model_path, dtype, device)
     learner = make_learner(config, policy, model_path, critic_path, dtype, device, world)
@@ -65,7 +66,7 @@ def assemble(
     wanted = eval_sources(config) if config.eval.every_steps else ()
     eval_sets = [load_encoded(source, config, policy.tokenizer, use="eval") for source in wanted]
     journal = open_journal(folder / "verdicts.jsonl", is_writer=world.is_first)
-    environments = make_environments(config, policy)
+    environments = make_environments(config, policy, world)
     engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature), world)
     if environments is not None:
         engine = with_episodes(config, engine, policy, environments, problems.by_id, journal)
@@ -120,8 +121,9 @@ def refuse_what_cannot_run(config: Config, world: World) -> None:
     if config.rollout.engine == "vllm":
         require_vllm()
     refuse_layout(config, world)
-    refuse_environments(config, world)
+    refuse_environments(config)
     check_inputs(config)
+    refuse_own_teacher(config)
     if config.cluster.backend != "none" and world is ALONE:
         raise ConfigError(
             f"cluster.backend = {config.cluster.backend}: is for `dapo train` and `dapo resume`.",
@@ -129,17 +131,46 @@ def refuse_what_cannot_run(config: Config, world: World) -> None:
         )
 
 
+def refuse_own_teacher(config: Config) -> None:
+    """Distillation alone, from the model that is trained, has nothing to learn."""
+    algorithm = config.algorithm
+    is_alone = config.has_teacher and algorithm.advantage == "none" and not algorithm.positive_nll
+    if is_alone and algorithm.kl.path in (None, config.model.path):
+        raise ConfigError(
+            f"algorithm.kl.path = {algorithm.kl.path or 'none'}: the teacher would be the model that is trained, and "
+            "nothing would be learned.",
+            remedy="Name a teacher: --set algorithm.kl.path=FOLDER, a Hugging Face folder or a run's checkpoint "
+            "(runs/NAME/checkpoints/STEP/model).",
+        )
+
+
 def make_policy(config: Config, path: str, dtype: torch.dtype, device: str) -> Policy:
     is_fused = config.model.kernels == "fused"
-    policy = load_policy(path, dtype=dtype, device=device, revision=config.model.revision, is_fused=is_fused)
+    lora = config.model.lora
+    policy = load_policy(
+        path,
+        dtype=dtype,
+        device=device,
+        revision=config.model.revision,
+        is_fused=is_fused,
+        quantization=config.base_quantization,
+    )
     refuse_short_context(
         policy,
         max_prompt_tokens=config.limits.max_prompt_tokens,
         max_response_tokens=config.limits.max_response_tokens,
         names=("limits.max_prompt_tokens = ", "limits.max_response_tokens = "),
     )
-    lora = config.model.lora
-    return add_lora(policy, lora.rank, lora.alpha) if lora.rank else policy
+    if not lora.rank:
+        return policy
+    return add_lora(
+        policy,
+        lora.rank,
+        lora.alpha,
+        target_modules=lora.target_modules,
+        rank_stabilized=lora.rank_stabilized,
+        dropout=lora.dropout,
+    )
 
 
 def make_pools(config: Config, folder: Path | None = None, *, rank: int = 0) -> VerifierPool | VerifierPools:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dapo.checkpoints.load import Checkpoint
-from dapo.checkpoints.save import STATE_JSON, name_of, save_checkpoint
+from dapo.checkpoints.save import ADAPTER, STATE_JSON, name_of, save_checkpoint
 from dapo.checkpoints.sharded import Background, RankPart, has_slices, read_slices
 from dapo.checkpoints.state import fits
 from dapo.config.load import flatten
@@ -18,11 +18,13 @@ from dapo.config.sources import train_in_words
 from dapo.distributed.balance import balanced
 from dapo.distributed.shards import whole_weights
 from dapo.errors import CheckpointError, DiskError
+from dapo.files import LONG_WRITE
 from dapo.learner.critic import HeldOutFit
 from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import save_critic
-from dapo.models.load import checkpoint_tensors, save_all_but_weights, save_policy
+from dapo.models.load import adapter_tensors, checkpoint_tensors, save_adapter, save_all_but_weights, save_policy
 from dapo.trainer.run import Run
+from dapo.waiting.registry import waiting
 
 
 def save_run(run: Run) -> None:
@@ -79,6 +81,7 @@ def save_whole(run: Run, name: str, state: dict[str, Any], tensors: dict[str, to
 
     def write_model(folder: Path) -> None:
         save_policy(run.learner.whole, folder)
+        save_adapter(run.learner.whole, folder / ADAPTER, adapter_tensors(run.learner.whole))
         if run.learner.critic is not None:
             save_critic(run.learner.critic.model, folder / "critic", critic)
 
@@ -89,7 +92,9 @@ def save_whole(run: Run, name: str, state: dict[str, Any], tensors: dict[str, to
             save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
         except DiskError as error:
             failure = [error.message, error.remedy]
-    failure = run.world.from_first(failure)  # all ranks end together, none waits for one that is gone
+    patience = 1.0 if run.world.is_first else LONG_WRITE  # it has written already
+    with waiting("the first rank to write the checkpoint", patience=patience):
+        failure = run.world.from_first(failure)  # all ranks end together, none waits for one that is gone
     if failure is not None:
         raise DiskError(failure[0], remedy=failure[1])
 
@@ -108,8 +113,11 @@ def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, 
     critic = run.learner.critic
     critic_weights = None if critic is None else whole_weights(critic.model, is_kept=run.world.is_first)
 
+    adapter = adapter_tensors(run.learner.whole) if run.world.is_first else {}
+
     def write_model(folder: Path) -> None:
         save_all_but_weights(run.learner.whole, folder)
+        save_adapter(run.learner.whole, folder / ADAPTER, adapter)
         if critic is not None:
             save_critic(critic.model, folder / "critic", critic_weights)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from dapo.commands import dapo_command
 from dapo.errors import ConfigError
 from dapo.files import refuse_links
+from dapo.waiting.heartbeat import FOLDER as HEARTBEAT
 
-WRITTEN = ("checkpoints", "rollouts", "rollouts/dropped", "tensorboard", "wandb")  # folders that a run fills
+WRITTEN = ("checkpoints", "rollouts", "rollouts/dropped", "tensorboard", "wandb", HEARTBEAT)  # folders that a run fills
 _claimed: dict[Path, int] = {}  # folder -> its open handle; a process may resume its own run
 
 

@@ -6,18 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dapo.config.schema import Config
-from dapo.config.sources import Source
+from dapo.config.sources import environment_key
 from dapo.data.encoded import EncodedSet
 from dapo.data.inputs import sources_used
 from dapo.data.prompts import PromptFormat
+from dapo.distributed.environments import SharedEnvironments
 from dapo.distributed.world import World
 from dapo.environments.builtin import check_environment
+from dapo.environments.conversation import Environments
 from dapo.environments.pool import EnvironmentPool
 from dapo.errors import ConfigError
 from dapo.models.policy import Policy
+from dapo.rewards.parts import own_parts, returned_parts
 from dapo.rollout.engine import Engine, NoiseKey
 from dapo.rollout.episodes import EpisodeEngine, TurnJournal, opened
-from dapo.rollout.turn_marks import TurnMarks, end_turns_at
+from dapo.rollout.turn_marks import TurnMarks
 from dapo.sampling.collect import Opening
 
 
@@ -26,68 +29,47 @@ def environments_of(config: Config) -> dict[str, str]:
     named: dict[str, str] = {}
     for source, _ in sources_used(config):
         if source.environment:
-            named.setdefault(source.environment, key_of(source, config))
+            named.setdefault(source.environment, environment_key(source, config))
     return named
 
 
-def key_of(source: Source, config: Config) -> str:
-    is_shared = source.environment == config.data.environment
-    return "data.environment" if is_shared else f"{source.key}.environment"
-
-
-def refuse_environments(config: Config, world: World) -> None:
+def refuse_environments(config: Config) -> None:
     """Before anything is loaded: what is no environment, and what cannot have one."""
     for name, key in environments_of(config).items():
         check_environment(name, key)
-        if world.size > 1:
+        for part, source in own_parts(config.rewards).items():
+            what = source.function or source.verifier
             raise ConfigError(
-                f"{key} = {name}: episodes of several turns are not built for {world.size} ranks.",
-                remedy="Start one process, or leave the environment out.",
-            )
-        if config.rewards.parts:
-            raise ConfigError(
-                f"{key} = {name}: rewards.parts are measured on a response of one turn.",
-                remedy="Leave rewards.parts out; a Score of the environment may have parts, which are recorded.",
+                f"{key} = {name}: rewards.parts.{part} = {what} measures a response of one turn.",
+                remedy=f"Let the environment's Score carry it, Score(value, correct, parts={{{part!r}: ...}}), and "
+                "give the part its weight alone. Or leave it out.",
             )
 
 
-def make_environments(config: Config, policy: Policy) -> EnvironmentPool | None:
+def make_environments(config: Config, policy: Policy, world: World) -> EnvironmentPool | SharedEnvironments | None:
     """The workers of a run's environments, tried once, with a policy that can take turns; None where it has none."""
     names, rewards = environments_of(config), config.rewards
     if not names:
         return None
-    TurnMarks(policy.tokenizer, chat=config.data.chat_template, eos_ids=policy.eos_ids)  # refuses a template
-    pool = EnvironmentPool(names, workers=rewards.workers, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb)
-    try:
-        end_all_turns(policy, pool, config)
-    except ConfigError:
-        pool.close()
-        raise
-    return pool
-
-
-def end_all_turns(policy: Policy, pool: EnvironmentPool, config: Config) -> None:
-    """Where the environments say; end tokens are the policy's, so one with a `stop` must be every set's."""
-    for name, described in pool.described.items():
-        key = environments_of(config)[name]
-        if described.stop and any(source.environment != name for source, _ in sources_used(config)):
-            raise ConfigError(
-                f"{key} = {name}: it ends turns at {', '.join(map(repr, described.stop))}, and so would other sets.",
-                remedy="Use it for every set as data.environment, or none that has a `stop` of its own.",
-            )
-        end_turns_at(policy, described.stop, f"{key} = {name}")
+    first = next(iter(names.values()))
+    TurnMarks(policy.tokenizer, chat=config.data.chat_template, eos_ids=policy.eos_ids, key=first)  # refuses a template
+    pool = EnvironmentPool(
+        names, workers=rewards.workers, seconds=rewards.cpu_seconds, memory_mb=rewards.memory_mb, keys=names
+    )
+    return pool if world.size == 1 else SharedEnvironments(pool, world)
 
 
 def with_episodes(
     config: Config,
     engine: Engine,
     policy: Policy,
-    pool: EnvironmentPool,
+    pool: Environments,
     problems: Mapping[str, Any],
     journal: TurnJournal,
 ) -> EpisodeEngine:
     marks = TurnMarks(policy.tokenizer, chat=config.data.chat_template, eos_ids=policy.eos_ids)
-    return EpisodeEngine(engine, pool, marks, problems, max_turns=config.limits.max_turns, journal=journal)
+    limits, parts = config.limits, returned_parts(config.rewards)
+    return EpisodeEngine(engine, pool, marks, problems, max_turns=limits.max_turns, journal=journal, parts=parts)
 
 
 def opening_of(engine: Engine, sets: Sequence[EncodedSet], config: Config) -> Opening:

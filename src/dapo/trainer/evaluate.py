@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from dapo.config.schema import EvalConfig
@@ -15,6 +16,7 @@ from dapo.rollout.episodes import EpisodeEngine
 from dapo.trainer.episodes import opening_of
 from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import check_stop
+from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
 from dapo.types import Verdict
 
@@ -40,8 +42,7 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
 
         def on_answer(_answer: Answered, done: int, total: int) -> None:
             check_stop(run)
-            for observer in run.observers:
-                observer.on_evaluation_progress(done, total)
+            run.tell(lambda observer: observer.on_evaluation_progress(done, total))
 
         answers = evaluate(
             engine,
@@ -58,10 +59,13 @@ def evaluate_run(run: Run) -> list[dict[str, Any]]:
         line["timing.evaluation_s"] = time.perf_counter() - start
         run.write_line("eval.jsonl", line)
         run.write_line("eval_problems.jsonl", {"step": run.step, **per_problem(problem_set, answers, settings)})
-        for observer in run.observers:
-            observer.on_evaluation(line)
+        run.tell(partial(tell_evaluation, line))
         lines.append(line)
     return lines
+
+
+def tell_evaluation(line: dict[str, Any], observer: Observer) -> None:
+    observer.on_evaluation(line)
 
 
 def per_problem(problem_set: EncodedSet, answers: Answers, settings: EvalConfig) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: finish the current step's updates, then write a checkpoint to resume from."""
+"""How a run stops before its end.
+
+Ctrl-C, SIGTERM and SIGUSR1: finish the current step's updates, then write a checkpoint to resume from. What waits for
+longer than train.max_wait_s is stopped by the watchdog.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from dapo.distributed.world import World
+from dapo.config.schema import Config
+from dapo.distributed.world import ALONE, World
+from dapo.waiting.watchdog import Watchdog
 
 # SIGUSR1 is what a batch system sends ahead of a time limit.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -54,3 +61,21 @@ def check_stop(run: Stoppable) -> None:
     """Raise Interrupted where any rank was asked to stop. Collective, so that all ranks stop at the same place."""
     if run.world.any(run.is_stopping):
         raise Interrupted
+
+
+@contextmanager
+def watched(config: Config, folder: Path, world: World = ALONE) -> Iterator[None]:
+    """With a watchdog over everything that this rank waits for, from before its run begins."""
+    watchdog = Watchdog(
+        folder,
+        limit_s=config.train.max_wait_s,
+        rank=world.rank,
+        size=world.size,
+        collective_limit_s=0.9 * config.cluster.timeout_s,  # before torch's own, which names nobody
+        announce=world.announce,
+    )
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.stop()

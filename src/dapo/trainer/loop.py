@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dapo.errors import VerifierStopped
-from dapo.learner.batch import make_batch, nothing_to_imitate
+from dapo.errors import VerifierStopped, WaitedTooLong
+from dapo.learner.batch import make_batch, why_rft_has_no_loss
 from dapo.learner.update import update_policy
 from dapo.report.ledger import LEDGER, ledger_line
 from dapo.sampling.groups import sample_step
@@ -19,32 +19,31 @@ from dapo.trainer.step_metrics import selection_metrics, step_metrics
 
 def train(run: Run) -> None:
     """Each step: sample groups, verify them, compute advantages, update, hand the weights to the engine."""
-    stopped: VerifierStopped | None = None
+    stopped: VerifierStopped | WaitedTooLong | None = None
     with stop_on_signals(run):
         try:
-            if run.evaluation_is_due():  # before training, or interrupted by a signal
+            if run.evaluation_is_due():  # the initial evaluation, or one that a signal cut short
                 evaluate_run(run)
             pretrain_value(run)
-            save_run(run)  # a resumed run has this checkpoint already
+            save_run(run)  # not if this very checkpoint is there already, or none can be resumed
             for step in run.remaining_steps():
                 train_step(run, step)
         except Interrupted:
             run.roll_back_step()
-        except VerifierStopped as error:  # no verdicts for now: as if interrupted, and it says why
+        except (VerifierStopped, WaitedTooLong) as error:  # checkpoint and stop, then raise it
             stopped = error
             run.roll_back_step()
-        if run.saved or run.step or run.value_steps:  # a run stopped before its first update starts over
+        if run.saved or run.step or run.value_steps:  # else there is nothing to save: it starts from scratch
             save_run(run)
         finish_saving(run)
     if stopped is not None:
-        run.event("judge", stopped.message)
+        run.event("judge" if isinstance(stopped, VerifierStopped) else "wait", stopped.message)
         raise stopped
-    for observer in run.observers:
-        observer.on_end(run)
+    run.tell(lambda observer: observer.on_end(run))
 
 
 def train_step(run: Run, step: int) -> None:
-    """One step; until `end_step` it can be rolled back."""
+    """One step; an interruption while it samples rolls it back."""
     run.begin_step()
     sampled = sample_step(
         run.collector, run.source, run.config, run.sampling, version=run.version, progress=run.on_groups
@@ -58,14 +57,14 @@ def train_step(run: Run, step: int) -> None:
     )
     run.publish()
     run.end_step(step, sampled)
-    if message := nothing_to_imitate(batch, run.config):
+    if message := why_rft_has_no_loss(batch, run.config):
         run.event("reward", message)
     if run.is_recorded(step, sampled.accounting.generated_tokens):
         write_record(run, step, sampled, batch, record)
     run.write_line(LEDGER, ledger_line(step, sampled.entries))
     metrics = step_metrics(step, sampled, batch, version) | updated
     metrics |= selection_metrics(run.config, run.posteriors, [one.name for one in run.problems.sources], sampled)
-    run.track(metrics | {"engine/faults": faults} | run.timing(sampled))
+    run.track(metrics | {"engine/faults": faults} | run.drafts() | run.timing(sampled))
     if run.evaluation_is_due():
         evaluate_run(run)
     if run.is_due(run.config.checkpoint.every_steps, step):

@@ -25,7 +25,7 @@ class Observer:
         """A step of value pretraining ended; `line` is what value.jsonl got."""
 
     def on_evaluation_progress(self, done: int, total: int) -> None:
-        """`done` of the evaluation's responses are judged."""
+        """`done` of the evaluation's responses are verified."""
 
     def on_evaluation(self, line: Mapping[str, Any]) -> None:
         """An evaluation ended; `line` is what eval.jsonl got."""

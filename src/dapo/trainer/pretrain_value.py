@@ -15,10 +15,10 @@ from dapo.config.schema import Config, SamplingConfig
 from dapo.distributed.shards import reshard
 from dapo.learner.batch import make_batch, split_into_updates
 from dapo.learner.critic import FOLDS, HeldOutFit, Values, apply_gae, has_stopped_rising, latest_fit
+from dapo.learner.forward_passes import old_critic_values
 from dapo.learner.memory import fit_activations, within_memory
 from dapo.learner.optimizer import warmup_factor
 from dapo.learner.ragged import Ragged
-from dapo.learner.scoring import old_critic_values
 from dapo.learner.step import Step
 from dapo.learner.update import update_critic
 from dapo.report.ledger import VALUE_LEDGER, ledger_line
@@ -113,8 +113,7 @@ def value_step(run: Run, number: int, sampling: SamplingConfig) -> None:
     run.write_line(VALUE_LEDGER, ledger_line(number, sampled.entries))
     run.write_line("value.jsonl", line)
     run.budget.spend(line)
-    for observer in run.observers:
-        observer.on_value_step(line, run.pretrain_steps)
+    run.tell(lambda observer: observer.on_value_step(line, run.pretrain_steps))
     if run.budget.is_spent:
         run.event("budget", run.budget.spent)
     check_stop(run)

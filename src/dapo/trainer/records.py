@@ -28,7 +28,7 @@ from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.run import Run
 from dapo.types import Completion, Group
 
-DROPPED_PER_OUTCOME = 4  # all right, all wrong, all equal: enough to see why, and small next to a batch
+DROPPED_PER_OUTCOME = 4  # all correct, all wrong, all equal: enough to see why, and small next to a batch
 
 
 def new_record(batch: Batch) -> StepRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from dapo.trainer.claim import release
 from dapo.trainer.interrupt import check_stop
 from dapo.trainer.observer import Observer
 from dapo.types import Judge
+from dapo.waiting.registry import waiting
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Run:
     learner: Learner
     engine: Engine
     judge: Judge
-    pool: VerifierPool | VerifierPools  # this rank's own judges
+    pool: VerifierPool | VerifierPools  # this rank's own verifiers
     parts: PartsJudge | None  # with the further parts of the reward, where there are any; training alone asks it
     collector: Collector
     problems: EncodedSet
@@ -159,6 +160,13 @@ class Run:
             metrics["timing.environments_s"] = self.engine.waited_s()
         return metrics
 
+    def drafts(self) -> dict[str, float]:
+        """Tokens that were drafted and accepted since this was asked last, by all ranks; {} without drafting."""
+        if not self.config.rollout.draft_tokens:
+            return {}
+        drafted, accepted = zip(*self.world.gather(self.engine.take_drafted()), strict=True)
+        return {"engine/drafted": sum(drafted), "engine/accepted": sum(accepted)}
+
     def end_value_step(self, value_steps: int, fit: HeldOutFit) -> None:
         """A step of value pretraining is done and can no longer be rolled back."""
         self.value_steps = value_steps
@@ -214,23 +222,25 @@ class Run:
         self.budget.spend(metrics)
         if self.budget.is_spent:
             self.event("budget", self.budget.spent)
-        for observer in self.observers:
-            observer.on_step(metrics)
+        self.tell(lambda observer: observer.on_step(metrics))
 
     def event(self, kind: str, message: str) -> None:
         record = {"step": self.step, "kind": kind, "message": message, "timing.unix_s": time.time()}
         self.write_line("events.jsonl", record)
+        self.tell(lambda observer: observer.on_event(kind, message))
+
+    def tell(self, call: Callable[[Observer], None]) -> None:
+        """Call every observer; one that does not return is named."""
         for observer in self.observers:
-            observer.on_event(kind, message)
+            with waiting(f"callback {type(observer).__name__}"):
+                call(observer)
 
     def on_groups(self, known: int, wanted: int) -> None:
         check_stop(self)
-        for observer in self.observers:
-            observer.on_groups(known, wanted)
+        self.tell(lambda observer: observer.on_groups(known, wanted))
 
     def on_update(self, done: int, total: int) -> None:
-        for observer in self.observers:
-            observer.on_update(done, total)
+        self.tell(lambda observer: observer.on_update(done, total))
 
     def close(self) -> None:
         if spent := self.pool.spent():

@@ -25,7 +25,7 @@ from dapo.errors import ConfigError, DapoError
 from dapo.files import replace_file, sha256_of
 from dapo.rewards.decision import JUDGE_PREFIX
 from dapo.rewards.gym.names import PREFIX as GYM
-from dapo.rewards.verifiers import is_judge, is_own
+from dapo.rewards.verifiers import is_function, is_judge, is_own
 
 if TYPE_CHECKING:
     from dapo.distributed.world import World
@@ -186,8 +186,8 @@ def record_of(folder: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
     runs_named = {*named.values(), *own_parts_named(keys.get("rewards.parts")).values()}
     files = problem_files(keys) if "command" in runs_named else {}
-    for verifier in sorted(filter(is_judge, runs_named)):
-        files |= judge_file(verifier)
+    for name in sorted(runs_named):
+        files |= file_named(name)
     return {"folder": os.path.realpath(folder), "id": id_of(folder), "code": digest, "files": files}
 
 
@@ -208,10 +208,15 @@ def sets_of(keys: Mapping[str, Any], table: str) -> list[str]:
     return [name for name in (*plain, *own) if isinstance(name, str)]
 
 
-def judge_file(verifier: str) -> dict[str, str]:
-    """The digest of the file that says which server gets the responses."""
-    path = Path(verifier.removeprefix(JUDGE_PREFIX)).expanduser()
-    return {verifier: sha256_of(path)} if path.is_file() else {}
+def file_named(name: str) -> dict[str, str]:
+    """The digest of a judge's file, which says what server gets the responses, or of the Python file of a function."""
+    if is_judge(name):
+        path = Path(name.removeprefix(JUDGE_PREFIX)).expanduser()
+    elif is_function(name) and name.rpartition(":")[0].endswith(".py"):
+        path = Path(name.rpartition(":")[0])
+    else:
+        return {}
+    return {name: sha256_of(path)} if path.is_file() else {}
 
 
 def record_file(home: Path, folder: Path) -> Path:

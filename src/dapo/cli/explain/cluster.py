@@ -14,6 +14,16 @@ from dapo.config.model_shapes import shape_of
 from dapo.errors import ConfigError
 from dapo.planning.cluster import MEAN_FRACTION, Layout, choose, layouts_of, rates_of
 
+SCALING_COLUMNS = {
+    "gpus": "GPUs",
+    "shard": "shard",
+    "tensor_parallel": "TP",
+    "slots": "responses per replica",
+    "rollout_s": "rollouts, s",
+    "idle_share_of_rollout": "idle in rollouts",
+    "training_s": "updates, s",
+    "gpu_seconds_per_step": "GPU-seconds",
+}
 CARDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -130,13 +140,24 @@ def print_cluster(console: Console, plan: dict[str, Any] | None) -> None:
             f"{plan['gpus']} GPUs = {chosen['gpu_hours']:,} GPU-hours, without evaluation",
         ),
     ]
-    print_table(console, "One step in this layout", rows)
+    scale = chosen["simulated_at_one_of"]
+    print_table(
+        console, "One step in this layout" + (f" (simulated at 1/{scale} of its size)" if scale > 1 else ""), rows
+    )
     if plan.get("scaling"):
-        names = list(plan["scaling"][0])
-        table = Table(*names, box=None, title="The same step on more GPUs", title_justify="left", padding=(0, 2, 0, 0))
+        title = "The same step on more GPUs (simulated at full size; TP: tensor parallel)"
+        table = Table(box=None, title=title, title_justify="left", padding=(0, 2, 0, 0))
+        for name, column in SCALING_COLUMNS.items():
+            table.add_column(column, justify="left" if name == "shard" else "right")
         for row in plan["scaling"]:
-            table.add_row(*(str(row[name]) for name in names))
+            table.add_row(*(scaling_cell(name, row[name]) for name in SCALING_COLUMNS))
         console.print(table)
+
+
+def scaling_cell(name: str, value: Any) -> str:
+    if name == "shard":
+        return str(value)
+    return f"{100 * value:.0f} %" if name == "idle_share_of_rollout" else f"{value:,}"
 
 
 def at_once_in_words(chosen: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,10 +19,9 @@ from dapo.cli.explain.tables import in_words, print_table
 from dapo.cli.options.common import Set
 from dapo.config import Config, Resolved
 from dapo.config.horizon import warnings_of
-from dapo.config.hub import is_hub_name, model_file
 from dapo.config.load import flatten, load_recipe_or_run, suggest
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
-from dapo.config.model_shapes import shape_of
+from dapo.config.model_shapes import shape_of, why_no_shape
 from dapo.config.schema import TrainConfig
 from dapo.config.sources import eval_sources, is_mixture, shares, train_sources
 from dapo.errors import ConfigError
@@ -97,6 +95,7 @@ def plan_of(resolved: Resolved, gpu: str | None, gpus: int | None) -> dict[str, 
     """Everything `explain` knows about one recipe, as plain data."""
     config = resolved.config
     device, device_gib = device_for(gpu)
+    device_gib = min(device_gib, config.model.gpu_memory_gib or device_gib)
     shape = shape_of(config.model.path, config.model.revision)
     memory = None
     if shape is not None:
@@ -195,16 +194,6 @@ def print_memory(console: Console, config: Config, memory: dict[str, Any] | None
     print_table(console, title, rows, escaped=False)
 
 
-def why_no_shape(path: str, revision: str | None) -> str:
-    """Why the memory of a model is not estimated, and what would help."""
-    if model_file(path, "config.json", revision=revision) is not None:
-        return f"not estimated: {path} is not a dense decoder (e.g. it is a mixture of experts)."
-    if not is_hub_name(path):
-        return f"the shape of {path} is unknown: no config.json there."
-    download = shlex.join(["hf", "download", path, "config.json"])
-    return f"the shape of {path} is unknown: not in the Hugging Face cache. Download it: {download}"
-
-
 def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, str]]:
     """Which limit binds the number of responses generated concurrently: the setting, or memory."""
     fits, allowed, replicas = (
@@ -225,7 +214,9 @@ def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, 
     per_step = config.responses_per_step
     rounds = -(-per_step // min(per_step, allowed * replicas))
     step = f"{per_step:,}, in {rounds} rounds or more" if rounds > 1 else f"{per_step:,}"
-    return [("concurrent responses", verdict), ("responses per step", step)]
+    drafts = config.rollout.draft_tokens, config.rollout.draft_below_rows
+    tail = [("drafts", f"{drafts[0]} tokens per pass, while at most {drafts[1]} responses run")] if drafts[0] else []
+    return [("concurrent responses", verdict), ("responses per step", step), *tail]
 
 
 def learning_rate_in_words(train: TrainConfig) -> str:
@@ -234,7 +225,7 @@ def learning_rate_in_words(train: TrainConfig) -> str:
 
 
 def mixture_in_words(config: Config) -> list[tuple[str, str]]:
-    """A line per source: its share of the prompts submitted, where it is from, who judges it."""
+    """A line per source: its share of the prompts submitted, where it is from, its verifier."""
     sources = train_sources(config)
     of, per_step = shares(sources), config.sampling.prompts_per_step
     return [
@@ -243,7 +234,7 @@ def mixture_in_words(config: Config) -> list[tuple[str, str]]:
             f"{of[source.name]:.1%} of prompts submitted, about {of[source.name] * per_step:.1f} in {per_step:,}: "
             f"{source.path}, template {source.template}"
             + (", with a system prompt" if source.system_prompt else "")
-            + f", judged by {source.verifier}",
+            + f", verifier {source.verifier}",
         )
         for source in sources
     ]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dapo.config.schema import Config, LimitsConfig
+from dapo.config.sources import environment_key, eval_sources, train_sources
 
 DEFAULT_LIMIT = 2048
 
@@ -77,6 +78,7 @@ class Way(TypedDict):
     chat: bool
     verifier: str
     environment: str
+    environment_key: str  # where that is said
     max_turns: int
 
 
@@ -88,32 +90,44 @@ def way_of(
     chat: bool | None,
     verifier: str | None,
     *,
+    data: str | None = None,
     environment: str | None = None,
     max_turns: int | None = None,
     trust: bool = False,
 ) -> Way:
-    """What was typed; otherwise the settings a run, or the bundled toy model, was trained with."""
-    typed_code = {"rewards.verifier": verifier, "data.environment": environment}
-    config = trained_with(model, is_used=lambda key: typed_code.get(key, "") is None, trust=trust)
+    """What was typed; otherwise the settings a run, or the bundled toy model, was trained with.
+
+    Where `data` is a source of that run, the environment is the source's.
+    """
+
+    def is_used(key: str) -> bool:
+        if key.endswith(".environment"):
+            return environment is None and (key == "data.environment" or data is not None)
+        return key == "rewards.verifier" and verifier is None
+
+    config = trained_with(model, is_used=is_used, trust=trust)
     limit = default_limit(model)
     way = Way(
         max_response_tokens=limit, max_prompt_tokens=limit, template="dapo", chat=True, verifier="math",
-        environment="", max_turns=LimitsConfig.model_fields["max_turns"].default,
+        environment="", environment_key="--environment", max_turns=LimitsConfig.model_fields["max_turns"].default,
     )  # fmt: skip
     if config is not None:
+        known = [*train_sources(config), *eval_sources(config)]
+        source = next((one for one in known if one.path == data), None)
         way = Way(
             max_response_tokens=config.limits.max_response_tokens,
             max_prompt_tokens=config.limits.max_prompt_tokens,
             template=config.data.template,
             chat=config.data.chat_template,
             verifier=config.rewards.verifier,
-            environment=config.data.environment or "",
+            environment=source.environment if source is not None else config.data.environment or "",
+            environment_key="data.environment" if source is None else environment_key(source, config),
             max_turns=config.limits.max_turns,
         )
     typed = {
         "max_response_tokens": max_response_tokens, "max_prompt_tokens": max_prompt_tokens, "template": template,
         "chat": chat, "verifier": verifier, "environment": "" if environment == "none" else environment,
-        "max_turns": max_turns,
+        "environment_key": None if environment is None else "--environment", "max_turns": max_turns,
     }  # fmt: skip
     return cast(Way, way | {name: value for name, value in typed.items() if value is not None})
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from dapo.tracking.metrics import PART_PREFIX, part_names
 from dapo.trainer.observer import Observer
 from dapo.trainer.run import Run
+from dapo.waiting.registry import waiting
 
 
 @contextmanager
@@ -37,12 +38,12 @@ def step_line(metrics: Mapping[str, float]) -> str:
     cells = [
         f"step {int(metrics['step']):>4}",
         f"accuracy {metrics['accuracy']:.3f}",
-        f"reward {metrics.get('reward/mean', 0.0):+.3f}",
-        f"len {metrics.get('length/mean', 0.0):.0f}",
         f"truncated {100 * metrics.get('length/truncated', 0.0):.1f}%",
+        f"mixed groups {100 * metrics['sampling/groups_kept']:.0f}%",
+        f"in the batch: reward {metrics.get('reward/mean', 0.0):+.3f}",
+        f"length {metrics.get('length/mean', 0.0):.0f}",
         f"entropy {metrics.get('policy/entropy', 0.0):.3f}",
-        f"clip {metrics.get('clip/low', 0.0):.4f}/{metrics.get('clip/high', 0.0):.4f}",
-        f"groups kept {100 * metrics['sampling/groups_kept']:.0f}%",
+        f"clip low/high {metrics.get('clip/low', 0.0):.4f}/{metrics.get('clip/high', 0.0):.4f}",
         *part_cells(metrics),
         *source_cells(metrics),
         f"{metrics['timing.step_s']:.1f} s",
@@ -57,10 +58,10 @@ def part_cells(metrics: Mapping[str, float]) -> list[str]:
 
 
 def source_cells(metrics: Mapping[str, float]) -> list[str]:
-    """Of a mixture, each source's accuracy and the share of its groups kept; and how many problems are retired."""
+    """Of a mixture, each source's accuracy and its share of mixed groups; and how many problems are retired."""
     names = [name.split("/")[1] for name in metrics if name.startswith("source/") and name.endswith("/accuracy")]
     cells = [
-        f"{name} {metrics[f'source/{name}/accuracy']:.3f} ({100 * metrics[f'source/{name}/groups_kept']:.0f}% kept)"
+        f"{name} {metrics[f'source/{name}/accuracy']:.3f} ({100 * metrics[f'source/{name}/groups_kept']:.0f}% mixed)"
         for name in names
     ]
     return [*cells, *([f"retired {metrics['sampling/retired']:.0f}"] if "sampling/retired" in metrics else [])]
@@ -101,6 +102,11 @@ def fit(cells: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
+def say(text: str) -> None:
+    with waiting("standard output: whoever reads it does not"):
+        print(text, flush=True)
+
+
 class PlainLines(Observer):
     """For logs and pipes."""
 
@@ -109,21 +115,21 @@ class PlainLines(Observer):
 
     def on_start(self, run: Run) -> None:
         for problem_set in (*(run.problems.sources or [run.problems]), *run.eval_sets):
-            print(f"{problem_set.name}: {len(problem_set.problems):,} problems", flush=True)
+            say(f"{problem_set.name}: {len(problem_set.problems):,} problems")
             for note in problem_set.notes:
-                print(f"  {note}", flush=True)
+                say(f"  {note}")
 
     def on_step(self, metrics: Mapping[str, float]) -> None:
-        print(step_line(metrics), flush=True)
+        say(step_line(metrics))
 
     def on_value_step(self, line: Mapping[str, float], total: int) -> None:
-        print(value_line(line, total), flush=True)
+        say(value_line(line, total))
 
     def on_evaluation(self, line: Mapping[str, Any]) -> None:
-        print(evaluation_line(line), flush=True)
+        say(evaluation_line(line))
 
     def on_event(self, kind: str, message: str) -> None:
-        print(f"[{kind}] {message}", flush=True)
+        say(f"[{kind}] {message}")
 
 
 class LiveView(Observer):
@@ -200,11 +206,11 @@ class LiveView(Observer):
             return self.progress
         cells = [
             f"accuracy {self.latest['accuracy']:.3f}",
-            f"reward {self.latest.get('reward/mean', 0.0):+.3f}",
-            f"length {self.latest.get('length/mean', 0.0):.0f}",
             f"truncated {100 * self.latest.get('length/truncated', 0.0):.1f}%",
+            f"mixed groups {100 * self.latest['sampling/groups_kept']:.0f}%",
+            f"in the batch: reward {self.latest.get('reward/mean', 0.0):+.3f}",
+            f"length {self.latest.get('length/mean', 0.0):.0f}",
             f"entropy {self.latest.get('policy/entropy', 0.0):.3f}",
-            f"groups kept {100 * self.latest['sampling/groups_kept']:.0f}%",
             *part_cells(self.latest),
         ]
         return Group(self.progress, Text(fit(cells, self.console.width)))

@@ -36,7 +36,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "gated_forward": [pointer] * 3 + [count] * 3,
     "gated_backward": [pointer] * 6 + [count],
     "rotate": [pointer] * 3 + [number, pointer] + [count] * 3,
-    "mix": [pointer] * 6 + [number] * 2 + [pointer] * 4 + [count] * 6,
+    "mix": [pointer] * 7 + [number] * 2 + [pointer] * 4 + [count] * 6,
     "draw": [pointer, number] + [pointer] * 5 + [count] * 3,
     "attention_scratch": [count] * 2,
     "attention_forward": [pointer] * 7 + [number] + [pointer] * 3 + [count] * 5,

@@ -142,17 +142,18 @@ static void attend(const float *q, const float *keys, const float *values, float
     }
 }
 
-/* The newest tokens' qkv [n, (queries + 2 heads) size] -> out [n, queries size]. Row r stands at position[r]; its keys
- * and values are slot r of keys and values [n, heads, capacity, size], where the new ones are stored. Head norms may be
- * NULL, window 0 looks back over everything; scratch has room for `capacity + size` numbers. */
-void mix(const float *qkv, const count *position, const float *cosine, const float *sine, const float *query_norm,
-         const float *key_norm, float eps, float scale, float *keys, float *values, float *scratch, float *out, count n,
-         count queries, count heads, count size, count capacity, count window)
+/* The newest tokens' qkv [rows, (queries + 2 heads) size] -> out [rows, queries size]. Row r stands at position[r]. Keys
+ * and values are those of n slots [n, heads, capacity, size], where the new ones are stored. Each slot has one row, or
+ * rows[slot] of them, a draft, in the order of their positions. Head norms may be NULL, window 0 looks back over
+ * everything; scratch has room for `capacity + size` numbers. */
+void mix(const float *qkv, const count *position, const count *rows, const float *cosine, const float *sine,
+         const float *query_norm, const float *key_norm, float eps, float scale, float *keys, float *values,
+         float *scratch, float *out, count n, count queries, count heads, count size, count capacity, count window)
 {
-    count group = queries / heads;
+    count group = queries / heads, slot = 0, left = rows ? rows[0] : 1;
     float *score = scratch, *turned = scratch + capacity;
-    for (count row = 0; row < n; row++, qkv += (queries + 2 * heads) * size) {
-        count at = position[row], first = window && at + 1 > window ? at + 1 - window : 0;
+    for (; slot < n; qkv += (queries + 2 * heads) * size, position++) {
+        count at = *position, first = window && at + 1 > window ? at + 1 - window : 0;
         const float *c = cosine + at * size, *s = sine + at * size;
         for (count head = 0; head < heads; head++, keys += capacity * size, values += capacity * size) {
             const float *key = qkv + (queries + head) * size, *value = key + heads * size;
@@ -173,6 +174,11 @@ void mix(const float *qkv, const count *position, const float *cosine, const flo
                 attend(ready, keys, values, scale, score, out, first, at + 1, size);
             }
         }
+        if (--left) { /* the next row is of this slot too */
+            keys -= heads * capacity * size;
+            values -= heads * capacity * size;
+        } else if (++slot < n)
+            left = rows ? rows[slot] : 1;
     }
 }
 

@@ -29,7 +29,7 @@ const CHARTS = [
   { id: "episodes", title: "Turns and tool calls", series: [["episode/turns", "turns"], ["episode/tool_calls", "tool calls"]],
     note: "Mean number in a trained episode: the model’s turns, and its calls of tools." },
   { id: "tool-failures", title: "Tool calls that failed", series: [["episode/tool_failures", "failed"]], unit: "share", note: "Share of the tool calls of the trained episodes." },
-  { id: "environments", title: "Time waited for the environment", series: [["timing.environments_s", "waited"]], unit: "s", note: "Seconds of a step’s rollout in which nothing went on, for want of an answer." },
+  { id: "environments", title: "Time waited for the environment", series: [["timing.environments_s", "waited"]], unit: "s", note: "Seconds of a step’s rollout spent only waiting for environments." },
   { id: "entropy", title: "Entropy", series: [["policy/entropy", "entropy"]], unit: "nats", note: "Mean over the trained tokens, under the weights at the start of the step.",
     paper: "DAPO Fig. 2b: with ε_high = ε_low it collapses; clip-higher prevents that. Fig. 7c: a slow upward trend is a good sign." },
   { id: "probability", title: "Mean probability", series: [["policy/probability", "probability"]], unit: "share", free: true, note: "Of the trained tokens. High means a confident policy.",
@@ -40,18 +40,19 @@ const CHARTS = [
     note: "Unlikely tokens whose increase was clipped.", paper: "DAPO Fig. 3a: the largest stays below 0.2, the reason for clip-higher.", lines: [0.2] },
   { id: "kl", title: "KL", series: [["policy/kl_old", "to π_old"], ["policy/kl_ref", "to the reference"]], unit: "nats", note: "How far the updates of a step move the policy." },
   { id: "gap", title: "Trainer against engine", series: [["engine/gap_mean", "mean gap"], ["engine/kl", "KL"]], unit: "nats", note: "|log π_trainer − log π_engine| on the sampled tokens; should be close to 0." },
+  { id: "drafts", title: "Drafts", series: [["engine/drafted", "guessed"], ["engine/accepted", "accepted"]], unit: "tokens", note: "Tokens guessed in the tail of a step, and those of them that were drawn." },
   { id: "correction", title: "Importance weights", series: [["engine/effective_sample_size", "effective sample size"], ["engine/masked", "masked"]], unit: "share", note: "Share of tokens in effect under the importance weights, and of tokens that a masked correction leaves out." },
   { id: "gradient", title: "Gradient norm", series: [["policy/grad_norm", "policy"], ["critic/grad_norm", "critic"]], note: "Before clipping, mean over the step’s updates." },
   { id: "critic", title: "Critic", series: [["critic/explained_variance", "explained variance"]], note: "1 is perfect, 0 is no better than predicting the mean return." },
-  { id: "acceptance", title: "Mixed groups (kept)", series: [["sampling/groups_kept", "groups kept"]], unit: "share", note: "Share of finished groups that are neither all correct nor all wrong: only these have a non-zero group advantage.",
+  { id: "acceptance", title: "Mixed groups", series: [["sampling/groups_kept", "mixed"]], unit: "share", note: "Share of finished groups that are neither all correct nor all wrong: only these have a non-zero group advantage.",
     paper: "DAPO Fig. 3b: the share of all-correct prompts keeps growing, so fewer give a gradient." },
-  { id: "overtaken", title: "Lengths: trained on against overtaken", series: [["sampling/length_kept", "trained on"], ["sampling/length_overtaken", "overtaken"]], unit: "tokens", note: "Partial rollouts: mean length of the groups trained on, and of those that an earlier step did not wait for. Far apart: short groups go first." },
+  { id: "overtaken", title: "Lengths: trained on against overtaken", series: [["sampling/length_kept", "trained on"], ["sampling/length_overtaken", "overtaken"]], unit: "tokens", note: "Partial rollouts: mean length of the groups trained on, and of those that an earlier step left unfinished. Far apart: short groups go first." },
   { id: "waste", title: "Wasted tokens, by cause", stacked: true, unit: "share", series: WASTE.map((cause) => [wasteShare(cause), { all_wrong: "all wrong", all_correct: "all correct", all_equal: "all equal", truncated: "truncated", surplus: "surplus", aborted: "aborted", stale: "stale" }[cause]]),
     note: "Share of all generated tokens that entered no update." },
   { id: "sources-share", title: "Sources: prompts submitted, groups trained on", kind: "sources", unit: "share", series: [["share_submitted", "submitted"], ["share_kept", "trained on"]],
     note: "Each source’s share of the prompts submitted (thick; its weight, in the long run) and of the groups trained on (dotted)." },
   { id: "sources-accuracy", title: "Sources: accuracy", kind: "sources", unit: "share", series: [["accuracy", ""]], note: "Share of correct responses among all of a source that were verified." },
-  { id: "sources-kept", title: "Sources: mixed groups (kept)", kind: "sources", unit: "share", series: [["groups_kept", ""]], note: "Share of a source’s groups that are mixed. A source near 0 teaches nothing any more." },
+  { id: "sources-kept", title: "Sources: mixed groups", kind: "sources", unit: "share", series: [["groups_kept", ""]], note: "Share of a source’s groups that are mixed. A source near 0 teaches nothing any more." },
   { id: "sources-length", title: "Sources: response length", kind: "sources", unit: "tokens", series: [["length", ""]], note: "Mean length of a source’s responses." },
   { id: "sources-waste", title: "Sources: wasted tokens", kind: "sources", unit: "share", series: [["waste", ""]], note: "Share of a source’s tokens in groups that are not mixed." },
   { id: "sources-posterior", title: "Sources: posterior pass rate", kind: "sources", unit: "share", series: [["pass_rate", ""]], note: "Mean over the problems of a source seen so far." },
@@ -147,12 +148,22 @@ const curves = {
   },
 
   loadPlotly() {
+    if ($("packed")) curves.plotly ||= curves.unpackPlotly($("packed"));
     curves.plotly ||= new Promise((resolve) => {
       const script = el("script", { src: "report/plotly.min.js" });
       script.onload = resolve;
       document.head.append(script);
     });
     return curves.plotly;
+  },
+
+  // A page in a frame has no file beside it: it holds plotly, compressed.
+  async unpackPlotly(packed) {
+    const bytes = Uint8Array.from(atob(packed.textContent), (c) => c.charCodeAt(0));
+    const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    const script = el("script", { nonce: packed.nonce });
+    script.textContent = text;
+    document.head.append(script);
   },
 
   // ---------------------------------------------------------------- from metrics to lines

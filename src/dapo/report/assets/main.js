@@ -66,6 +66,13 @@ const page = {
 
 curves.listen();
 $("theme").addEventListener("click", theme.toggle);
+// In a frame without an address of its own, a link to a section would open the page around the frame.
+if (location.protocol === "about:") document.addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#"]');
+  if (!link) return;
+  event.preventDefault();
+  document.querySelector(link.getAttribute("href")).scrollIntoView();
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme.listeners.forEach((listener) => listener()));
 if ("live" in document.documentElement.dataset) page.follow();
 else page.draw();

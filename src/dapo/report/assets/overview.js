@@ -102,7 +102,7 @@ const overview = {
     return run.step && run.is_judged ? "good" : "";
   },
 
-  LINKS: { learnt: "#curves", entropy: "#curves", time: "#curves", clipped: "#rollouts", waste: "#curves", prompts: "#curves", flips: "#flips" },
+  LINKS: { learnt: "#curves", entropy: "#curves", time: "#curves", clipped: "#rollouts", waste: "#curves", prompts: "#curves", flips: "#flips", forecast: "#curves" },
 
   answer(answer, run) {
     const picture = answer.fractions.length ? overview.bar(answer.fractions) : overview.spark(answer.name, run);
@@ -169,7 +169,7 @@ const overview = {
     section.replaceChildren(
       el("h2", {}, "Problems that flipped"),
       el("p", { class: "sub" }, `Held-out problems of ${run.flips.length ? run.evaluations[0].set : ""}, correct responses at each evaluation from left to right; the most changed first.`),
-      choices("Which problems", [["learnt", "Learned"], ["lost", "Lost"], ["same", "Unchanged"]], "learnt", show),
+      choices("Which problems", [["learnt", "Improved"], ["lost", "Worse"], ["same", "Unchanged"]], "learnt", show),
       table);
     show("learnt");
   },

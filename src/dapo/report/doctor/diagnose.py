@@ -77,7 +77,7 @@ def verdict(findings: Sequence[Finding], run: RunRecord) -> str:
     if wrong:
         return "; ".join(wrong) + "."
     if reason := insufficient_evidence(run):
-        return f"Not enough steps: {reason}. No errors so far."
+        return f"Not enough steps to diagnose: {reason}. No errors so far."
     return "No issues found."
 
 

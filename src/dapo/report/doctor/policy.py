@@ -123,7 +123,7 @@ def dead_gradients(v: Visit) -> Iterator[Finding]:
     tail = [one for one in v.run.series("policy/grad_norm") if one[0] in {int(m["step"]) for m in recent}]
     if len(tail) == v.t.dead_steps and all(norm < v.t.dead_gradient_norm for _, norm in tail):
         lr = v.last("lr")
-        imitates = v.run.key("algorithm", "advantage") == "none"
+        imitates = v.run.key("algorithm", "advantage") == "none" and v.run.key("algorithm", "positive_nll") != 0
         yield Finding(
             "dead-gradients",
             SEVERE,

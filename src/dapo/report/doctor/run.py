@@ -120,7 +120,7 @@ def step_time(v: Visit) -> Iterator[Finding]:
             yield Finding(
                 f"bound-by-{name.replace('_', '-')}",
                 NOTE,
-                f"Most of the time is {phase}" if at == 0 else f"Much of the time is {phase}",
+                f"{'Most' if fraction > 0.5 else 'Much'} of the time is {phase}",
                 f"{fraction:.0%} of the run's time ({seconds:.0f} of {seconds / fraction:.0f} s){others}; a step takes "
                 f"{step:.1f} s.",
                 BOUND[name],

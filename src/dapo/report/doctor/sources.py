@@ -9,7 +9,7 @@ from dapo.report.sources import sources_of
 
 
 def idle_sources(v: Visit) -> Iterator[Finding]:
-    """A source whose groups are all right or all wrong: its prompts cost, and give no gradient.
+    """A source whose groups are all correct or all wrong: its prompts cost, and give no gradient.
 
     Judged over a number of its own prompts, not over steps: a small share is a few prompts a step. Not with a critic,
     which gives every response an advantage.
@@ -29,7 +29,7 @@ def idle_sources(v: Visit) -> Iterator[Finding]:
             WARNING,
             f"Source {source.name} teaches nothing{' any more' if taught > v.t.idle_source_kept else ''}",
             f"{kept:.1%} of its last {n_prompts} prompts gave a mixed group (accuracy {accuracy:.2f}: "
-            f"{'solved' if is_solved else 'too hard, or judged wrongly'}); it takes {share:.0%} of the prompts.",
+            f"{'solved' if is_solved else 'too hard, or wrong verdicts'}); it takes {share:.0%} of the prompts.",
             f"In a new run from this model, lower data.train.{source.name}.weight or leave it out"
             + (
                 "; or retire its solved problems (sampling.retire_above)."

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dapo.rollout.families import SAME_SUMS, causal_mask, rotate, rounded_up
-from dapo.rollout.local.blocks import Blocks
+from dapo.rollout.local.blocks import Blocks, Span
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.ops import PlainOps
 from dapo.rollout.local.rows import BAD, ENDED, FULL, RUNNING, DeviceRows
@@ -29,6 +29,7 @@ class BlockOps(PlainOps):
     def __init__(self, cache: PagedCache, cos: Tensor, sin: Tensor, scaling: float, n_query_heads: int) -> None:
         super().__init__(cache, cos, sin, scaling, n_query_heads)
         self.blocks = Blocks(cache, len(cos))
+        self.spans: list[Span] = []  # of the step
         self.rotary = (cos[:0, None], sin[:0, None])  # cos and sin at the rows' newest tokens
         self.cells: list[Tensor] = []  # where each span's newest keys go
         self.lengths: list[int] = []  # tokens that each span attends over
@@ -60,10 +61,10 @@ class BlockOps(PlainOps):
         self.cells.clear()
         self.lengths.clear()
         head = torch.arange(self.cache.n_heads)[None]
-        for span in self.blocks.spans:
+        for span in self.spans:
             capacity = span.block.capacity
             own = position[span.first : span.end]
-            slot = torch.arange(span.end - span.first)[:, None]
+            slot = torch.arange(span.block.n)[span.slots][:, None]
             cell = torch.add((slot * self.cache.n_heads + head) * capacity, own[:, None])
             self.cells.append(cell.view(-1))
             # Beyond SAME_SUMS the width decides the last bits: it must follow from a row's own length, as blocks do.
@@ -86,7 +87,7 @@ class BlockOps(PlainOps):
             )
         rotated = rotate(rotated, *self.rotary)
         k = rotated[:, self.n_query_heads :]
-        for span, cell in zip(self.blocks.spans, self.cells, strict=True):
+        for span, cell in zip(self.spans, self.cells, strict=True):
             keys, values = span.block.cells[layer]
             keys.index_copy_(0, cell, k[span.first : span.end].reshape(-1, cache.head_dim))
             values.index_copy_(0, cell, v[span.first : span.end].reshape(-1, cache.head_dim))
@@ -98,12 +99,12 @@ class BlockOps(PlainOps):
         if window not in self.masks:
             self.masks[window] = [
                 causal_mask(self.position[span.first : span.end], self.place[:length], window, q.dtype)
-                for span, length in zip(self.blocks.spans, self.lengths, strict=True)
+                for span, length in zip(self.spans, self.lengths, strict=True)
             ]
         parts = []
-        for span, length, mask in zip(self.blocks.spans, self.lengths, self.masks[window], strict=True):
+        for span, length, mask in zip(self.spans, self.lengths, self.masks[window], strict=True):
             keys, values = span.block.layers[layer]
-            slots = slice(0, span.end - span.first)
+            slots = span.slots
             # Grouped-query attention: the queries that share a key head are passed as several queries of one head.
             part = F.scaled_dot_product_attention(
                 q[span.first : span.end],
@@ -113,7 +114,7 @@ class BlockOps(PlainOps):
                 scale=self.scaling,
             )
             parts.append(part.reshape(span.end - span.first, -1))
-        n_idle = n - self.blocks.spans[-1].end  # rows that pad the batch
+        n_idle = n - self.spans[-1].end  # rows that pad the batch
         if n_idle:
             parts.append(parts[0].new_zeros(n_idle, parts[0].shape[1]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -68,11 +68,22 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows first..end−1 of a decode step are the slots 0, 1, … of a block."""
+    """Rows first..end−1 of a decode step are the slots 0, 1, … of a block: one row each, or n_rows[slot] of a draft."""
 
     block: Block
     first: int
     end: int
+    n_rows: Ints | None = None
+
+    @property
+    def slots(self) -> slice | Tensor:
+        """The slot of each row."""
+        n = self.end - self.first
+        return (
+            slice(0, n)
+            if self.n_rows is None
+            else torch.from_numpy(np.repeat(np.arange(len(self.n_rows)), self.n_rows))
+        )
 
 
 class Blocks:
@@ -85,7 +96,7 @@ class Blocks:
         self._serial = self._order = NONE
         self._capacity = NONE  # of the block that holds each response
 
-    def arrange(self, serial: Ints, length: Ints, table: NDArray[np.int32], n_tokens: int) -> Ints:
+    def arrange(self, serial: Ints, length: Ints, table: NDArray[np.int32], n_tokens: int | Ints) -> Ints:
         """Make room for the next `n_tokens` of every response. Returns the order of the responses in a decode step.
 
         Responses with a new serial number are fetched from their pages; those whose number is gone are dropped.
@@ -110,6 +121,11 @@ class Blocks:
         self._capacity[self._order] = np.repeat([s.block.capacity for s in self.spans], [len(rows) for rows in order])
         return self._order
 
+    def spread(self, n_rows: Ints) -> list[Span]:
+        """The spans of a step that has so many rows of each response, which are in the order of `arrange`."""
+        edges = [0, *np.cumsum(n_rows).tolist()]
+        return [Span(s.block, edges[s.first], edges[s.end], n_rows[s.first : s.end]) for s in self.spans]
+
     def forget(self) -> None:
         """Drop all responses: serial numbers will be given again."""
         for block in self.blocks.values():
@@ -118,7 +134,7 @@ class Blocks:
 
     def clear(self, serial: Ints) -> None:
         """Zero responses that hold non-finite numbers: the next one in the slot masks by multiplying with 0."""
-        for block in self.blocks.values():
+        for block in self.blocks.values() if len(serial) else ():
             slots = np.flatnonzero(np.isin(block.serial, serial))
             if len(slots):
                 block.data[:, :, torch.from_numpy(slots)] = 0

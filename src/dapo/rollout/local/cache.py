@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.errors import EngineError
+from dapo.models.device import device_memory
 from dapo.models.policy import Policy
 from dapo.rollout.local.pages import pages_for
 
@@ -128,6 +129,6 @@ def affordable_pages(
         return asked
     if policy.device.type != "cuda":
         return enough
-    free, _ = torch.cuda.mem_get_info(policy.device)
+    free, _ = device_memory(policy.device)
     affordable = int(MEMORY_FRACTION * free / (per_token * page_tokens))
     return max(min(enough, affordable), per_response)

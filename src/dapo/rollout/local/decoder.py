@@ -6,7 +6,7 @@ the device, so that the host only replays it until the tick is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,17 +17,20 @@ from torch import Tensor
 from dapo.models.kernels.build import library
 from dapo.models.logprobs import head_logits
 from dapo.models.policy import Policy
+from dapo.rollout.draft import last_counting, spread
 from dapo.rollout.families import Transformer, rounded_up
 from dapo.rollout.local.block_ops import BlockOps
+from dapo.rollout.local.blocks import Span, capacity_for
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
-from dapo.rollout.local.rows import BAD, DeviceRows
+from dapo.rollout.local.rows import BAD, RUNNING, DeviceRows
 from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Transposed, keeps_transposed, layer_weights
 from dapo.rollout.sampler import SamplingParams
 
 # A row that pads the batch: no token, length 1, stopped.
 DEAD = torch.tensor([0, 0, 1, 0, 1, 0, 0, 0, 0], dtype=torch.int32)
+Drawn = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]  # length, stop, tokens, log-probs
 OpsKind = Literal["auto", "plain", "blocks", "triton"]
 
 
@@ -81,12 +84,17 @@ class PagedDecoder(Transformer):
             if ops in ("auto", "blocks") and device.type == "cpu"
             else PlainOps(*shared)
         )
-        self.graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, SamplingParams, bool], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
 
     def prefill(self, ids: Tensor, slots: Tensor) -> None:
         """Keys and values of prefixes ids [m, L] into the cells slots [m, L]; padding has its slot on page 0."""
         for i, keys, values in self.prefixes(ids):
+            self.cache.store(i, keys, values, slots)
+
+    def extend(self, ids: Tensor, slots: Tensor, first: Tensor, table: Tensor) -> None:
+        """`prefill` behind first [m] tokens whose keys and values are in the pages table [m, pages] already."""
+        for i, keys, values in self.extensions(ids, first, lambda layer: self.cache.gathered(layer, table)):
             self.cache.store(i, keys, values, slots)
 
     def tick(
@@ -98,14 +106,74 @@ class PagedDecoder(Transformer):
         n_steps: int,
         longest: int,
         serial: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
+    ) -> Drawn:
         """Generate n_steps tokens of each row. Returns length [n], stop [n], tokens and log-probs [n_steps, n].
 
         state [9, n] and table [n, pages] describe the first rows; `longest` is the largest length among them. A row
         whose keys and values are not those of the last tick has another `serial` number.
         """
         if isinstance(self.ops, BlockOps):
-            return self._tick_in_blocks(self.ops, state, table, sampling, n_steps, serial)
+            order = self.ops.blocks.arrange(serial, state[2].astype(np.int64), table, n_steps)
+            drawn = self._tick_in_blocks(self.ops, self.ops.blocks.spans, order, state, sampling, n_steps)
+            self.ops.blocks.clear(serial[drawn[1] == BAD])
+            return drawn
+        return self._tick_in_pages(state, table, sampling, n_steps, longest)
+
+    def verify(
+        self,
+        state: NDArray[np.int32],
+        table: NDArray[np.int32],
+        sampling: SamplingParams,
+        drafts: Sequence[Sequence[int]],
+        *,
+        longest: int,
+        serial: NDArray[np.int64],
+    ) -> Drawn:
+        """One pass over the newest token of each row and the draft behind it, which is spread over as many rows.
+
+        Returns what `tick` does: the tokens drawn as far as they count, and where that leaves each row.
+        """
+        row, ahead = spread(drafts)
+        state, first = state[:, row], np.flatnonzero(ahead == 0)
+        state[0, ahead > 0] = [token for draft in drafts for token in draft]
+        state[2] += ahead.astype(np.int32)
+        if isinstance(self.ops, BlockOps):
+            n_rows = np.bincount(row)
+            of = self.ops.blocks.arrange(serial, state[2, first].astype(np.int64), table, n_rows)
+            spans = self.ops.blocks.spread(n_rows[of])
+            order = np.concatenate([np.arange(first[i], first[i] + n_rows[i]) for i in of])
+            drawn = self._tick_in_blocks(self.ops, spans, order, state, sampling, 1)
+        else:
+            drawn = self._tick_in_pages(state, table[row], sampling, 1, longest + int(ahead.max()), has_drafts=True)
+        length, stop, token, logp = drawn
+        last = last_counting(drafts, token[0], stop != RUNNING)
+        if isinstance(self.ops, BlockOps):
+            self.ops.blocks.clear(serial[stop[last] == BAD])
+        shape = (int(ahead.max()) + 1, len(drafts))
+        tokens, logps = np.zeros(shape, token.dtype), np.zeros(shape, logp.dtype)
+        tokens[ahead, row], logps[ahead, row] = token[0], logp[0]
+        return length[last], stop[last], tokens, logps
+
+    def draft_room(self, length: NDArray[np.int32]) -> NDArray[np.int64]:
+        """How many tokens may be drafted behind so many.
+
+        A draft does not leave its block: the width of a block decides the last bits of a long row (`SAME_SUMS`), so it
+        must follow from the row's own length.
+        """
+        wide = length.astype(np.int64)
+        ends = capacity_for(wide) if isinstance(self.ops, BlockOps) else np.full_like(wide, self.max_tokens)
+        return np.minimum(ends, self.max_tokens) - wide
+
+    def _tick_in_pages(
+        self,
+        state: NDArray[np.int32],
+        table: NDArray[np.int32],
+        sampling: SamplingParams,
+        n_steps: int,
+        longest: int,
+        *,
+        has_drafts: bool = False,
+    ) -> Drawn:
         n, rows = state.shape[1], self.rows
         size = self.batch_size(n)
         rows.state[:, :n].copy_(torch.from_numpy(state))
@@ -113,8 +181,10 @@ class PagedDecoder(Transformer):
         rows.length[n:size] = 1
         rows.table[:n, : table.shape[1]].copy_(torch.from_numpy(table))
         rows.clock.zero_()
+        if isinstance(self.ops, TritonOps):
+            self.ops.has_drafts = has_drafts
         if self.has_graphs:
-            graph = self._graph(size, sampling, state, longest)
+            graph = self._graph(size, sampling, state, longest, has_drafts)
             for _ in range(n_steps):
                 graph.replay()
         else:
@@ -127,16 +197,16 @@ class PagedDecoder(Transformer):
     def _tick_in_blocks(
         self,
         ops: BlockOps,
+        spans: list[Span],
+        order: NDArray[np.int64],
         state: NDArray[np.int32],
-        table: NDArray[np.int32],
         sampling: SamplingParams,
         n_steps: int,
-        serial: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
-        """`tick` with the rows in the order of their blocks, and back."""
+    ) -> Drawn:
+        """With the rows in the order of their blocks, and back."""
         n, rows = state.shape[1], self.rows
         size = rounded_up(n)
-        order = ops.blocks.arrange(serial, state[2].astype(np.int64), table, n_steps)
+        ops.spans = spans
         rows.state.numpy()[:, :n] = state[:, order]
         rows.state[:, n:size] = DEAD[:, None]
         rows.clock.zero_()
@@ -146,8 +216,6 @@ class PagedDecoder(Transformer):
         inverse[order] = np.arange(n)
         result = (rows.length[:n], rows.stop[:n], rows.out_token[:n_steps, :n], rows.out_logp[:n_steps, :n])
         length, stop, token, logp = (part.numpy()[..., inverse] for part in result)
-        if (stop == BAD).any():
-            ops.blocks.clear(serial[stop == BAD])
         return length, stop, token, logp
 
     def refresh(self) -> None:
@@ -193,9 +261,11 @@ class PagedDecoder(Transformer):
             return rounded_up(n)
         return next((size for size in ladder() if size >= n), self.n_rows)
 
-    def _graph(self, n: int, sampling: SamplingParams, state: NDArray[np.int32], longest: int) -> torch.cuda.CUDAGraph:
+    def _graph(
+        self, n: int, sampling: SamplingParams, state: NDArray[np.int32], longest: int, has_drafts: bool
+    ) -> torch.cuda.CUDAGraph:
         """The graph of one step of n rows. Capturing it runs a step, after which the rows are sent again."""
-        key = (n, sampling)
+        key = (n, sampling, has_drafts)
         if key not in self.graphs:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()

@@ -1,8 +1,10 @@
 """The local engine: continuous batching over a paged KV cache, on the trainer's own weights.
 
 Running responses occupy rows 0..n−1 of the batch and take pages as they grow. When pages run out, the responses
-submitted last are preempted: their keys and values are swapped out to the host and swapped in again bit for bit. No
-Python loop runs over the responses in a tick, only over those that are admitted, end or are preempted.
+submitted last are preempted: their keys and values are swapped out to the host and swapped in again bit for bit. An
+episode that waits for its environment keeps its pages, or is swapped out too, and its next turn costs a prefill of the
+new tokens only. No Python loop runs over the responses in a tick, only over those that are admitted, end or are
+preempted.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,16 +22,28 @@ from torch import Tensor
 
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
+from dapo.rollout.draft import Drafter, Drafting
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
 from dapo.rollout.families import STEP, check_family, rounded_up
 from dapo.rollout.local.cache import affordable_pages
 from dapo.rollout.local.decoder import OpsKind, PagedDecoder
-from dapo.rollout.local.pages import PagePool, Pages, pages_for
-from dapo.rollout.local.prefixes import Prefix, prefill, prefix_of_prompt, prefixes_of, tail_of
+from dapo.rollout.local.kept import Kept, KeptResponses
+from dapo.rollout.local.pages import NO_PAGES, PagePool, Pages, pages_for
+from dapo.rollout.local.prefixes import (
+    Extension,
+    Prefix,
+    extend,
+    extension_of,
+    prefill,
+    prefix_of_prompt,
+    prefixes_of,
+    tail_of,
+)
 from dapo.rollout.local.prompts import Prompts
 from dapo.rollout.local.rows import BAD, ENDED, RUNNING, HostRows
 from dapo.rollout.partial import PartialResponse, completions
 from dapo.rollout.queue import QueuedEngine
+from dapo.rollout.stops import Stops
 from dapo.types import StopReason
 
 
@@ -37,8 +52,8 @@ class LocalEngine(QueuedEngine):
 
     `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt, in a cache of `kv_gib` GiB or
     `kv_tokens` tokens (None: enough for all at their full length, as far as memory allows). A tick generates up
-    to `tokens_per_tick` tokens of each. An update of the weights in place must be announced by `load_weights` before
-    the next tick.
+    to `tokens_per_tick` tokens of each, or those of one pass over drafts (`drafting`). An update of the weights in
+    place must be announced by `load_weights` before the next tick.
     """
 
     def __init__(
@@ -54,8 +69,9 @@ class LocalEngine(QueuedEngine):
         tokens_per_tick: int | None = None,
         page_tokens: int | None = None,
         ops: OpsKind = "auto",
+        drafting: Drafting | None = None,
     ) -> None:
-        super().__init__(max_concurrent=max_concurrent, max_tokens=max_tokens)
+        super().__init__(max_concurrent=max_concurrent, max_tokens=max_tokens, drafting=drafting)
         is_cuda = policy.device.type == "cuda"
         self.sampling = sampling
         self.version = version
@@ -82,7 +98,7 @@ class LocalEngine(QueuedEngine):
         )
         self._decoder = PagedDecoder(
             policy,
-            n_rows=n_rows,
+            n_rows=max(n_rows, rounded_up(self.drafter.drafting.rows)),
             max_tokens=self.max_tokens,
             n_pages=n_pages,
             page_tokens=self.page_tokens,
@@ -90,6 +106,7 @@ class LocalEngine(QueuedEngine):
             ops=self._ops,
         )
         self.logp_dtype = np.float64 if policy.dtype == torch.float64 else np.float32
+        self.stops = Stops(policy.tokenizer, policy.head.weight.shape[0])
         self._clear()
 
     def _clear(self) -> None:
@@ -97,10 +114,12 @@ class LocalEngine(QueuedEngine):
         decoder = self._decoder
         decoder.forget()
         self._pool = PagePool(decoder.cache.n_pages)
-        self._rows = HostRows(decoder.n_rows, self.max_tokens, decoder.rows.table.shape[1], self.logp_dtype)
+        self._rows = HostRows(
+            rounded_up(self.max_concurrent), self.max_tokens, decoder.rows.table.shape[1], self.logp_dtype
+        )
         self._waiting, self._ids = deque(), set()
         self._prompts = Prompts(self._pool, decoder.cache)
-        self._swapped_out: dict[int, Tensor] = {}  # request id -> keys and values of its own pages, on the host
+        self._kept = KeptResponses(self._pool, self._prompts, decoder.cache)
         self._n_rows = 0  # rows in use, gaps included
         self._gaps: list[int] = []  # rows below _n_rows whose response has ended
 
@@ -112,7 +131,7 @@ class LocalEngine(QueuedEngine):
         self.snapshot()
         self._decoder.refresh()
         other = copy.copy(self)
-        other.sampling, other.faults = sampling, []
+        other.sampling, other.faults, other.drafter = sampling, [], Drafter(self.drafter.drafting)
         other.tick = other._n_submitted = 0
         other._is_paused = other._has_memory_pressure = other._is_stale = False
         other._clear()
@@ -141,27 +160,43 @@ class LocalEngine(QueuedEngine):
         longest = int(rows.length[:n].max())
         # A few columns of zeros behind the last page overwrite those of an earlier response on the device.
         pages = rows.table[:n, : int(rows.n_pages[:n].max()) + STEP]
-        length, stop, token, logp = self._decoder.tick(
-            rows.state(n),
-            pages,
-            self.sampling,
-            n_steps=self.tokens_per_tick,
-            longest=longest,
-            serial=rows.serial[:n],
-        )
-        rows.append(n, np.where(rows.is_taken[:n], length - rows.length[:n], 0), token, logp, self.version)
+        state, serial = rows.state(n), rows.serial[:n]
+        if any(drafts := self._drafts(n)):
+            drawn = self._decoder.verify(state, pages, self.sampling, drafts, longest=longest, serial=serial)
+            self.drafter.count(drafts, int((drawn[0] - rows.length[:n] - (drawn[1] != BAD)).sum()))
+        else:
+            n_steps = self.tokens_per_tick
+            drawn = self._decoder.tick(state, pages, self.sampling, n_steps=n_steps, longest=longest, serial=serial)
+        length, stop, token, logp = drawn
+        n_new = np.where(rows.is_taken[:n], length - rows.length[:n], 0)
+        rows.append(n, n_new, token, logp, self.version)
+        is_drawn = np.arange(len(token))[:, None] < n_new  # [K, n]
+        for row in np.flatnonzero((self.stops.may_complete[token] & is_drawn).any(axis=0) & (stop != BAD)).tolist():
+            item = rows.read(row)
+            n_kept = self.stops.end(item.request, item.tokens, len(item.tokens) - int(n_new[row]))
+            if n_kept is not None:  # the tick's tokens after it were never drawn
+                rows.length[row], stop[row] = rows.start[row] + n_kept, ENDED
         ended = np.flatnonzero(rows.is_taken[:n] & (stop != RUNNING)).tolist()
         self._report([row for row in ended if stop[row] == BAD])
         reasons = {ENDED: StopReason.EOS, BAD: StopReason.ABORTED}
         return self._finish({row: reasons.get(int(stop[row]), StopReason.LENGTH) for row in ended})
 
+    def _drafts(self, n: int) -> list[list[int]]:
+        """Guesses for rows 0..n−1, where drafting is due."""
+        if not self.drafter.is_due(n):
+            return []
+        room = self._decoder.draft_room(self._rows.length[:n]).tolist()
+        running = [self._rows.running(row) for row in range(n)]
+        return self.drafter.drafts([replace(one, room=min(one.room, room[i])) for i, one in enumerate(running)])
+
     @torch.inference_mode()
     def abort(self, ids: Iterable[int]) -> list[Finished]:
-        wanted = set(ids) & self._ids
+        asked = set(ids)
+        self._kept.drop(asked)
+        wanted = asked & self._ids
         dropped = self._drop(wanted)
         for item in dropped:
-            self._swapped_out.pop(item.request.id, None)
-            self._prompts.leave(self._prompts.of(item.request.prompt))
+            self._prompts.leave(self._prompts.of(item.request))
         rows = [
             row for row, request in enumerate(self._rows.requests[: self._n_rows]) if request and request.id in wanted
         ]
@@ -180,7 +215,7 @@ class LocalEngine(QueuedEngine):
 
     @torch.inference_mode()
     def snapshot(self) -> EngineState:
-        """Preempts every running response and drops its KV.
+        """Preempts every running response and drops all KV.
 
         A restored engine has to recompute the KV. This one does so too, so that both continue with the same bits.
         """
@@ -188,7 +223,7 @@ class LocalEngine(QueuedEngine):
         preempted = [self._release(int(row)) for row in sorted(rows, key=lambda row: self._rows.order[row])]
         self._waiting.extendleft(reversed(preempted))
         self._n_rows, self._gaps = 0, []
-        self._swapped_out.clear()
+        self._kept.clear()
         self._is_stale, self._has_memory_pressure = True, False
         return self._state(self._waiting, self.logp_dtype, version=self.version, n_running=len(rows))
 
@@ -198,7 +233,7 @@ class LocalEngine(QueuedEngine):
         self._clear()
         self._resume_from([], state)
         for item in items:
-            self._enqueue(item)
+            self._enqueue(item, len(self._waiting))
         self.version = state.meta["version"]
         self._is_stale, self._has_memory_pressure = True, False
 
@@ -214,18 +249,19 @@ class LocalEngine(QueuedEngine):
                 remedy="Raise rollout.kv_cache_gib, or lower limits.max_response_tokens.",
             )
 
-    def _enqueue(self, item: PartialResponse) -> None:
-        self._prompts.join(item.request.prompt)
-        super()._enqueue(item)
+    def _enqueue(self, item: PartialResponse, place: int) -> None:
+        self._prompts.join(item.request)
+        super()._enqueue(item, place)
 
     def _admit(self) -> None:
         """Take pages for the tokens of this tick, admit waiting requests to free rows, prefill what has no KV."""
         prefixes: list[Prefix] = []
+        extensions: list[Extension] = []
         copies: list[tuple[Pages, Pages]] = []
         if self._is_stale:
             self._decoder.forget()
             self._prompts.void()
-            self._swapped_out.clear()
+            self._kept.clear()
         self._grow()
         if self._is_stale:
             taken = np.flatnonzero(self._rows.is_taken[: self._n_rows]).tolist()
@@ -239,13 +275,16 @@ class LocalEngine(QueuedEngine):
             admitted = self._begin(self._waiting[0])
             if admitted is None:
                 break
-            row, content = admitted, self._swapped_out.pop(self._waiting.popleft().request.id, None)
-            if content is not None:
-                swapped_in.append((self._rows.own_pages(row)[: content.shape[2]], content))
-                prefixes += prefix_of_prompt(self._rows.prompt(row))
-            else:
+            self._waiting.popleft()
+            row, kept = admitted
+            if kept is None:
                 prefixes += prefixes_of(self._rows, row)
                 copies += tail_of(self._rows, row)
+                continue
+            if kept.content is not None:
+                swapped_in.append((self._rows.own_pages(row)[: kept.content.shape[2]], kept.content))
+                prefixes += prefix_of_prompt(self._rows.prompt(row))
+            extensions += extension_of(self._rows, row, len(kept.tokens))
         self._close_gaps()
         prefill(self._decoder, prefixes)
         if prefixes:  # padding may have left NaN or inf on page 0, and 0 times those is not 0
@@ -255,6 +294,9 @@ class LocalEngine(QueuedEngine):
             self._decoder.cache.copy(source, target)
         for pages, content in swapped_in:
             self._decoder.cache.write(pages, content)
+        extend(self._decoder, extensions)
+        if extensions:
+            self._decoder.cache.clear(np.zeros(1, np.int32))
 
     def _grow(self) -> None:
         """Take pages for the next tokens of all running responses. Where none are free, preempt the youngest."""
@@ -265,32 +307,37 @@ class LocalEngine(QueuedEngine):
             missing = int(counts.sum()) - self._pool.n_free
             if missing <= 0:
                 break
-            if not self._prompts.evict_idle():
+            if not self._make_room():
                 self._preempt(int(rows[np.argmax(batch.order[rows])]))
         if counts.any():
             batch.add_pages(rows, counts.astype(np.int64), self._pool.take(int(counts.sum())))
 
     def _pages_wanted(self, length: NDArray[np.int32], limit: NDArray[np.int32]) -> NDArray[np.int32]:
         """Pages that hold the keys of all tokens which a tick reads. The last token before the limit is never read."""
-        return -(-np.minimum(length + self.tokens_per_tick - 1, limit - 1) // self.page_tokens)
+        ahead = max(self.tokens_per_tick - 1, self.drafter.drafting.tokens)
+        return -(-np.minimum(length + ahead, limit - 1) // self.page_tokens)
 
-    def _begin(self, item: PartialResponse) -> int | None:
-        """Admit a waiting request, if a row and enough pages are free. Returns its row."""
+    def _make_room(self, but: PartialResponse | None = None) -> bool:
+        """Free the pages of a prompt without running responses, or of a response that does not run."""
+        if but is None:
+            return self._prompts.evict_idle() or self._kept.swap_out_last()
+        return self._prompts.evict_idle(but=self._prompts.of(but.request)) or self._kept.swap_out_last(but.request.id)
+
+    def _begin(self, item: PartialResponse) -> tuple[int, Kept | None] | None:
+        """Admit a waiting request, if a row and enough pages are free. Returns its row, and what was kept of it."""
         if not self._gaps and self._n_rows == self.max_concurrent:
             return None
         request = item.request
-        prompt = self._prompts.of(request.prompt)
+        prompt, kept = self._prompts.of(request), self._kept.of(item)
         length = np.array(len(request.prompt) + len(item.tokens), np.int32)
         limit = np.array(len(request.prompt) + request.max_new_tokens, np.int32)
-        own = max(int(self._pages_wanted(length, limit)), prompt.n_pages) - prompt.n_shared
+        pages = NO_PAGES if kept is None else kept.pages
+        own = max(int(self._pages_wanted(length, limit)), prompt.n_pages) - prompt.n_shared - len(pages)
         need = own + (0 if len(prompt.pages) else prompt.n_pages)
         # A reserve for what running responses need over the next ticks: else the new one would be preempted at once.
         reserve = pages_for(4 * self.n_in_flight * self.tokens_per_tick, self.page_tokens)
-        while self.n_in_flight and need + reserve > self._pool.n_free:
-            if not self._prompts.evict_idle(but=prompt):
-                return None
-        while need > self._pool.n_free:
-            if not self._prompts.evict_idle(but=prompt):
+        while need + (reserve if self.n_in_flight else 0) > self._pool.n_free:
+            if not self._make_room(but=item):
                 return None
         if not len(prompt.pages):
             prompt.pages = self._pool.take(prompt.n_pages)
@@ -299,22 +346,33 @@ class LocalEngine(QueuedEngine):
         else:
             row, self._n_rows = self._n_rows, self._n_rows + 1
         prompt.n_running += 1
-        self._rows.put(row, item, prompt, np.concatenate([prompt.shared, self._pool.take(own)]))
-        return row
+        self.stops.expect(request)
+        self._rows.put(row, item, prompt, np.concatenate([prompt.shared, pages, self._pool.take(own)]))
+        if kept is not None:
+            self._kept.hand_over(request.id)
+        return row, kept
 
     def _preempt(self, row: int) -> None:
         """Swap out a running response and put it at the front of the queue."""
-        request = self._rows.request(row)
         assert self.n_in_flight > 1, "a response alone always fits: `submit` refuses others"
         if not self._is_stale:
-            # Only filled pages: the one for the newest token may have been taken already and is empty.
-            n_tokens, n_shared = int(self._rows.length[row]) - 1, self._rows.prompt(row).n_shared
-            pages = self._rows.own_pages(row)[: pages_for(n_tokens, self.page_tokens) - n_shared]
-            self._decoder.write_back(int(self._rows.serial[row]), pages, slice(n_shared * self.page_tokens, n_tokens))
-            self._swapped_out[request.id] = self._decoder.cache.read(pages)
+            self._keep(row)
+            self._kept.swap_out(self._rows.request(row).id)
         self._waiting.appendleft(self._release(row))
         self._gaps = sorted([*self._gaps, row])
         self._has_memory_pressure = True
+
+    def _keep(self, row: int) -> None:
+        """Keep the keys and values of a row that is about to be released: all but those of its newest token."""
+        rows, prompt = self._rows, self._rows.prompt(row)
+        n_tokens = int(rows.length[row]) - 1
+        # The page for the newest token may have been taken already and is empty.
+        n_pages = pages_for(n_tokens, self.page_tokens) - prompt.n_shared
+        pages = rows.own_pages(row)[:n_pages]
+        known = slice(prompt.n_shared * self.page_tokens, n_tokens)
+        self._decoder.write_back(int(rows.serial[row]), pages, known)
+        self._kept.keep(rows.request(row).id, prompt, rows.tokens[row, :n_tokens].copy(), pages)
+        rows.give_up(row, n_pages)
 
     def _release(self, row: int) -> PartialResponse:
         """Free a row and its own pages. Returns what it has generated."""
@@ -348,9 +406,15 @@ class LocalEngine(QueuedEngine):
         if not reasons:
             return []
         rows = sorted(reasons, key=lambda row: self._rows.order[row])
+        if self.drafter.drafting.tokens:
+            others = [row for row in range(self._n_rows) if self._rows.is_taken[row] and row not in reasons]
+            going_on = [*(item.request for item in self._waiting), *map(self._rows.request, others)]
+            self.drafter.keep(map(self._rows.running, rows), (request.group for request in going_on))
         items = []
         for row in rows:
             prompt = self._rows.prompt(row)
+            if self._rows.request(row).may_continue and reasons[row] is StopReason.EOS:
+                self._keep(row)
             items.append(self._release(row))
             self._prompts.leave(prompt)
         self._gaps = sorted([*self._gaps, *rows])

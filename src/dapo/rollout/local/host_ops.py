@@ -52,13 +52,13 @@ class HostOps(BlockOps):
         longest: int,
     ) -> Tensor:
         del longest  # every row has its own
-        n, spans = len(qkv), self.blocks.spans
+        n, spans = len(qkv), self.spans
         if layer == 0:
             self.position = rows.position(n)
         out = qkv.new_empty(n, self.n_query_heads * self.cache.head_dim)
         for span in spans:
             work = partial(self._mix, qkv, out, span, layer, norms or (None, None), eps, window or 0)
-            by_rows(span.end - span.first, span.block.layers[layer][0][: span.end - span.first].numel(), work)
+            by_rows(span.block.n, span.block.layers[layer][0][: span.block.n].numel(), work)
         out[spans[-1].end :] = 0  # rows that pad the batch
         return out
 
@@ -75,14 +75,16 @@ class HostOps(BlockOps):
         end: int,
     ) -> None:
         """`mix` of the slots first..end−1 of a span."""
-        row, capacity = span.first + first, span.block.capacity
+        n_rows, capacity = span.n_rows, span.block.capacity
+        row = span.first + (first if n_rows is None else int(n_rows[:first].sum()))
         heads, size = self.cache.n_heads, self.cache.head_dim
         keys, values = span.block.layers[layer]
         scratch = qkv.new_empty(capacity + size)
         self.c.mix(
-            at(qkv, row), self.position.data_ptr() + 8 * row, at(self.cos), at(self.sin), at(norms[0]), at(norms[1]),
-            eps, self.scaling, at(keys, first), at(values, first), at(scratch), at(out, row), end - first,
-            self.n_query_heads, heads, size, capacity, window,
+            at(qkv, row), self.position.data_ptr() + 8 * row, None if n_rows is None else n_rows[first:].ctypes.data,
+            at(self.cos), at(self.sin), at(norms[0]), at(norms[1]), eps, self.scaling, at(keys, first),
+            at(values, first), at(scratch), at(out, row), end - first, self.n_query_heads, heads, size, capacity,
+            window,
         )  # fmt: skip
 
     def draw(self, logits: Tensor, sampling: SamplingParams, is_end: Tensor, rows: DeviceRows) -> None:

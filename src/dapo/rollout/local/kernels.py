@@ -145,6 +145,28 @@ def attend_kernel(
 
 
 @triton.jit
+def store_kernel(
+    qkv, cos, sin, key_norm, keys, values, table, length, stop, eps,
+    table_stride, page_stride, head_stride, token_stride,
+    NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Store one row's newest key and value, as `attend_kernel` does: for rows that attend to each other's."""
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    is_alive = tl.load(stop + row) == 0
+    newest = tl.where(is_alive, tl.load(length + row), 1) - 1
+    d, one = tl.arange(0, DIM)[None, :], tl.arange(0, 1)[:, None]
+    c = tl.load(cos + newest.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
+    s = tl.load(sin + newest.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
+    base = qkv + row * (NQ + 2 * NK) * D
+    new_key = rotated(base + (NQ + head + one) * D, key_norm, c, s, d, d < D, eps, D, HAS_NORM)
+    new_value = tl.load(base + (NQ + NK + head + one) * D + d, mask=d < D, other=0.0)
+    home = tl.load(table + row * table_stride + newest // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD)
+    target = home.to(tl.int64) * page_stride + head * head_stride + (newest % PAGE) * token_stride + d
+    tl.store(keys + target, new_key, mask=d < D)
+    tl.store(values + target, new_value, mask=d < D)
+
+
+@triton.jit
 def combine_kernel(
     part, part_max, part_sum, out, NQ: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, DIM: tl.constexpr
 ):

@@ -155,6 +155,7 @@ class TritonOps:
     ) -> None:
         self.cache, self.cos, self.sin, self.scaling = cache, cos.contiguous(), sin.contiguous(), scaling
         self.n_query_heads = n_query_heads
+        self.has_drafts = False  # several rows of a step are tokens of one response
         self.n_processors = (
             torch.cuda.get_device_properties(cos.device).multi_processor_count if cos.is_cuda else MOST_SPLITS
         )
@@ -213,6 +214,8 @@ class TritonOps:
         query_norm, key_norm = norms if norms is not None else (qkv, qkv)
         splits, dim = self.splits(n), max(16, power_of_2(cache.head_dim))
         group = heads // cache.n_heads
+        if self.has_drafts:  # a token attends to those drafted before it: all of them have to be stored by then
+            self.store(qkv, layer, norms, eps, rows)
         attend_kernel[(cache.n_heads // ATTEND_HEADS, n, splits)](
             qkv, self.cos, self.sin, query_norm, key_norm, keys, values, rows.table, rows.length, rows.stop,
             out, self.part, self.part_max, self.part_sum, eps, self.scaling, rows.table.stride(0), *keys.stride()[:3],
@@ -226,6 +229,19 @@ class TritonOps:
                 num_warps=1,
             )  # fmt: skip
         return out
+
+    def store(self, qkv: Tensor, layer: int, norms: tuple[Tensor, Tensor] | None, eps: float, rows: DeviceRows) -> None:
+        """Put the newest tokens' keys and values into the cache."""
+        from dapo.rollout.local.kernels import store_kernel
+
+        cache = self.cache
+        keys, values = cache.keys[layer], cache.values[layer]
+        store_kernel[(cache.n_heads, len(qkv))](
+            qkv, self.cos, self.sin, qkv if norms is None else norms[1], keys, values, rows.table, rows.length,
+            rows.stop, eps, rows.table.stride(0), *keys.stride()[:3], NQ=self.n_query_heads, NK=cache.n_heads,
+            D=cache.head_dim, PAGE=cache.page_tokens, HAS_NORM=norms is not None,
+            DIM=max(16, power_of_2(cache.head_dim)), num_warps=1,
+        )  # fmt: skip
 
     def draw(self, logits: Tensor, sampling: SamplingParams, is_end: Tensor, rows: DeviceRows) -> None:
         from dapo.rollout.local.kernels import cut_kernel, draw_kernel, weigh_kernel

@@ -1,7 +1,8 @@
-"""Prefill: keys and values of prompts, and of partial responses whose KV was dropped."""
+"""Prefill: keys and values of prompts, of partial responses whose KV was dropped, and of what an episode heard."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,11 @@ from numpy.typing import NDArray
 
 from dapo.rollout.families import PREFILL_TOKENS, SAME_SUMS, rounded_up
 from dapo.rollout.local.decoder import PagedDecoder
-from dapo.rollout.local.pages import Pages, Prompt
+from dapo.rollout.local.pages import Pages, Prompt, pages_for
 from dapo.rollout.local.rows import HostRows
+
+# New tokens of one response that attend to all before them at once: bounds the memory of their scores.
+EXTEND_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,24 @@ class Prefix:
 
     tokens: NDArray[np.int32]
     slots: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Tokens to prefill behind others that have keys and values, and the pages of all of them."""
+
+    tokens: NDArray[np.int32]
+    first: int  # tokens before them
+    pages: Pages
+    slots: NDArray[np.int64]
+
+    def part(self, start: int, end: int | None = None) -> Extension:
+        return Extension(self.tokens[start:end], self.first + start, self.pages, self.slots[start:end])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """New tokens, and all tokens, each padded."""
+        return rounded_up(len(self.tokens)), rounded_up(self.first + len(self.tokens))
 
 
 def prefixes_of(rows: HostRows, row: int) -> list[Prefix]:
@@ -45,11 +67,21 @@ def prefix_of_prompt(prompt: Prompt) -> list[Prefix]:
 
 
 def tail_of(rows: HostRows, row: int) -> list[tuple[Pages, Pages]]:
-    """(from, to): the prompt's tail page and a row's first own page, while the response is still empty."""
+    """(from, to): the prompt's tail page and a row's first own page, while nothing follows the prompt."""
     prompt = rows.prompt(row)
-    if rows.length[row] > rows.start[row] or not len(prompt.tail):
+    if rows.length[row] - 1 > len(prompt.tokens) or not len(prompt.tail):
         return []
     return [(prompt.tail, rows.own_pages(row)[:1])]
+
+
+def extension_of(rows: HostRows, row: int, n_known: int) -> list[Extension]:
+    """What to prefill for a row whose first tokens have keys and values; nothing if only its newest token has none."""
+    length, page_tokens = int(rows.length[row]) - 1, rows.prompt(row).page_tokens
+    if length == n_known:
+        return []
+    pages = rows.table[row].copy()
+    slots = slots_of(pages, length, page_tokens)[n_known:]
+    return [Extension(rows.tokens[row, n_known:length].copy(), n_known, pages, slots)]
 
 
 def slots_of(pages: Pages, n_tokens: int, page_tokens: int) -> NDArray[np.int64]:
@@ -67,10 +99,36 @@ def prefill(decoder: PagedDecoder, prefixes: list[Prefix]) -> None:
         if width > SAME_SUMS and device.type == "cpu":  # here the padded width changes the last bits: equal ones only
             chunk = [prefix for prefix in chunk if rounded_up(len(prefix.tokens)) == width]
         prefixes = prefixes[len(chunk) :]
-        ids, slots = np.empty((len(chunk), width), np.int64), np.zeros((len(chunk), width), np.int64)
-        for i, prefix in enumerate(chunk):
-            n = len(prefix.tokens)
-            # Padded with its own last token: another could bring a non-finite embedding into a healthy row.
-            ids[i, :n], ids[i, n:] = prefix.tokens, prefix.tokens[-1]
-            slots[i, :n] = prefix.slots
+        ids, slots = padded(chunk, width)
         decoder.prefill(torch.from_numpy(ids).to(device), torch.from_numpy(slots).to(device))
+
+
+def extend(decoder: PagedDecoder, extensions: list[Extension]) -> None:
+    """Prefill behind what is known, so many tokens of each at a time."""
+    while extensions:
+        extend_at_once(decoder, [extension.part(0, EXTEND_TOKENS) for extension in extensions])
+        extensions = [each.part(EXTEND_TOKENS) for each in extensions if len(each.tokens) > EXTEND_TOKENS]
+
+
+def extend_at_once(decoder: PagedDecoder, extensions: list[Extension]) -> None:
+    """In passes of bounded size and of equal widths, which decide the last bits."""
+    device = decoder.cache.data.device
+    extensions = sorted(extensions, key=lambda extension: extension.shape, reverse=True)
+    while extensions:
+        width, whole = extensions[0].shape
+        chunk = [one for one in extensions if one.shape == (width, whole)][: max(1, PREFILL_TOKENS // whole)]
+        extensions = extensions[len(chunk) :]
+        first = np.array([extension.first for extension in chunk])
+        pages = np.stack([extension.pages[: pages_for(whole, decoder.cache.page_tokens)] for extension in chunk])
+        decoder.extend(*(torch.from_numpy(part).to(device) for part in (*padded(chunk, width), first, pages)))
+
+
+def padded(chunk: Sequence[Prefix | Extension], width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tokens and slots [m, width]; padding has its slot on page 0."""
+    ids, slots = np.empty((len(chunk), width), np.int64), np.zeros((len(chunk), width), np.int64)
+    for i, prefix in enumerate(chunk):
+        n = len(prefix.tokens)
+        # Padded with its own last token: another could bring a non-finite embedding into a healthy row.
+        ids[i, :n], ids[i, n:] = prefix.tokens, prefix.tokens[-1]
+        slots[i, :n] = prefix.slots
+    return ids, slots

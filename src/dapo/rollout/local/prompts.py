@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dapo.rollout.engine import Request
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.pages import PagePool, Prompt
 
@@ -13,13 +14,13 @@ class Prompts:
         self._pool, self._cache = pool, cache
         self._by_tokens: dict[tuple[int, ...], Prompt] = {}
 
-    def of(self, prompt: tuple[int, ...]) -> Prompt:
+    def of(self, request: Request) -> Prompt:
         """The prompt of a request that has joined."""
-        return self._by_tokens[prompt[:-1]]
+        return self._by_tokens[shared_part(request)]
 
-    def join(self, prompt: tuple[int, ...]) -> None:
+    def join(self, request: Request) -> None:
         """Count one more request with this prompt."""
-        tokens = prompt[:-1]
+        tokens = shared_part(request)
         self._by_tokens.setdefault(tokens, Prompt(tokens, self._cache.page_tokens)).n_users += 1
 
     def leave(self, prompt: Prompt) -> None:
@@ -47,3 +48,8 @@ class Prompts:
             self._cache.clear(prompt.pages)
         self._pool.give(prompt.pages)
         prompt.pages, prompt.is_filled = prompt.pages[:0], False
+
+
+def shared_part(request: Request) -> tuple[int, ...]:
+    """What all responses of a group begin with; of a later turn, the prompt of its episode."""
+    return request.prompt[: len(request.prompt) - request.key.start - 1]

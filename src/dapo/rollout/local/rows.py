@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dapo.rollout.draft import Running
 from dapo.rollout.engine import Request
 from dapo.rollout.local.pages import Pages, Prompt
 from dapo.rollout.partial import PartialResponse
@@ -99,11 +100,23 @@ class HostRows:
         """Pages that are this row's alone."""
         return self.table[row, self.prompt(row).n_shared : self.n_pages[row]].copy()
 
+    def give_up(self, row: int, n_pages: int) -> None:
+        """The first own pages of a row are another's from now on."""
+        n_shared, end = self.prompt(row).n_shared, int(self.n_pages[row])
+        self.table[row, n_shared : end - n_pages] = self.table[row, n_shared + n_pages : end]
+        self.n_pages[row] -= n_pages
+
     def read(self, row: int) -> PartialResponse:
         """The response on this row so far."""
         part = slice(int(self.start[row]), int(self.length[row]))
         arrays = (array[row, part].copy() for array in (self.tokens, self.logp, self.version))
         return PartialResponse(self.request(row), int(self.order[row]), *arrays)
+
+    def running(self, row: int) -> Running:
+        """The response on this row as a draft needs it; the token behind a draft still has to fit."""
+        length, start = int(self.length[row]), int(self.start[row])
+        room = int(self.limit[row]) - length - 1
+        return Running(self.request(row).group, int(self.order[row]), self.tokens[row, :length], start, room)
 
     def free(self, row: int) -> None:
         self.is_taken[row], self.n_pages[row], self.length[row] = False, 0, 1

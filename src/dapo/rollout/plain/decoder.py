@@ -38,14 +38,16 @@ class Decoder(Transformer):
             self.cache.keys[i][rows, :, :length] = k.transpose(1, 2)[prefix]
             self.cache.values[i][rows, :, :length] = v.transpose(1, 2)[prefix]
 
-    def step(self, token: Tensor, position: Tensor, longest: int) -> Tensor:
-        """Logits [n, V] after token [n] at position [n] of rows 0..n−1; `longest` is the largest position + 1.
+    def step(self, token: Tensor, position: Tensor, longest: int, rows: Tensor | None = None) -> Tensor:
+        """Logits [n, V] after token [n] at position [n] of rows [n] or 0..n−1; `longest` is the largest position + 1.
 
-        Independent of the other rows to the last bit where n is a multiple of STEP.
+        Independent of the other rows to the last bit where n is a multiple of STEP. Of several tokens of one row each
+        sees those at earlier positions.
         """
         n = len(token)
         length = rounded_up(longest)
-        rows = torch.arange(n, device=token.device)
+        seen = slice(0, n) if rows is None else rows
+        rows = torch.arange(n, device=token.device) if rows is None else rows
         cos, sin = self.cos[position, None], self.sin[position, None]  # [n, 1, D]
         x = self.policy.backbone.embed_tokens(token)  # [n, H]
         masks: dict[int | None, Tensor] = {}
@@ -58,8 +60,8 @@ class Decoder(Transformer):
             # Grouped-query attention: the queries that share a key head are passed as several queries of one head.
             out = F.scaled_dot_product_attention(
                 q.view(n, self.n_heads, -1, self.head_dim),
-                self.cache.keys[i][:n, :, :length],
-                self.cache.values[i][:n, :, :length],
+                self.cache.keys[i][seen, :, :length],
+                self.cache.values[i][seen, :, :length],
                 attn_mask=masks[layer.window],
                 scale=self.scaling,
             )

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dapo.rollout.draft import Running
 from dapo.rollout.engine import Request
 from dapo.rollout.partial import PartialResponse
 
@@ -71,6 +72,22 @@ class DenseRows:
                 )
             )
         return items
+
+    def running(self, rows: Sequence[int]) -> list[Running]:
+        """The responses on these rows as a draft needs them."""
+        found = []
+        for row in rows:
+            request, length = self.requests[row], int(self.length[row])
+            assert request is not None, f"row {row} holds no response"
+            tokens = self.tokens[row, :length].cpu().numpy().astype(np.int32)
+            room = int(self.limit[row]) - length - 1
+            found.append(Running(request.group, int(self.order[row]), tokens, int(self.start[row]), room))
+        return found
+
+    def extend(self, row: int, token: Tensor, logp: Tensor, version: int) -> None:
+        """Append several tokens to a row. The caller raises `length`."""
+        part = slice(int(self.length[row]), int(self.length[row]) + len(token))
+        self.tokens[row, part], self.logp[row, part], self.version[row, part] = token, logp, version
 
     def free(self, rows: Sequence[int]) -> None:
         for row in rows:

@@ -12,6 +12,7 @@ from dapo.models.policy import Policy
 from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams
 from dapo.rollout.partial import completions
 from dapo.rollout.queue import QueuedEngine
+from dapo.rollout.stops import Stops
 from dapo.rollout.vllm.check import check_weights
 from dapo.rollout.vllm.core import NewTokens, VllmCore
 from dapo.rollout.vllm.response import Response
@@ -59,6 +60,7 @@ class VllmEngine(QueuedEngine):
         self.policy = policy
         self.sampling = sampling
         self.logp_dtype = np.float32
+        self.stops = Stops(policy.tokenizer, policy.head.weight.shape[0])
         self.version = version
         self._running: dict[int, Response] = {}  # by request id, in order of submission
 
@@ -68,7 +70,9 @@ class VllmEngine(QueuedEngine):
         The two take turns: the one that ticks owns the vLLM. What the other has in flight waits and continues later.
         """
         sizes = {"max_concurrent": self.max_concurrent, "max_tokens": self.max_tokens}
-        return VllmEngine(self.policy, sampling=sampling, version=self.version, core=self.core, **sizes)
+        other = VllmEngine(self.policy, sampling=sampling, version=self.version, core=self.core, **sizes)
+        other.stops = self.stops
+        return other
 
     @property
     def n_in_flight(self) -> int:
@@ -147,10 +151,12 @@ class VllmEngine(QueuedEngine):
     def _send(self) -> None:
         for item in self._running.values():
             if item.tag is None:
+                self.stops.expect(item.request)
                 item.tag = self.core.add(item, self.sampling, self.policy.eos_ids)
 
     def _append(self, item: Response, new: NewTokens) -> StopReason | None:
         """Append a step's new tokens. Returns the stop reason, if the response ended."""
+        n_known = len(item.tokens)
         for token, logp in zip(new.tokens, new.logp, strict=True):
             if not math.isfinite(logp):
                 self._fault(item, "logits are not finite")
@@ -158,6 +164,11 @@ class VllmEngine(QueuedEngine):
             item.tokens.append(token)
             item.logp.append(logp)
             item.version.append(self.version)
+        n_kept = self.stops.end(item.request, np.array(item.tokens, np.int32), n_known)
+        if n_kept is not None:
+            self.core.abort([] if new.is_finished else [new.tag])
+            item.keep(n_kept)
+            return StopReason.EOS
         if not new.is_finished:
             return None
         item.tag = None

@@ -32,6 +32,11 @@ class Response:
         tokens, version = np.array(self.tokens, np.int32), np.array(self.version, np.int32)
         return PartialResponse(self.request, self.order, tokens, np.array(self.logp, np.float32), version)
 
+    def keep(self, n_tokens: int) -> None:
+        """Its first tokens; it has left vLLM."""
+        del self.tokens[n_tokens:], self.logp[n_tokens:], self.version[n_tokens:]
+        self.tag = None
+
     @property
     def seed(self) -> int:
         """Of vLLM's noise from here on: a function of the key and of the number of tokens so far.

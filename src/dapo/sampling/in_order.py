@@ -1,8 +1,8 @@
-"""The prefix rule: a step takes the first N mixed groups in order of submission.
+"""In-order selection: a step takes the first N mixed groups in order of submission.
 
-A group is taken once every earlier one is resolved. How many groups run at the same time changes only what is wasted,
-never what is chosen. So short responses are not preferred, and neither scheduling nor rank layout nor a restart can
-change what is trained on.
+A group is taken once every earlier one has all its verdicts. How many groups run at the same time changes only what is
+wasted, never what is chosen. So short responses are not preferred, and neither scheduling nor rank layout nor a restart
+can change what is trained on.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dapo.sampling.dynamic import GroupSampler
 from dapo.types import Group
 
 
-class PrefixRule:
-    """Implements `SelectionRule`. Without dynamic sampling every group counts, and the prefix is the whole step."""
+class InOrder:
+    """Implements `SelectionRule`. Without dynamic sampling every group counts, and the step takes all it submits."""
 
     def __init__(self, sampler: GroupSampler) -> None:
         self.sampler = sampler
@@ -31,7 +31,7 @@ class PrefixRule:
         return self.n_to_stream()
 
     def n_to_stream(self) -> int:
-        """Groups still missing if the open ones turn out as groups did lately; at most what the engine has room for."""
+        """Groups still missing if open ones end mixed at the recent rate; at most what the engine has room for."""
         room = self.sampler.collector.room()
         if room == 0:
             return 0
@@ -39,23 +39,23 @@ class PrefixRule:
         return max(0, min(room, math.ceil(missing / self.sampler.state.acceptance.rate)))
 
     def chance(self, group: PendingGroup) -> float:
-        """That this group ends mixed: certain, or as often as lately, less with each further equal verdict."""
+        """Estimated probability of ending mixed: 1 if already mixed, else the recent rate, less with every verdict."""
         if group.is_mixed:
             return 1.0
-        return self.sampler.state.acceptance.rate * (1 - group.n_judged / len(group.judgements))
+        return self.sampler.state.acceptance.rate * (1 - group.n_verdicts / len(group.judgements))
 
     def is_known(self, group: PendingGroup) -> bool:
         return group.is_resolved or group.is_mixed
 
     def observe(self, known: Sequence[PendingGroup]) -> int:  # noqa: ARG002
         """Groups behind the N-th known mixed one cannot be chosen any more, whatever the earlier ones become."""
-        places = [place for place, group in enumerate(self.sampler.groups, 1) if group.is_mixed]
-        if self.sampler.config.schedule == "stream" and len(places) >= self.sampler.wanted:
-            self.drop_after(places[self.sampler.wanted - 1])
-        return len(places)
+        positions = [position for position, group in enumerate(self.sampler.groups, 1) if group.is_mixed]
+        if self.sampler.config.schedule == "stream" and len(positions) >= self.sampler.wanted:
+            self.drop_after(positions[self.sampler.wanted - 1])
+        return len(positions)
 
     def choose(self) -> list[Group] | None:
-        """The mixed groups of the prefix. What ran beyond it is surplus, and its problems come again."""
+        """The first mixed groups. What was submitted after the last of them is surplus, to be resampled later."""
         sampler = self.sampler
         n_used = self.n_used()
         if n_used is None:
@@ -69,17 +69,17 @@ class PrefixRule:
         return held + [group for group in counted if group.is_mixed or not sampler.config.dynamic]
 
     def n_used(self) -> int | None:
-        """Length of the prefix that ends with the last group needed, or with the last one there is; None: not known."""
+        """Submissions up to the last group needed, or up to the last one there is; None: not known yet."""
         sampler, config = self.sampler, self.sampler.config
         if config.schedule == "rounds" and not all(group.is_resolved for group in sampler.groups):
             return None
         n_found = 0
-        for place, group in enumerate(sampler.groups, 1):
+        for position, group in enumerate(sampler.groups, 1):
             if not group.is_resolved:
                 return None
             n_found += group.is_mixed or not config.dynamic
             if n_found == sampler.wanted:
-                return place
+                return position
         return len(sampler.groups) if sampler.is_exhausted else None
 
     def drop_after(self, n_used: int) -> None:

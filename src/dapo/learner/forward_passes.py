@@ -7,62 +7,80 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from dapo.algorithms.advantages import distillation_advantage
 from dapo.learner.batch import Batch
-from dapo.learner.critic import Values, apply_gae, score_values
+from dapo.learner.critic import Values, apply_gae, token_values
 from dapo.learner.memory import within_memory
 from dapo.learner.microbatches import all_reduce_rows, own_rows
 from dapo.learner.ragged import Ragged
 from dapo.learner.step import Step
 from dapo.models.policy import Policy
+from dapo.waiting.registry import report_progress
 
 
-def first_update_scores_old(step: Step) -> bool:
+def first_update_computes_old_logp(step: Step) -> bool:
     """Whether the first update may compute π_old itself: its forward pass runs on the same weights.
 
-    Not where π_old is needed earlier, for a KL penalty inside the reward.
+    Not where π_old is needed earlier, for a KL inside the reward or the advantage, nor where updates have dropout.
     """
-    learner, kl = step.learner, step.config.algorithm.kl
-    return not (learner.critic is not None and learner.reference is not None and kl.place == "reward")
+    is_needed_earlier = step.learner.reference is not None and step.config.algorithm.kl.place != "loss"
+    return not is_needed_earlier and not step.config.has_dropout
 
 
-def score_old(step: Step, skip: Sequence[int] = ()) -> None:
+def compute_old_logp(step: Step, skip: Sequence[int] = ()) -> None:
     """π_old: the trainer's own log-probs of every token, once, before the first update; or the engine's (bypass).
 
-    Rows in `skip` are left to the first update, which scores them on the same weights in its own forward pass.
+    Rows in `skip` are left to the first update, which computes theirs on the same weights in its own forward pass.
     """
 
-    def score_rows(rows: list[int]) -> None:
-        keep_old(step, rows, *score(step.learner.policy, step, rows))
+    def of_rows(rows: list[int]) -> None:
+        keep_old(step, rows, *token_logps(step.learner.policy, step, rows))
 
-    score_in_microbatches(step, sorted(set(step.rows) - set(skip)), score_rows, old_policy_stats(step.batch))
+    in_microbatches(step, sorted(set(step.rows) - set(skip)), of_rows, old_policy_stats(step.batch))
 
 
 def advantages_by_gae(step: Step) -> Values | None:
     """With a critic: fill the batch's advantages by GAE; returns the critic's values and targets."""
-    critic, reference, config = step.learner.critic, step.learner.reference, step.config
-    if critic is None or not step.batch.lengths:
+    if step.learner.critic is None or not step.batch.lengths:
         return None
-    logp_ref = None
-    if reference is not None and config.algorithm.kl.place == "reward":
-        logp_ref = score_tokens(step, lambda rows: score(reference, step, rows, with_entropy=False)[0])
-    return apply_gae(step.batch, config, old_critic_values(step), logp_ref)
+    is_paid = step.config.algorithm.kl.place == "reward"
+    return apply_gae(step.batch, step.config, old_critic_values(step), step.batch.logp_ref if is_paid else None)
+
+
+def compute_reference_logp(step: Step) -> None:
+    """The reference's log-probs of every token, where reward or advantage need them; a loss computes them itself."""
+    reference = step.learner.reference
+    if reference is not None and step.config.algorithm.kl.place != "loss":
+        step.batch.logp_ref = per_token(step, lambda rows: token_logps(reference, step, rows, with_entropy=False)[0])
+
+
+def add_distillation(step: Step) -> None:
+    """With a teacher: its say on every token, beside the advantage that the verdict gave."""
+    batch = step.batch
+    if batch.logp_ref is not None and step.config.has_teacher:
+        batch.advantage.flat = distillation_advantage(
+            batch.advantage.flat,
+            batch.logp_old.flat,
+            batch.logp_ref.flat,
+            coefficient=step.config.algorithm.kl.coefficient,
+        )
 
 
 def old_critic_values(step: Step) -> Ragged:
     """V of every token, before any update of the step."""
     critic = step.learner.critic
     assert critic is not None, "values come from a critic"
-    return score_tokens(step, lambda rows: score_values(critic.model, step.batch, rows))
+    return per_token(step, lambda rows: token_values(critic.model, step.batch, rows))
 
 
-def score_tokens(step: Step, score_rows: Callable[[list[int]], Tensor]) -> Ragged:
-    """One number per token of the batch; score_rows(rows) gives those of some rows, end to end."""
+def per_token(step: Step, of_rows: Callable[[list[int]], Tensor]) -> Ragged:
+    """One number per token of the batch; of_rows(rows) gives those of some rows, end to end."""
     made = Ragged(step.batch.lengths, step.batch.advantage.flat.dtype)
-    score_in_microbatches(step, step.rows, lambda rows: made.put(rows, score_rows(rows)), [made])
+    in_microbatches(step, step.rows, lambda rows: made.put(rows, of_rows(rows)), [made])
     return made
 
 
-def score_in_microbatches(
+def in_microbatches(
     step: Step, wanted: Sequence[int], work: Callable[[list[int]], None], results: Sequence[Ragged]
 ) -> None:
     """work(rows) without gradients on each of this rank's micro-batches; then all ranks share the `results`.
@@ -76,12 +94,13 @@ def score_in_microbatches(
         left -= set(rows)
         own += own_rows(batch, rows, learner.world)
 
-        def score_part(budget: int, rows: list[int] = rows) -> None:
+        def run_part(budget: int, rows: list[int] = rows) -> None:
             for micro in learner.microbatches(batch, rows, budget):
                 with torch.no_grad():
                     work(micro.rows)
+                report_progress()
 
-        within_memory(step, rows, score_part)
+        within_memory(step, rows, run_part)
     all_reduce_rows(learner.world, results, wanted, own)
 
 
@@ -98,7 +117,7 @@ def keep_old(step: Step, rows: Sequence[int], logp: Tensor, entropy: Tensor) -> 
     batch.logp_old.put(rows, batch.logp_engine.joined(rows, "cpu") if is_bypass else logp)
 
 
-def score(
+def token_logps(
     policy: Policy, step: Step, rows: Sequence[int], *, with_entropy: bool = True, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the rows' response tokens, end to end."""

@@ -1,0 +1,1 @@
+"""Training in a notebook: rewards and environments of its cells, and a view of the run as it goes."""

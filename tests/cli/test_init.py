@@ -1,0 +1,186 @@
+"""`dapo init` as a new user meets it: a known set, a CSV of one's own, a broken file, a terminal that asks."""
+
+import csv
+import importlib
+import json
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from command_line import dapo
+from dapo.cli.init.recipe import GOALS
+from dapo.config import load_recipe
+from dapo.config.model_shapes import shape_of
+from dapo.data.names import ROOT_VARIABLE
+from dapo.planning.fit import fit
+from dapo.quickstart.task import train_problems
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def own_csv(path: Path, n: int = 300) -> str:
+    """Problems that the bundled model can read, in columns with names of one's own."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["task", "solution"])
+        rows.writerows(problems()[:n])
+    return str(path)
+
+
+@cache
+def problems() -> list[tuple[str, str]]:
+    return [(one.question, one.answer) for one in train_problems()]
+
+
+COLUMNS = ("--field", "question=task", "--field", "answer=solution")
+TOY = ("--model", "bundled", "--card", "cpu")
+
+
+def test_gsm8k_and_a_card_of_24_gb(here: Path, monkeypatch: pytest.MonkeyPatch):
+    (here / "gsm8k").mkdir()
+    lines = [json.dumps({"question": f"How much is {i} + 1?", "answer": f"Add.\n#### {i + 1}"}) for i in range(60)]
+    for split in ("train", "test"):
+        (here / "gsm8k" / f"{split}.jsonl").write_text("\n".join(lines))
+    monkeypatch.setenv(ROOT_VARIABLE, str(here))
+    done = dapo("init", "--model", "Qwen/Qwen2.5-1.5B-Instruct", "--data", "gsm8k", "--card", "24gb", "--goal", "score")
+    assert done.returncode == 0, done.stderr
+    assert "usable problems" in done.stdout
+    for command in ("explain", "train", "report"):
+        assert f"  dapo {command} " in done.stdout
+    config = load_recipe("my-recipe.toml").config
+    assert (config.data.train, config.data.eval, config.rewards.verifier) == ("gsm8k", ("gsm8k:test",), "math")
+    assert config.data.chat_template
+    assert (config.train.steps, config.train.lr) == (200, 6e-6)
+    assert config.train.moments == "int8"  # what fits the card is in the recipe …
+    assert config.rollout.kv_cache_gib
+    text = Path("my-recipe.toml").read_text()
+    lines = [line for line in text.splitlines() if " = " in line and not line.startswith("#")]
+    assert all("  # " in line for line in lines)  # … and every line says why
+
+
+def test_an_adapter_brings_its_learning_rate(here: Path):
+    own_csv(here / "my.csv")
+    asked = ("--model", "Qwen/Qwen2.5-7B-Instruct", "--data", "my.csv", *COLUMNS, "--card", "24gb")
+    assert dapo("init", *asked).returncode == 0
+    config = load_recipe("my-recipe.toml").config
+    assert (config.model.lora.rank, config.train.lr) == (32, 1e-5)
+
+
+@pytest.mark.slow
+def test_a_probe_says_how_hard_the_problems_are(here: Path):
+    own_csv(here / "my.csv")
+    done = dapo("init", *TOY, "--data", "my.csv", *COLUMNS, "--probe", "8")
+    assert done.returncode == 0, done.stderr
+    assert "Probe of 8 problems: pass rate" in done.stdout
+    assert "by a probe" in Path("my-recipe.toml").read_text()
+
+
+def test_a_csv_of_ones_own_is_split(here: Path):
+    own_csv(here / "my.csv")
+    done = dapo("init", "toy.toml", *TOY, "--data", "my.csv", *COLUMNS)
+    assert done.returncode == 0, done.stderr
+    assert "held out for evaluation" in done.stdout
+    config = load_recipe("toy.toml").config
+    held = [json.loads(line)["question"] for line in Path(config.data.eval[0]).read_text().splitlines()]
+    trained = [json.loads(line)["question"] for line in Path(config.data.train).read_text().splitlines()]
+    assert held
+    assert not set(held) & set(trained)
+    assert config.data.fields == {}  # what was prepared has the usual columns
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "remedy"),
+    [
+        ("task,solution\n1+1=?,2\n", "no known schema has the columns task, solution", "--field question=COLUMN"),
+        ('question,answer\n1+1=?,"2\n', "row 1: not CSV", "Quote fields"),
+        ("question,answer\n1+1=?,\n", "row 1: unparseable reference (it is empty)", "--field answer=COLUMN"),
+        ("", "empty", ""),
+    ],
+)
+def test_a_broken_file_is_refused_with_the_row_and_the_remedy_and_nothing_is_written(
+    here: Path, text: str, said: str, remedy: str
+):
+    (here / "bad.csv").write_text(text)
+    done = dapo("init", *TOY, "--data", "bad.csv")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert said in done.stderr
+    assert remedy in done.stderr
+    assert [path.name for path in here.iterdir()] == ["bad.csv"]
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(here: Path):
+    own_csv(here / "my.csv")
+    done = dapo("init", "--model", "Qwen/Qwen2.5-32B", "--data", "my.csv", *COLUMNS, "--card", "24gb")
+    assert done.returncode == 2
+    assert "--card 24gb: Qwen/Qwen2.5-32B does not fit" in done.stderr
+    assert "(--card 32gb)" in done.stderr
+    assert [path.name for path in here.iterdir()] == ["my.csv"]
+
+
+@pytest.mark.parametrize(("missing", "given"), [("--model", ("--data", "gsm8k")), ("--data", ("--model", "bundled"))])
+def test_without_a_terminal_what_is_missing_is_named(missing: str, given: tuple[str, ...]):
+    done = dapo("init", *given)
+    assert done.returncode == 2
+    assert f"{missing}: missing, and there is no terminal to ask in." in done.stderr
+
+
+def test_in_a_terminal_it_asks(here: Path, monkeypatch: pytest.MonkeyPatch):
+    own_csv(here / "my.csv")
+    module = importlib.import_module("dapo.cli.init.command")  # the package has a function of this name
+    monkeypatch.setattr(module, "is_terminal", lambda: True)
+    monkeypatch.setattr(module, "gpu_memory_gib", list)
+    done = dapo("init", *COLUMNS, stdin="bundled\nmy.csv\n\nscore\n")  # the card: what it suggests
+    assert done.returncode == 0, done.stderr
+    config = load_recipe("my-recipe.toml").config
+    assert (config.model.path, config.model.device, config.train.steps) == ("bundled", "cpu", 200)
+
+
+def test_letters_are_judged_as_choices_and_words_exactly(here: Path):
+    for name, answers in (("letters", "ABCD"), ("words", ["blue sky", "red, or green?", "x → y"])):
+        lines = [{"question": f"Question {i} of {name}?", "answer": answers[i % len(answers)]} for i in range(30)]
+        (here / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for name, verifier in (("letters", "choice"), ("words", "exact")):
+        done = dapo("init", f"{name}.toml", *TOY, "--data", f"{name}.jsonl")
+        assert done.returncode == 0, done.stderr
+        assert "too few to hold some out" in done.stdout
+        assert tomllib.loads(Path(f"{name}.toml").read_text())["rewards"]["verifier"] == verifier
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("a.json",), "a recipe is a TOML file"),
+        (("--goal", "win"), "--goal win: no such goal."),
+        (("--card", "24tb"), "--card 24tb: neither a memory size nor a known GPU"),
+    ],
+)
+def test_wrong_answers_are_refused(here: Path, asked: tuple[str, ...], said: str):
+    own_csv(here / "my.csv")
+    done = dapo("init", *asked, "--model", "bundled", "--data", "my.csv", *COLUMNS)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def test_an_existing_recipe_is_never_overwritten(here: Path):
+    (here / "my-recipe.toml").write_text("mine")
+    done = dapo("init", *TOY, "--data", own_csv(here / "my.csv"), *COLUMNS)
+    assert done.returncode == 2
+    assert (here / "my-recipe.toml").read_text() == "mine"
+
+
+def test_every_goal_gives_a_recipe_that_needs_no_more_than_it_says(here: Path):
+    own_csv(here / "my.csv")
+    for goal in GOALS:
+        done = dapo("init", f"{goal}.toml", "--model", "Qwen/Qwen2.5-0.5B", "--data", "my.csv", *COLUMNS,
+                    "--card", "16gb", "--goal", goal)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        config = load_recipe(f"{goal}.toml").config
+        shape = shape_of(config.model.path)
+        assert shape is not None
+        assert fit(config, shape, 16).is_possible
+        assert not config.data.chat_template  # a base model, by its name
