@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from dapo.models import packed_attention
 from dapo.models.logprobs import linear_logprobs, plain_logprobs
+from dapo.models.packed_attention import attend
 from dapo.models.packing import Gather, pack, sum_in_torch
 from dapo.models.policy import Policy
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
@@ -44,6 +46,31 @@ def test_varlen_attention_agrees_with_float64_on_the_cpu(family: str):
     logp, grad = gradient(fast, batch("cuda"))
     assert (logp - expected).abs().mean() < 5e-2
     assert torch.cosine_similarity(grad, expected_grad, dim=0) > 0.99
+
+
+def test_a_long_sequence_by_cudnn_agrees_with_the_packed_kernel(monkeypatch: pytest.MonkeyPatch):
+    """Values and gradients of q, k and v in bf16, beside the same in float64; and it is cuDNN that runs."""
+    packed = pack([[1] * 200, [2] * 30, [2] * 30], [[3] * 4000, [3] * 50, [3] * 4700], "cuda")
+    assert [span.cu_seqlens is None for span in packed.spans] == [True, False, True]
+    shapes = ((12, 0), (2, 1), (2, 2), (12, 3))
+    q, k, v, grad = (
+        torch.randn(packed.n_tokens, n, 128, generator=torch.Generator().manual_seed(seed)).cuda() for n, seed in shapes
+    )
+
+    def run(dtype: torch.dtype) -> list[torch.Tensor]:
+        parts = [x.to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
+        mixed = attend(*parts, packed)
+        mixed.backward(grad.to(dtype))
+        return [mixed.detach().double(), *(part.grad.double() for part in parts)]
+
+    exact, cudnn = run(torch.float64), run(torch.bfloat16)
+    monkeypatch.setattr(packed_attention, "PLANNED_HEAD", 0)
+    for wanted, ours, packed_kernel in zip(exact, cudnn, run(torch.bfloat16), strict=True):
+        error, usual = ((x - wanted).norm() / wanted.norm() for x in (ours, packed_kernel))
+        assert error < 1.5 * usual + 1e-3
+    heads = [x[None, :, :4096].bfloat16() for x in (q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))]
+    how = torch.backends.cuda.SDPAParams(*heads, None, 0.0, True, True)
+    assert torch.backends.cuda.can_use_cudnn_attention(how)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

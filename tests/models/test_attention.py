@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.testing import assert_close
 
 from compilers import needs_compiler
@@ -167,3 +168,54 @@ def test_torchs_attention_over_shared_prompts(window: int | None, monkeypatch: p
     wanted[home].backward(grad)
     for part, spread in zip(parts, full, strict=True):
         assert_close(part.grad, torch.zeros_like(part).index_add_(0, place, spread.grad), atol=1e-12, rtol=0)
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, scaling: float | None, window: int | None):
+    """What CUDA's kernel does, for a machine without it."""
+    assert window is None
+    assert int(cu_seqlens.diff().max()) == longest
+    parts = [x.tensor_split(cu_seqlens[1:-1].long()) for x in (q, k, v)]
+    mixed = [packed_attention._long(*part, scaling) for part in zip(*parts, strict=True)]
+    return torch.cat(mixed)
+
+
+@pytest.mark.parametrize(
+    ("groups", "spans"),
+    [
+        ([(7, [5, 9, 1]), (4, [6])], [(4, 42)]),  # none is long
+        ([(3, [40]), (5, [9, 2]), (30, [11, 4, 3])], [(None, 42), (2, 19), (None, 40), (None, 33), (None, 32)]),
+        ([(2, [3]), (20, [13, 20]), (2, [2])], [(1, 4), (None, 32), (None, 39), (1, 3)]),
+        ([(1, [33])], [(None, 33)]),
+    ],
+)  # fmt: skip
+def test_long_sequences_go_to_another_kernel(groups, spans, monkeypatch: pytest.MonkeyPatch):
+    """By themselves, padded to a multiple, and in their places again; with shared prompts, values and gradients."""
+    monkeypatch.setattr("dapo.models.packing.LONG_TOKENS", 32)
+    monkeypatch.setattr(packed_attention, "PLANNED_LENGTH", 16)
+    monkeypatch.setattr(packed_attention, "LONG_BACKENDS", [SDPBackend.MATH])
+    monkeypatch.setattr(packed_attention, "_varlen", flash)
+    monkeypatch.setattr(packed_attention, "runs_flash", lambda *_: True)
+    packed = batch(groups)
+    found = [(None if s.cu_seqlens is None else len(s.cu_seqlens) - 1, s.cells) for s in packed.spans]
+    assert found == spans
+    parts = [part.detach().double().requires_grad_() for part in qkv(packed, 4, 2, 16)]
+    grad = numbers(packed.n_tokens, 4, 16, seed=3).double()
+    results = []
+    for mixed in (attend(*parts, packed, scaling=0.3), one_by_one(*parts, packed, 0.3)):
+        mixed.backward(grad)
+        results.append([mixed.detach(), *(part.grad for part in parts)])
+        for part in parts:
+            part.grad = None
+    for ours, wanted in zip(*results, strict=True):
+        assert_close(ours, wanted, atol=1e-12, rtol=0)
+
+
+def test_a_window_and_large_heads_stay_with_flash_attention(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dapo.models.packing.LONG_TOKENS", 8)
+    monkeypatch.setattr(packed_attention, "runs_flash", lambda *_: True)
+    seen = []
+    monkeypatch.setattr(packed_attention, "_varlen", lambda *how: seen.append(how[4:]) or how[0])
+    packed = batch([(3, [20]), (2, [3])])
+    attend(*qkv(packed, 2, 1, 16), packed, window=5)
+    attend(*qkv(packed, 2, 1, 192), packed)
+    assert seen == [(22, None, 5), (22, None, None)]

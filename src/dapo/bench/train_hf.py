@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from dapo.bench.setting import TrainSetting
@@ -15,14 +16,19 @@ if TYPE_CHECKING:
 def hf_side(setting: TrainSetting, load: TrainLoad, *, has_masters: bool) -> Result | None:
     """Plain Hugging Face: SDPA, log-softmax of float32 logits, fused AdamW.
 
-    Uneven rows are padded, in their order, with the rows per batch and the checkpointing that are fastest of what fits.
+    Uneven rows are padded, in their order, with the rows per batch and the checkpointing that are fastest of what fits;
+    rows of one length on CUDA with the faster of SDPA's own choice and cuDNN.
     """
-    if not load.is_uneven:
-        return hf_run(setting, load, len(load.lengths), load.is_checkpointed, has_masters)
-    tried = [
-        hf_run(setting, load, rows, is_checkpointed, has_masters)
-        for rows, is_checkpointed in ((8, True), (4, True), (4, False), (2, False))
-    ]
+    if load.is_uneven:
+        tried = [
+            hf_run(setting, load, rows, is_checkpointed, has_masters)
+            for rows, is_checkpointed in ((8, True), (4, True), (4, False), (2, False))
+        ]
+    else:
+        tried = [
+            hf_run(setting, load, len(load.lengths), load.is_checkpointed, has_masters, by_cudnn=by_cudnn)
+            for by_cudnn in ((False, True) if setting.device == "cuda" else (False,))
+        ]
     fits = [result for result in tried if result is not None]
     return min(fits, key=lambda result: result.seconds) if fits else None
 
@@ -36,9 +42,16 @@ def hf_bf16_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
 
 
 def hf_run(
-    setting: TrainSetting, load: TrainLoad, rows: int, is_checkpointed: bool, has_masters: bool
+    setting: TrainSetting,
+    load: TrainLoad,
+    rows: int,
+    is_checkpointed: bool,
+    has_masters: bool,
+    *,
+    by_cudnn: bool = False,
 ) -> Result | None:
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     free_memory()
     model = setting.model("sdpa").train()
@@ -69,9 +82,14 @@ def hf_run(
             with torch.no_grad():
                 torch._foreach_copy_(parameters, masters)
 
-    settings = f"SDPA, {len(batches)} batches of {rows} rows, " + ("float32 masters" if has_masters else "bf16 only")
+    kernel = "SDPA by cuDNN" if by_cudnn else "SDPA"
+    settings = f"{kernel}, {len(batches)} batches of {rows} rows, " + (
+        "float32 masters" if has_masters else "bf16 only"
+    )
     settings += ", checkpointed" if is_checkpointed else ""
-    return measured(setting, update, settings)
+    backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(backends, set_priority=True) if by_cudnn else nullcontext():
+        return measured(setting, update, settings)
 
 
 def batched(rows: list[list[int]], n: int) -> list[list[list[int]]]:

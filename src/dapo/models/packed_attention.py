@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -23,6 +24,11 @@ PACKED_ATTENTION = "dapo_packed"
 
 # Up to this length of the longest sequence the compiled attention is faster than torch's (docs/log.md).
 COMPILED_LENGTH = 512
+
+# cuDNN makes a plan for every length that it meets, in about 0.1 s, so it meets multiples of the first only. It knows
+# heads of up to the second.
+PLANNED_LENGTH, PLANNED_HEAD = 512, 128
+LONG_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]  # the first that can
 
 
 def packed_hidden(backbone: nn.Module, packed: Packed) -> Tensor:
@@ -89,8 +95,8 @@ def attend(
         return mixed
     if packed.shared is not None:
         q, k, v = (take(x, packed.shared.cells) for x in (q, k, v))
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0:
-        mixed = _varlen(q, k, v, packed, scaling, window)
+    if runs_flash(q, dropout):
+        mixed = _by_length(q, k, v, packed, scaling, window)
     else:
         mixed = _bucketed(q, k, v, packed, scaling, window, dropout)
     return mixed if packed.shared is None else mixed.index_select(0, packed.shared.home)
@@ -101,6 +107,11 @@ def runs_compiled(q: Tensor, k: Tensor, v: Tensor, longest: int) -> bool:
     is_float32 = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in (q, k, v))
     is_known = k.shape == v.shape and q.shape[-1] == k.shape[-1] and q.shape[-1] % HEAD_MULTIPLE == 0
     return is_float32 and is_known and longest <= COMPILED_LENGTH and library() is not None
+
+
+def runs_flash(q: Tensor, dropout: float) -> bool:
+    """What CUDA's fast kernels know: half precision, no dropout."""
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0
 
 
 class _Attention(torch.autograd.Function):
@@ -152,17 +163,46 @@ def _bucketed(
     return blocks[0] if home is None else torch.cat(blocks).index_select(0, home)  # [F, Hq, D]
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None, window: int | None) -> Tensor:
+def _by_length(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float | None, window: int | None) -> Tensor:
+    """Flash attention over sequences end to end, and cuDNN's for long ones; q, k, v [F, H, D] in half precision."""
+    if window is not None or q.shape[-1] > PLANNED_HEAD:
+        return _varlen(q, k, v, packed.cu_seqlens, packed.max_length, scaling, window)
+    mixed = []
+    parts = (x.split([span.cells for span in packed.spans]) for x in (q, k, v))
+    for span, q_part, k_part, v_part in zip(packed.spans, *parts, strict=True):
+        if span.cu_seqlens is None:
+            mixed.append(_long(q_part, k_part, v_part, scaling))
+        else:
+            mixed.append(_varlen(q_part, k_part, v_part, span.cu_seqlens, span.max_length, scaling, None))
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+def _long(q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
+    """One sequence [L, H, D], by cuDNN where it can. Padding is at the end, which causal attention never reads."""
+    length = len(q)
+    more = -length % PLANNED_LENGTH
+    padded = (F.pad(x, (0, 0, 0, 0, 0, more)) if more else x for x in (q, k, v))
+    q, k, v = (x.transpose(0, 1)[None] for x in padded)  # [1, H, L, D]
+    with sdpa_kernel(LONG_BACKENDS, set_priority=True):
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    return mixed[0].transpose(0, 1)[:length]
+
+
+def _varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, scaling: float | None, window: int | None
+) -> Tensor:
     """Flash attention over sequences end to end; needs CUDA and half precision."""
     varlen_attn, grouped = _varlen_kernel()
     output: Tensor = varlen_attn(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
-        packed.cu_seqlens,
-        packed.cu_seqlens,
-        packed.max_length,
-        packed.max_length,
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
         **grouped,

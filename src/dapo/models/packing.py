@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from dapo.models.triton_support import runs_triton
 # A bucket of sequences is padded to its longest; a sequence shorter than this share of it opens a new bucket.
 SHORTEST_FRACTION = 0.75
 
+# A sequence of this many tokens is long: on CUDA another kernel is faster for it (docs/log.md).
+LONG_TOKENS = 4096
+
 # Rows share a prompt's tokens where that saves at least this part of all tokens: attention has to gather them.
 SHARING_SAVES = 1 / 16
 
@@ -31,6 +34,15 @@ class Bucket:
     length: int
     source: Tensor | None  # [S·L] which of the F cells each is, those past a row's end repeat its last;
     # None: the block is all of them, one by one
+
+
+@dataclass(frozen=True)
+class Span:
+    """Neighbours among the sequences: short ones, or a single long one."""
+
+    cells: int  # of all of them, end to end
+    max_length: int
+    cu_seqlens: Tensor | None  # [S + 1] int32, where each starts; None: a long one
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,21 @@ class Packed:
             fresh, place = torch.tensor(self.shared.borrowed), self.shared.cells.source
         edge = torch.cat([torch.nonzero(fresh == 0)[:, 0], torch.tensor([len(lengths)])])
         return Sequences(place, start, fresh, edge, self.max_length)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """All sequences in their order: every long one by itself, those between two long ones together."""
+        if self.max_length < LONG_TOKENS:
+            return (Span(sum(self.sequence_lengths), self.max_length, self.cu_seqlens),)
+        spans: list[Span] = []
+        for is_long, members in groupby(self.sequence_lengths, lambda length: length >= LONG_TOKENS):
+            lengths = list(members)
+            if is_long:
+                spans += [Span(length, length, None) for length in lengths]
+            else:
+                starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+                spans.append(Span(sum(lengths), max(lengths), starts.to(self.input_ids.device)))
+        return tuple(spans)
 
     @cached_property
     def buckets(self) -> tuple[tuple[Bucket, ...], Tensor | None]:
