@@ -33,7 +33,7 @@ from typing import Any
 import libcst as cst
 import mutmut.__main__ as mutmut_main
 from mutmut.mutation import file_mutation, mutators
-from mutmut.mutation.diff_apply import get_diff_for_mutant
+from mutmut.mutation.diff_apply import find_mutant, get_diff_for_mutant
 from mutmut.runners.harness import PytestRunner
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.file_utils import change_cwd
@@ -56,6 +56,7 @@ WANTED_SHARE = 0.9
 CPU_SECONDS, CPU_FACTOR = 5, 10  # of a test's own time: beyond this it hangs, and the mutant is killed
 CONTROL = "dapo.control.x_control__mutmut_0"  # no mutant has this name: the code as it is
 MOST_CPU_SECONDS = 60  # of tests for one mutant: not noticed by then, it counts as a survivor
+LISTED_CPU_SECONDS = 15  # of tests for one that survivors.md has: it is expected to survive
 ALLOWED_DECORATORS = {"property", "classmethod", "staticmethod", "torch.no_grad()"}
 # Saving, loading and what memory they take: no step's numbers come from these.
 NOT_TRAINING = {
@@ -213,26 +214,31 @@ class Tests(PytestRunner):
             return super().run_tests(mutant_name=mutant_name, tests=tests)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        folder, words = Path(tempfile.mkdtemp()), words_of(mutant_name)
+        folder, words, limit = Path(tempfile.mkdtemp()), set(), math.inf
+        if mutant_name not in (None, CONTROL):
+            with change_cwd(".."):
+                words = words_of(mutant_name)
+                is_listed = entry(mutant_name, str(find_mutant(mutant_name).path)) in listed()
+            limit = LISTED_CPU_SECONDS if is_listed else MOST_CPU_SECONDS
         try:
-            return run_items(Server.session, set(tests), words, folder)
+            return run_items(Server.session, set(tests), words, limit, folder)
         except BaseException:  # whatever a mutant raises, it was noticed
             return 1
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def words_of(name: str | None) -> set[str]:
+def words_of(name: str) -> set[str]:
     """What the changed lines speak of."""
-    if name in (None, CONTROL):
-        return set()
-    with change_cwd(".."):
-        changed = get_diff_for_mutant(name).splitlines()[2:]
+    changed = get_diff_for_mutant(name).splitlines()[2:]
     return set(re.findall(r"[a-z_]{3,}", " ".join(line for line in changed if line[:1] in ("-", "+"))))
 
 
-def run_items(session: Any, chosen: set[str], words: set[str], folder: Path) -> int:
-    """0 if they all pass. First tests whose names share words with the change, then those that call few functions."""
+def run_items(session: Any, chosen: set[str], words: set[str], limit: float, folder: Path) -> int:
+    """0 if they all pass, or those that `limit` CPU seconds allow.
+
+    First come tests whose names share words with the change, then those that call few functions.
+    """
     state = mutmut_main.state()
     session.config._tmp_path_factory._basetemp = folder
     calls = Counter(test for tests in state.tests_by_mangled_function_name.values() for test in tests)
@@ -248,7 +254,7 @@ def run_items(session: Any, chosen: set[str], words: set[str], folder: Path) -> 
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.testsfailed:
             return 1
-        if words and time.process_time() - start > MOST_CPU_SECONDS:
+        if time.process_time() - start > limit:
             break
     return 0
 
