@@ -38,7 +38,6 @@ from side_by_side import (
 from torch import Tensor
 from torch.testing import assert_close
 from toy import recipe
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from dapo.config.keys import known_keys
 from dapo.config.load import preset_names, read_preset
@@ -51,18 +50,14 @@ from dapo.trainer.loop import train
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
 from dapo.types import Group, StopReason
+from exact_norms import exact_norms
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def exact_norms() -> Iterator[None]:
-    def forward(norm: Any, x: Tensor) -> Tensor:
-        scaled: Tensor = norm.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
-        return scaled
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LlamaRMSNorm, "forward", forward)
+def in_float64() -> Iterator[None]:
+    with exact_norms():
         yield
 
 
