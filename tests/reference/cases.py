@@ -167,8 +167,10 @@ OVER_BATCH = {"preset": "dapo", "algorithm.group.std_over": "batch"}
 CISPO = {"preset": "dapo", "algorithm.loss": "cispo"}
 GSPO = {"preset": "dapo", "algorithm.loss": "gspo"}
 GRPO = {"preset": "grpo"}
-PPO = {"preset": "ppo", "algorithm.critic.lr": 1e-2}
-VAPO = {"preset": "vapo", "algorithm.critic.lr": 1e-2}
+# One pass over the rows: a critic doubles the work, and presets and `train.epochs_per_step` show a second one.
+ONE_EPOCH = {"algorithm.critic.lr": 1e-2, "train.epochs_per_step": 1}
+PPO = {"preset": "ppo"} | ONE_EPOCH
+VAPO = {"preset": "vapo"} | ONE_EPOCH
 KL_IN_REWARD = PPO | {"algorithm.kl.coefficient": 0.2, "algorithm.kl.place": "reward"}
 DISTILLED = {"preset": "distillation"}
 BESIDE = DISTILLED | {"algorithm.advantage": "group"}  # beside the verdict
