@@ -38,9 +38,10 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_any_integer_is_itself_and_no_other(spelling: str):
+@pytest.mark.parametrize("n_drawn", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_any_integer_is_itself_and_no_other(spelling: str, n_drawn: int):
     draw = random.Random(3)
-    for _ in range(200):
+    for _ in range(n_drawn):
         number = draw.randrange(-(10 ** draw.randrange(1, 15)), 10 ** draw.randrange(1, 15))
         other = number + draw.choice([-10, -1, 1, 9, 10, 1000]) if draw.random() < 0.8 else -number - 1
         for shown in (str(number), f"{number:,}", str(number).replace("-", "−")):
