@@ -65,16 +65,17 @@ ladder-smoke: $(INSTALLED)
 	@$(BIN)/dapo ladder --smoke
 
 # Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less. Bytecode is kept, also where
-# the environment says otherwise: hundreds of small processes would compile the same sources.
+# the environment says otherwise: hundreds of small processes would compile the same sources. Of properties half as many
+# examples are drawn as in the slow suite.
 TESTS ?=
 EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not gym and not environments and not notebooks and not distributed
 
 test: $(INSTALLED)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" $(TESTS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" --hypothesis-profile=everyday $(TESTS)
 
 test-slow: $(INSTALLED)
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup \
-		-m "slow and not gpu and not vllm and not browser and not gym" $(TESTS)
+		-m "(slow or hypothesis) and not gpu and not vllm and not browser and not gym" $(TESTS)
 
 # On demand: about 20 minutes on two cores.
 test-mechanisms: $(INSTALLED)
