@@ -41,7 +41,7 @@ def quantize(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     """
     flat = weight.detach().float().flatten()
     blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
-    scales = blocks.abs().amax(1) / {"int8": 128, "nf4": 1}[kind]
+    scales = blocks.abs().amax(1) / {"int8": 127, "nf4": 1}[kind]
     unit = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     if kind == "int8":
         return unit.round().to(torch.int8).flatten(), scales
