@@ -121,6 +121,33 @@ def test_a_wait_that_can_be_stopped_is_told_so_and_ended_only_if_it_does_not_lis
     assert len(ended) == 1
 
 
+def raises(*_: object) -> str:
+    raise KeyError("it went on meanwhile")
+
+
+def test_an_owner_that_cannot_say_what_it_waits_for_does_not_end_the_watchdog(tmp_path: Path, ended: list[str]):
+    watched = dog(tmp_path)
+    with waiting(raises, holders=raises):  # type: ignore[arg-type]
+        for _ in range(7):
+            watched.look(BEAT_S)
+    assert "the run has waited 12 s for ?; " in ended[0]
+
+
+def test_a_process_ends_also_where_nobody_can_be_asked_or_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The file system is stale, the store of the ranks is gone, and standard error is a pipe without a reader."""
+
+    def broken(_: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(module, "say", broken)
+    monkeypatch.setattr(module, "read_heartbeats", raises)
+    watched = dog(tmp_path, announce=raises)
+    with waiting("all ranks", collective=1):
+        for _ in range(12):
+            watched.look(BEAT_S)
+    assert watched.__dict__["code"] == EXIT_FAILED
+
+
 def test_a_rank_that_waits_for_others_lets_them_speak_first(tmp_path: Path, ended: list[str]):
     """Its limit is longer, and it names the rank that is not in the collective, with that one's wait."""
     watched = dog(tmp_path, rank=0, size=2)
@@ -166,6 +193,8 @@ def test_a_rank_without_a_heartbeat_is_named_by_its_number():
     (found,) = holders([beat(0, together(9), 1000.0), beat(2, [], 1000.0)], 1001.0)
     assert (found.rank, found.text, found.seconds) == (1, "rank 1: has left no heartbeat", 6.0)
     assert len(holders([beat(0, together(9), size=10**15)])) == 8  # a number out of a file
+    (found,) = holders([beat(0, together(9), 1000.0), beat(2, [], 1000.0 - SILENT_S - 1)], 1000.0)
+    assert found.rank == 2  # one that was heard of and is silent now says more than a number
 
 
 def test_a_silent_rank_comes_before_all_others():
@@ -212,7 +241,9 @@ def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path):
     assert read_heartbeats(tmp_path) == [written[1]]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"rank": "x"}', "null", '{"rank": 0}', "[" * 10_000])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"rank": "x"}', '{"rank": Infinity}', "null", '{"rank": 0}', "[" * 10_000]
+)
 def test_what_is_no_heartbeat_is_left_out(tmp_path: Path, text: str):
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "rank-0.json").write_text(text)

@@ -81,7 +81,8 @@ class WorkerProcess:
     def stack(self) -> list[str]:
         """Ask it to write its stack, which it does whatever it is doing."""
         began = os.fstat(self.stack_file.fileno()).st_size
-        os.kill(self.process.pid, STACK_SIGNAL)
+        if self.process.returncode is None:  # else another may have its number
+            os.kill(self.process.pid, STACK_SIGNAL)
         end = time.monotonic() + _STACK_SECONDS
         while time.monotonic() < end and os.fstat(self.stack_file.fileno()).st_size == began:
             time.sleep(0.01)
@@ -164,7 +165,11 @@ class WorkerPool:
     def stacks(self) -> list[str]:
         """Where the workers are that have a task: the stack of each, innermost first."""
         busy = [worker for worker in list(self._workers) if worker.has_started]
-        return [line for worker in busy[:_MOST_STACKS] for line in worker.stack()]
+        lines: list[str] = []
+        for worker in busy[:_MOST_STACKS]:
+            with contextlib.suppress(OSError, ValueError):  # it was killed meanwhile, and its file closed
+                lines += worker.stack()
+        return lines
 
     def worker_pids(self) -> list[int]:
         return [worker.process.pid for worker in list(self._workers)]

@@ -78,7 +78,7 @@ def read_one(path: Path) -> Heartbeat | None:
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             return None
         return from_json(json.loads(path.read_text(encoding="utf-8", errors="replace")))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 

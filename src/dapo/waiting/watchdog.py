@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from dapo.errors import EXIT_FAILED
 from dapo.waiting.blame import Holder, holder_of, holders
@@ -36,6 +38,7 @@ GRACE_S = 30.0  # for a wait that can be stopped to be so
 ASK_S = 4.0  # after which the processes that are waited for are asked for their stacks
 READ_S = 5.0  # for the heartbeats of other ranks
 MOST_FRAMES = 24
+T = TypeVar("T")
 
 
 class Watchdog:
@@ -121,7 +124,9 @@ class Watchdog:
         mine: list[Waited] = []
         others: dict[str, list[Waited]] = {}
         for wait in self.seen:
-            told = Waited(str(wait), round(self.age(wait), 1), wait.collective, self._stacks_of(wait))
+            told = Waited(
+                answer_of(wait.__str__, "?"), round(self.age(wait), 1), wait.collective, self._stacks_of(wait)
+            )
             (mine if wait.thread == self.thread_id else others.setdefault(names.get(wait.thread, "?"), [])).append(told)
         self.stacks = {wait: found for wait, found in self.stacks.items() if wait in self.seen}
         stack = frames_of(sys._current_frames().get(self.thread_id))
@@ -137,14 +142,14 @@ class Watchdog:
             return []
         asked, found = self.stacks.get(wait, (-NEVER, []))
         if self.clock - asked >= 5 * ASK_S:
-            self.stacks[wait] = self.clock, wait.holders()
+            self.stacks[wait] = self.clock, answer_of(wait.holders, [])
             return self.stacks[wait][1]
         return found
 
     def message(self, beat: Heartbeat, wait: waiting, age: float) -> str:
         """What was waited for, by whom, since when, with the stack of the one that holds it."""
         who = f"rank {self.rank} of {self.size}" if self.size > 1 else "the run"
-        text = f"{who} has waited {age:.0f} s for {wait}; {self._limit_of(wait)}."
+        text = f"{who} has waited {age:.0f} s for {answer_of(wait.__str__, '?')}; {self._limit_of(wait)}."
         for holder in self.whom(beat, wait):
             text += f"\n{holder.text}" + "".join(f"\n  {line}" for line in holder.stack)
         return text
@@ -156,19 +161,29 @@ class Watchdog:
         """The ranks that hold up a collective; else this one."""
         if wait.collective is None:
             return [holder_of(beat, beat.unix_s)]
-        others = within(READ_S, lambda: read_heartbeats(self.folder)) or []
+        others = answer_of(lambda: within(READ_S, lambda: read_heartbeats(self.folder)), None) or []
         return holders([beat, *(other for other in others if other.rank != self.rank)])
 
     def give_up(self, beat: Heartbeat, message: str) -> None:
         """End this process, as nothing else ends what it waits in; the newest checkpoint is what remains."""
-        within(2.0, lambda: self.announce(message))
+        with suppress(Exception):  # the others may be gone, and the process ends all the same
+            within(2.0, lambda: self.announce(message))
         if self._writer is not None:
             self._writer.put(replace(beat, ended=message))
             self._writer.close(READ_S)
         remedy = f"Once its cause is mended, resume exactly from the newest checkpoint: dapo resume {self.folder}"
         indent = "\n" + " " * len("WaitedTooLong: ")
-        say(f"WaitedTooLong: {message}\n{remedy}".replace("\n", indent) + "\n")
+        with suppress(OSError):  # a pipe without a reader
+            say(f"WaitedTooLong: {message}\n{remedy}".replace("\n", indent) + "\n")
         self.end(EXIT_FAILED)
+
+
+def answer_of(question: Callable[[], T], otherwise: T) -> T:
+    """What a folder says, or the owner of a wait, which goes on meanwhile: trouble there must not end the watchdog."""
+    try:
+        return question()
+    except Exception:
+        return otherwise
 
 
 def say(text: str) -> None:
