@@ -15,8 +15,10 @@ from dapo.waiting import watchdog as module
 from dapo.waiting.blame import SILENT_S, holders, live
 from dapo.waiting.heartbeat import (
     FOLDER,
+    MOST_BYTES,
     Heartbeat,
     Waited,
+    Writer,
     born,
     forget_heartbeats,
     own_identity,
@@ -26,7 +28,7 @@ from dapo.waiting.heartbeat import (
     write_heartbeat,
 )
 from dapo.waiting.registry import NEVER, OPEN, report_progress, waiting
-from dapo.waiting.watchdog import BEAT_S, GRACE_S, Watchdog
+from dapo.waiting.watchdog import ASK_S, BEAT_S, GRACE_S, Watchdog
 
 
 @pytest.fixture
@@ -97,6 +99,20 @@ def test_the_thread_that_waits_says_that_it_moves_on(tmp_path: Path, ended: list
     assert ended == []
 
 
+def test_a_wait_that_is_over_while_it_is_looked_at_ends_nothing(tmp_path: Path, ended: list[str]):
+    watched = dog(tmp_path)
+
+    def what() -> str:
+        if watched.clock == 7 * BEAT_S:
+            OPEN.clear()
+        return "a file"
+
+    waiting(what).__enter__()
+    for _ in range(7):
+        watched.look(BEAT_S)
+    assert (ended, OPEN) == ([], [])
+
+
 def test_the_clock_stands_still_while_the_process_does(tmp_path: Path, ended: list[str]):
     """Ctrl-Z and fg an hour later: one beat that took an hour is a beat."""
     watched = dog(tmp_path)
@@ -109,7 +125,13 @@ def test_the_clock_stands_still_while_the_process_does(tmp_path: Path, ended: li
 
 def test_a_wait_that_can_be_stopped_is_told_so_and_ended_only_if_it_does_not_listen(tmp_path: Path, ended: list[str]):
     watched = dog(tmp_path)
-    with waiting("3 verdicts", can_stop=True, holders=lambda: ["process 7:", "  File x.py"]) as wait:
+    asked: list[float] = []
+
+    def stacks() -> list[str]:
+        asked.append(watched.clock)
+        return ["process 7:", "  File x.py"]
+
+    with waiting("3 verdicts", can_stop=True, holders=stacks) as wait:
         wait.check()
         for _ in range(7):
             watched.look(BEAT_S)
@@ -119,6 +141,7 @@ def test_a_wait_that_can_be_stopped_is_told_so_and_ended_only_if_it_does_not_lis
         for _ in range(int(GRACE_S / BEAT_S)):
             watched.look(BEAT_S)
     assert len(ended) == 1
+    assert asked == [BEAT_S + ASK_S, BEAT_S + 6 * ASK_S]  # seldom: whoever is asked is interrupted
 
 
 def raises(*_: object) -> str:
@@ -164,6 +187,14 @@ def test_a_rank_that_waits_for_others_lets_them_speak_first(tmp_path: Path, ende
     assert "waits for file metrics.jsonl" in ended[0]
     assert "files.py:27 in append_line" in ended[0]
     assert "rank 0 (process" not in ended[0]
+
+
+def test_it_speaks_before_the_collectives_own_timeout_which_names_nobody(tmp_path: Path, ended: list[str]):
+    watched = dog(tmp_path, collective_limit_s=12)
+    with waiting("all ranks (sum)", collective=4):
+        for _ in range(8):
+            watched.look(BEAT_S)
+    assert "waited 14 s for all ranks (sum)" in ended[0]
 
 
 # ------------------------------------------------------------------ whom everybody waits for
@@ -233,10 +264,13 @@ def test_another_process_with_its_number_is_not_the_rank():
 
 def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path):
     (tmp_path / "config.toml").touch()
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / ".rank-0.json.tmp").symlink_to(tmp_path / "elsewhere")
     written = [beat(1, together(3)), beat(0, [], others={"checkpoint step-000001": [Waited("folder x", 1.0)]})]
     for one in written:
         write_heartbeat(tmp_path, one)
     assert read_heartbeats(tmp_path) == written[::-1]
+    assert not (tmp_path / "elsewhere").exists()
     forget_heartbeats(tmp_path, keep=1)
     assert read_heartbeats(tmp_path) == [written[1]]
 
@@ -248,6 +282,7 @@ def test_what_is_no_heartbeat_is_left_out(tmp_path: Path, text: str):
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "rank-0.json").write_text(text)
     os.mkfifo(tmp_path / FOLDER / "rank-1.json")  # reading it would block
+    write_heartbeat(tmp_path, beat(2, [], stack=["x" * MOST_BYTES]))
     assert read_heartbeats(tmp_path) == []
 
 
@@ -296,6 +331,10 @@ def test_a_run_that_never_begins_leaves_no_folder(tmp_path: Path):
     watched.start()
     watched.stop()
     assert not (tmp_path / "run").exists()
+    writer = Writer(tmp_path)  # a folder that was there before, and is no run's yet
+    writer.put(beat(0, []))
+    writer.close(60)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_status_of_nobody():
