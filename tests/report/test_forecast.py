@@ -102,6 +102,28 @@ def test_without_evaluations_or_with_graded_rewards_there_is_no_forecast():
     assert ends(record(1)) is None
     assert ends(record(10, mean_value=0.5)) is None
     assert curve_of(RunRecord(Path("none"), {}, [], [], [], [], [])) is None
+    assert curve_of(record(9, step=0)) is None  # somebody's file: nothing after the first step, or no score at all
+    assert curve_of(record(9, **{"avg@k": 1e308})) is None
+
+
+def test_a_score_of_another_k_is_no_part_of_the_curve_and_its_error_is_half_an_interval_by_1_96():
+    run = record(9)
+    run.evaluations[3]["k"] = 4
+    run.evaluations[5]["avg@k_interval"] = [1e308, -1e308]
+    found = curve_of(run)
+    assert found is not None
+    assert found.steps.tolist() == [0, 10, 20, 40, 50, 60, 70, 80]
+    assert found.errors == pytest.approx([0.02 / 1.96] * 4 + [1 / 1.96] + [0.02 / 1.96] * 3)
+    assert found.scores[0] == 0.3
+
+
+def test_of_evaluations_that_scatter_the_interval_covers_the_scatter():
+    """A score ±0.05 around 0.5: an interval of one more evaluation is about 2 · 1.96 · 0.05 wide."""
+    steps = [10 * i for i in range(20)]
+    (end,) = forecast(curve(steps, [0.5 + 0.05 * (-1) ** i for i in range(20)], error=0.001), [200])
+    assert 0.15 < end.high - end.low < 0.3
+    (surely,) = forecast(curve(steps, [0.5] * 20, error=0.001), [200])
+    assert surely.high - surely.low < 0.03
 
 
 def calibration():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +54,12 @@ class Curve:
 
 
 def curve_of(run: RunRecord) -> Curve | None:
-    """Of the run's first evaluation set; None where rewards are graded, or nothing is usable."""
+    """Of the run's first evaluation set; None where rewards are graded, or no score is usable."""
     if not run.evaluations:
         return None
     lines = [e for e in run.evaluations if e["set"] == run.evaluations[0]["set"]]
-    alike = [e for e in lines if e["k"] == lines[-1]["k"] and not is_graded(e) and is_number(e.get("avg@k"))]
-    if not alike or any(map(is_graded, lines)):
+    alike = [e for e in lines if e["k"] == lines[-1]["k"] and is_share(e.get("avg@k"))]
+    if not any(e["step"] > 0 for e in alike) or any(map(is_graded, lines)):
         return None
     half_widths = [interval_half(e.get("avg@k_interval")) for e in alike]
     return Curve(
@@ -68,9 +69,13 @@ def curve_of(run: RunRecord) -> Curve | None:
     )
 
 
+def is_share(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
+
+
 def interval_half(interval: object) -> float:
     is_pair = isinstance(interval, list | tuple) and len(interval) == 2 and all(map(is_number, interval))
-    return (float(interval[1]) - float(interval[0])) / 2 if is_pair else 0.0  # type: ignore[index]
+    return min(1.0, abs(float(interval[1]) - float(interval[0])) / 2) if is_pair else 0.0  # type: ignore[index]
 
 
 def saturating(steps: Floats, start: Floats, ceiling: Floats, halfway: Floats, steepness: Floats) -> Floats:
