@@ -91,6 +91,22 @@ def test_the_kernel_makes_the_same_matrix(shape: tuple[int, int], kind: Kind):
     assert torch.equal(got, plain_dequantize(codes, scales, weight.shape, torch.float32))
 
 
+@pytest.mark.skipif(not (has_triton() and is_interpreted()), reason="needs Triton's interpreter")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1])
+def test_border_the_kernel_writes_no_number_behind_the_matrix(n: int, kind: Kind):
+    from dapo.models.kernels import quantized as kernels
+
+    codes, scales = quantize(torch.randn(n), kind)
+    whole = torch.full((2 * n,), 7.0)
+    if kind == "int8":
+        kernels._from_int8[(1,)](codes, scales, whole, n, BYTES=kernels.BYTES, BLOCK=BLOCK)
+    else:
+        kernels._from_nf4[(1,)](codes, scales, level_pairs(codes.device), whole, n, BYTES=kernels.BYTES, BLOCK=BLOCK)
+    assert torch.equal(whole[:n], plain_dequantize(codes, scales, torch.Size((n,)), torch.float32))
+    assert (whole[n:] == 7).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_multiplies_by_what_its_codes_stand_for_and_keeps_nothing_else(kind: Kind):
     linear = nn.Linear(40, 24, dtype=torch.float64)
