@@ -42,4 +42,6 @@ def test_what_is_kept_is_scaled_and_outside_of_an_update_nothing_is_dropped():
     kept = got != 0
     assert_close(got[kept], x[kept] / 0.75)
     assert abs(kept.double().mean() - 0.75) < 0.02
+    assert draw == Draw()
+    draw.tokens = IDS, POSITIONS  # of a pass that samples, or computes π_old
     assert dropout(x) is x

@@ -220,9 +220,12 @@ def test_else_those_that_are_behind_in_it_else_all():
     assert [h.rank for h in holders([beat(rank, together(9)) for rank in range(3)])] == [0, 1, 2]
 
 
-def test_a_rank_without_a_heartbeat_is_named_by_its_number():
+def test_a_rank_without_a_heartbeat_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch):
     (found,) = holders([beat(0, together(9), 1000.0), beat(2, [], 1000.0)], 1001.0)
     assert (found.rank, found.text, found.seconds) == (1, "rank 1: has left no heartbeat", 6.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("dapo.waiting.blame.MOST_RANKS", 2)
+        assert [h.rank for h in holders([beat(rank, together(9), size=10) for rank in range(2)])] == [0, 1]
     assert len(holders([beat(0, together(9), size=10**15)])) == 8  # a number out of a file
     (found,) = holders([beat(0, together(9), 1000.0), beat(2, [], 1000.0 - SILENT_S - 1)], 1000.0)
     assert found.rank == 2  # one that was heard of and is silent now says more than a number
