@@ -29,6 +29,7 @@ from dapo.learner.step import Step, StepRecord
 from dapo.learner.sums import Sums, Totals
 from dapo.learner.update import aggregate_loss, microbatch_loss, record_first, update_policy
 from dapo.models.critic import Critic
+from dapo.models.dropout import Draw
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
@@ -104,6 +105,19 @@ def test_an_update_raises_right_and_lowers_wrong_responses(config: Config):
     moved = np.array([float(batch.logp_old.row(row).sum()) - before[row] for row in range(len(before))])
     right = batch.is_correct.numpy()
     assert moved[right].mean() > 0 > moved[~right].mean()
+
+
+def test_dropout_is_drawn_anew_for_every_update_and_not_for_old_log_probs(tmp_path: Path):
+    """Update n of the run has the key (seed, n); π_old has none, and a pass of its own."""
+    keys = ["model.lora.rank=2", "model.lora.dropout=0.1", "train.updates_per_step=2", "train.seed=7"]
+    config = recipe(tmp_path, *keys, "train.tokens_per_microbatch=100000").config
+    learner = learner_of(torch.float64)
+    learner.policy.draw = draw = Draw()
+    seen: list[tuple[int, int] | None] = []
+    learner.policy.register_forward_pre_hook(lambda *_: seen.append(draw.key))
+    for step in (1, 2):
+        update_policy(learner, make_batch(groups(4), config, torch.float64), config, step=step)
+    assert seen == [None, None, (7, 0), (7, 1), None, None, (7, 2), (7, 3)]
 
 
 def test_on_policy_the_first_update_clips_nothing(config: Config, tmp_path: Path):  # noqa: ARG001
