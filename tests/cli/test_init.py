@@ -6,14 +6,16 @@ import json
 import tomllib
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from command_line import dapo
-from dapo.cli.init.recipe import GOALS
+from dapo.cli.init.recipe import GOALS, Answers, settings_of
 from dapo.config import load_recipe
 from dapo.config.model_shapes import shape_of
-from dapo.data.names import ROOT_VARIABLE
+from dapo.data.names import KNOWN, ROOT_VARIABLE
 from dapo.planning.fit import fit
 from dapo.quickstart.task import train_problems
 
@@ -38,6 +40,7 @@ def problems() -> list[tuple[str, str]]:
     return [(one.question, one.answer) for one in train_problems()]
 
 
+COMMAND = importlib.import_module("dapo.cli.init.command")  # the package has a function of this name
 COLUMNS = ("--field", "question=task", "--field", "answer=solution")
 TOY = ("--model", "bundled", "--card", "cpu")
 
@@ -132,9 +135,8 @@ def test_without_a_terminal_what_is_missing_is_named(missing: str, given: tuple[
 
 def test_in_a_terminal_it_asks(here: Path, monkeypatch: pytest.MonkeyPatch):
     own_csv(here / "my.csv")
-    module = importlib.import_module("dapo.cli.init.command")  # the package has a function of this name
-    monkeypatch.setattr(module, "is_terminal", lambda: True)
-    monkeypatch.setattr(module, "gpu_memory_gib", list)
+    monkeypatch.setattr(COMMAND, "is_terminal", lambda: True)
+    monkeypatch.setattr(COMMAND, "gpu_memory_gib", list)
     done = dapo("init", *COLUMNS, stdin="bundled\nmy.csv\n\nscore\n")  # the card: what it suggests
     assert done.returncode == 0, done.stderr
     config = load_recipe("my-recipe.toml").config
@@ -184,3 +186,69 @@ def test_every_goal_gives_a_recipe_that_needs_no_more_than_it_says(here: Path):
         assert shape is not None
         assert fit(config, shape, 16).is_possible
         assert not config.data.chat_template  # a base model, by its name
+
+
+def answers(**more: Any) -> Answers:
+    known = {
+        "model": "m", "shape": None, "train": "my.csv", "eval": (), "fields": {}, "verifier": "math", "goal": "try",
+        "n_problems": 1000, "prompt_tokens": 256, "context": None, "has_chat_template": False,
+    }  # fmt: skip
+    return Answers(**(known | more))
+
+
+def values(**more: Any) -> dict[str, Any]:
+    return {one.key: one.value for one in settings_of(answers(**more))}
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"), [(None, 512), (4096, 512), (768, 512), (767, 511), (300, 44), (9, 16)]
+)
+def test_border_a_prompt_and_its_response_are_within_the_context(context: int | None, expected: int):
+    assert values(context=context)["limits.max_response_tokens"] == expected
+
+
+@pytest.mark.parametrize(("n", "prompts", "updates"), [(3, 3, 3), (15, 15, 4), (16, 16, 4), (17, 16, 4)])
+def test_border_a_step_has_no_more_problems_than_there_are(n: int, prompts: int, updates: int):
+    found = values(n_problems=n)
+    assert (found["sampling.prompts_per_step"], found["train.updates_per_step"]) == (prompts, updates)
+
+
+@pytest.mark.parametrize(
+    ("chars", "tokens"), [(30, 256), (468, 256), (469, 512), (1236, 512), (1237, 1024), (9000, 4096)]
+)
+def test_border_prompts_have_room_for_three_characters_a_token_and_some_words(chars: int, tokens: int):
+    report = SimpleNamespace(question_chars=SimpleNamespace(p99=chars))
+    assert COMMAND.prompt_limit(report, "m") == tokens
+    assert COMMAND.prompt_limit(report, "bundled") == 32
+
+
+@pytest.mark.parametrize(("n", "held"), [(199, 0), (200, 20), (2000, 200), (9000, 200)])
+def test_border_a_tenth_is_held_out_between_20_and_200(n: int, held: int, monkeypatch: pytest.MonkeyPatch):
+    def prepare(_data: str, _train: Path, *, n_held: int, **_more: object) -> SimpleNamespace:
+        return SimpleNamespace(problems=range(n - n_held), held_out=Path("held.jsonl"))
+
+    monkeypatch.setattr(COMMAND, "prepare", prepare)
+    found = COMMAND.with_evaluation(answers(n_problems=n, fields={"question": "task"}), Path("mine.toml"))
+    assert n - found.n_problems == held
+    assert found.eval == (("held.jsonl",) if held else ())
+    assert (found.fields == {}) == bool(held)  # what was prepared has the usual columns
+
+
+def test_a_known_set_is_evaluated_by_its_own_test_set_or_another_one():
+    for name, known in KNOWN.items():
+        (found,) = COMMAND.with_evaluation(answers(train=name), Path("mine.toml")).eval
+        assert found == ("aime24" if known.eval == known.train else f"{name}:{known.eval}")
+
+
+@pytest.mark.parametrize(("of_8", "of_16", "G"), [(0.29, 0.5, 16), (0.3, 0.5, 8), (0.29, 0.29, 8)])
+def test_border_groups_of_16_where_those_of_8_would_seldom_be_mixed(
+    of_8: float, of_16: float, G: int, monkeypatch: pytest.MonkeyPatch, here: Path
+):
+    figures = {"pass_rate": 0.1, "truncated": 0.0, "mixed": {"8": of_8, "16": of_16}}
+    monkeypatch.setattr("dapo.evaluation.probe.difficulties", lambda *_, **__: [])
+    monkeypatch.setattr("dapo.evaluation.probe.summary", lambda _: figures)
+    result = SimpleNamespace(problems=[], answers=[])
+    monkeypatch.setattr("dapo.evaluation.offline.run_offline_eval", lambda _: result)
+    data = own_csv(here / "my.csv", 3)
+    found = COMMAND.probed(answers(train=data, fields={"question": "task", "answer": "solution"}), 2)
+    assert found.responses_per_prompt == G

@@ -36,6 +36,11 @@ def test_the_embedded_model_has_a_shape_and_positions():
             },
             131072,
         ),
+        # Somebody's file.
+        ({"max_position_embeddings": 256, "text_config": "x", "rope_scaling": [1]}, 256),
+        ({"max_position_embeddings": 256, "rope_scaling": {"factor": float("inf")}}, 256),
+        ({"max_position_embeddings": 256, "rope_scaling": {"factor": float("nan")}}, 256),
+        ({"max_position_embeddings": 256, "rope_scaling": {"factor": 2, "original_max_position_embeddings": "x"}}, 512),
     ],
 )
 def test_positions_are_those_after_stretching(config: dict, positions: int | None):

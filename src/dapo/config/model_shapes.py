@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 from dapo.config.hub import is_hub_name, model_file
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of a mixture, whose sizes mean something else
+MOST_STRETCH = 1e6  # times the positions of a model; more, or none, is no number to plan with
 LINEAR_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -117,15 +118,17 @@ def read_config(file: Path) -> dict[str, Any] | None:
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
     """Of a model's config.json, stretched positions (YaRN and its kin) included; None where it names no limit."""
-    config = config.get("text_config") or config
+    text = config.get("text_config")
+    config = text if isinstance(text, Mapping) and text else config
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int):
         return None
-    stretch = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    factor = stretch.get("factor")
-    if not isinstance(factor, int | float):
+    named = config.get("rope_scaling") or config.get("rope_parameters")
+    stretch = named if isinstance(named, Mapping) else {}
+    factor, first = stretch.get("factor"), stretch.get("original_max_position_embeddings")
+    if not isinstance(factor, int | float) or not 0 < factor < MOST_STRETCH:
         return positions
-    return max(positions, int(factor * (stretch.get("original_max_position_embeddings") or positions)))
+    return max(positions, int(factor * (first if is_count(first) else positions)))
 
 
 def shape_of(path: str, revision: str | None = None) -> ModelShape | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from dapo.errors import ConfigError, EngineError
@@ -42,7 +43,7 @@ def push(folder: Path, repo: str, *, is_public: bool = False) -> str:
 def not_pushed(repo: str, folder: Path, why: str, remedy: str) -> EngineError:
     return EngineError(
         f"--push {repo}: not uploaded: {why.rstrip('.')}.",
-        remedy=f"The model is in {folder}. {remedy}; then: hf upload {repo} {folder}",
+        remedy=f"The model is in {folder}. {remedy}; then: {shlex.join(['hf', 'upload', repo, str(folder)])}",
     )
 
 

@@ -182,7 +182,7 @@ def has_chat_template(model: str) -> bool:
         return any(mark in model.lower() for mark in ("instruct", "chat", "-it"))
     try:
         return bool(json.loads(file.read_text(encoding="utf-8")).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
