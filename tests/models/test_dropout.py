@@ -5,6 +5,8 @@ import torch
 from torch.testing import assert_close
 
 from dapo.models.dropout import AdapterDropout, Draw, dropping, is_kept
+from dapo.models.policy import add_lora
+from tiny_models import tiny_policy
 
 IDS, POSITIONS = torch.arange(500) % 7, torch.arange(500)
 
@@ -45,3 +47,11 @@ def test_what_is_kept_is_scaled_and_outside_of_an_update_nothing_is_dropped():
     assert draw == Draw()
     draw.tokens = IDS, POSITIONS  # of a pass that samples, or computes π_old
     assert dropout(x) is x
+
+
+def test_every_layer_of_an_adapter_has_masks_of_its_own():
+    pytest.importorskip("peft")
+    policy = add_lora(tiny_policy(), 2, 4.0, dropout=0.25)
+    layers = [module for module in policy.modules() if isinstance(module, AdapterDropout)]
+    assert len({dropout.layer for dropout in layers}) == len(layers) > 1
+    assert all((dropout.p, dropout.draw) == (0.25, policy.draw) for dropout in layers)

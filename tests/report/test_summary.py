@@ -2,15 +2,20 @@
 
 import html
 import re
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import pytest
 from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, write_rollouts, write_run
 
+from dapo.config import load_recipe
 from dapo.report.frame import frame, page_alone
 from dapo.report.load import load_run
 from dapo.report.page import write_page
 from dapo.report.summary import HEIGHT, MARGIN, WIDTH, blocks, chart, html_of, rows_of, text_of
+from dapo.trainer.notebook.view import SHOWN_EVENTS, NotebookView
 
 HOSTILE = "</script><script>hacked()</script>\"'><img src=x onerror=hacked()>\u202e"
 
@@ -102,3 +107,27 @@ def test_every_frame_has_a_word_of_its_own(tmp_path: Path):
     folder = write_run(tmp_path / "run", metrics(2))
     words = {re.search(r"nonce-(\w+)", page_alone(folder))[1] for _ in range(2)}  # type: ignore[index]
     assert len(words) == 2
+
+
+def test_a_notebook_shows_events_as_text_and_the_run_to_its_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn: list[str] = []
+    module = ModuleType("IPython.display")
+    module.HTML = str  # type: ignore[attr-defined]
+    module.display = lambda text, **_: SimpleNamespace(update=drawn.append, first=text)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    folder = write_run(tmp_path / "run", metrics(30), evaluations=[evaluation(0, 0.3), evaluation(30, 0.7)])
+    view = NotebookView()
+    run = SimpleNamespace(folder=folder, config=load_recipe("quickstart", ["train.steps=30"]).config, step=0)
+    view.on_start(run)  # type: ignore[arg-type]
+    for number in range(7):
+        view.on_event(f"fault {number}", HOSTILE)
+    assert drawn[-1].count("hacked()") == 2 * SHOWN_EVENTS
+    assert "fault 1" not in drawn[-1]
+    assert "fault 6" in drawn[-1]
+    assert "<script" not in drawn[-1]
+    assert "<img" not in drawn[-1]
+    run.step, run.is_complete = 30, True
+    view.on_end(run)  # type: ignore[arg-type]
+    assert '<progress value="30" max="30">' in drawn[-1]
+    assert "step 30 of 30 · finished" in drawn[-1]
+    assert "0.300 → 0.700, improved" in drawn[-1]

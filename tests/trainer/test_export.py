@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,6 +143,29 @@ def test_the_command_line_says_so_and_exits_2(toy_runs: Path, tmp_path: Path, ar
     assert answer.returncode == 2
     assert message in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(("words", "is_private"), [((), True), (("--public",), False)])
+def test_a_new_repository_is_private_unless_public_is_typed(
+    toy_runs: Path, tmp_path: Path, words: tuple[str, ...], is_private: bool, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[object, ...]] = []
+
+    class Api:
+        def __init__(self, **_: object) -> None: ...
+
+        def create_repo(self, repo: str, *, private: bool, exist_ok: bool) -> SimpleNamespace:
+            asked.append((repo, private, exist_ok))
+            return SimpleNamespace(repo_id=repo)
+
+        def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:  # noqa: ARG002
+            asked.append((repo_id, Path(folder_path)))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    out = tmp_path / "out"
+    answer = dapo("export", str(toy_runs / "paper"), "--out", str(out), "--push", "me/first", *words)
+    assert answer.returncode == 0, answer.stderr
+    assert asked == [("me/first", is_private, True), ("me/first", out)]
 
 
 def test_the_command_line_exports(toy_runs: Path, tmp_path: Path):

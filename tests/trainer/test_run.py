@@ -21,12 +21,14 @@ from toy import recipe
 
 from dapo.checkpoints.manifest import manifest_of
 from dapo.checkpoints.save import in_order
-from dapo.config.load import parse_override
+from dapo.config.load import load_recipe, parse_override
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.files import read_lines
+from dapo.learner.learner import load_reference
 from dapo.learner.loss_scale import LossScale
 from dapo.learner.step import Step
 from dapo.models.load import save_policy
+from dapo.models.policy import Policy
 from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
 from dapo.report.ledger import LEDGER, VALUE_LEDGER, balance_of_run, read_ledger
@@ -480,6 +482,23 @@ def test_a_teacher_must_be_another_model_with_the_same_tokenizer(tmp_path: Path)
     other = ("preset=distillation", "algorithm.kl.path=bundled")
     with pytest.raises(ConfigError, match=r"algorithm\.kl\.path = bundled: its tokenizer is not that of model\.path"):
         run_toy(tmp_path, "other", *other)
+
+
+def test_a_teacher_has_commits_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    """model.revision is one of model.path's."""
+    asked: list[tuple[str, str | None]] = []
+
+    def load(path: str, *, revision: str | None, **_: object) -> Policy:
+        asked.append((path, revision))
+        return tiny_policy()
+
+    monkeypatch.setattr("dapo.learner.learner.load_policy", load)
+    config = load_recipe("quickstart", ["preset=grpo", "model.path=me/base", "model.revision=abc"]).config
+    for path in (None, "me/teacher"):
+        kl = config.algorithm.kl.model_copy(update={"path": path})
+        algorithm = config.algorithm.model_copy(update={"kl": kl})
+        load_reference(config.model_copy(update={"algorithm": algorithm}), tiny_policy(), torch.float32, "cpu")
+    assert asked == [("me/base", "abc"), ("me/teacher", None)]
 
 
 def test_a_teacher_may_have_a_larger_head_and_not_a_smaller_one(tmp_path: Path):
