@@ -48,7 +48,7 @@ def main(capability: int) -> None:
 
 def entry_points(module: object) -> list[str]:
     """Kernels that are launched; what they call is compiled with them."""
-    inner = {"rotated", "philox_uniform", "_rotate_rows"}
+    inner = {"rotated", "stored", "philox_uniform", "_rotate_rows"}
     found = [value.fn.__name__ for value in vars(module).values() if isinstance(value, JITFunction)]
     return [name for name in found if name not in inner]
 

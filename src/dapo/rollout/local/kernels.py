@@ -59,6 +59,22 @@ def rotated(source, norm, c, s, d, mask, eps, D: tl.constexpr, HAS_NORM: tl.cons
 
 
 @triton.jit
+def stored(
+    base, norm, c, s, d, keys, values, pages, newest, is_alive, head, eps, page_stride, head_stride, token_stride,
+    NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """The newest key (rotated) and value [1, DIM] of one row and key head, which are put into their page."""
+    one = tl.arange(0, 1)[:, None]
+    key = rotated(base + (NQ + head + one) * D, norm, c, s, d, d < D, eps, D, HAS_NORM)
+    value = tl.load(base + (NQ + NK + head + one) * D + d, mask=d < D, other=0.0)
+    home = tl.load(pages + newest // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD)
+    target = home.to(tl.int64) * page_stride + head * head_stride + (newest % PAGE) * token_stride + d
+    tl.store(keys + target, key, mask=d < D)
+    tl.store(values + target, value, mask=d < D)
+    return key, value
+
+
+@triton.jit
 def attend_kernel(
     qkv, cos, sin, query_norm, key_norm, keys, values, table, length, stop, out, part, part_max, part_sum,
     eps, scale, table_stride, page_stride, head_stride, token_stride,
@@ -120,13 +136,10 @@ def attend_kernel(
             acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
             top = new_top
         if split == SPLITS - 1:
-            one = tl.arange(0, 1)[:, None]
-            new_key = rotated(base + (NQ + head + one) * D, key_norm, c, s, d, d < D, eps, D, HAS_NORM)
-            new_value = tl.load(base + (NQ + NK + head + one) * D + d, mask=d < D, other=0.0)
-            home = tl.load(table + row * table_stride + newest // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD)
-            target = home.to(tl.int64) * page_stride + head * head_stride + (newest % PAGE) * token_stride + d
-            tl.store(keys + target, new_key, mask=d < D)
-            tl.store(values + target, new_value, mask=d < D)
+            new_key, new_value = stored(
+                base, key_norm, c, s, d, keys, values, table + row * table_stride, newest, is_alive, head, eps,
+                page_stride, head_stride, token_stride, NQ, NK, D, PAGE, HAS_NORM,
+            )  # fmt: skip
             new_score = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1) * (scale * LOG2E)
             last_top = tl.maximum(top, new_score)
             new_weight, last_shrink = tl.exp2(new_score - last_top), tl.exp2(top - last_top)
@@ -154,16 +167,14 @@ def store_kernel(
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     is_alive = tl.load(stop + row) == 0
     newest = tl.where(is_alive, tl.load(length + row), 1) - 1
-    d, one = tl.arange(0, DIM)[None, :], tl.arange(0, 1)[:, None]
+    d = tl.arange(0, DIM)[None, :]
     c = tl.load(cos + newest.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
     s = tl.load(sin + newest.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
     base = qkv + row * (NQ + 2 * NK) * D
-    new_key = rotated(base + (NQ + head + one) * D, key_norm, c, s, d, d < D, eps, D, HAS_NORM)
-    new_value = tl.load(base + (NQ + NK + head + one) * D + d, mask=d < D, other=0.0)
-    home = tl.load(table + row * table_stride + newest // PAGE, mask=is_alive, other=PAGE_OF_THE_DEAD)
-    target = home.to(tl.int64) * page_stride + head * head_stride + (newest % PAGE) * token_stride + d
-    tl.store(keys + target, new_key, mask=d < D)
-    tl.store(values + target, new_value, mask=d < D)
+    stored(
+        base, key_norm, c, s, d, keys, values, table + row * table_stride, newest, is_alive, head, eps,
+        page_stride, head_stride, token_stride, NQ, NK, D, PAGE, HAS_NORM,
+    )  # fmt: skip
 
 
 @triton.jit
