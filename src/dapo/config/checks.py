@@ -184,22 +184,19 @@ def check_importance(config: Config) -> None:
 
 def check_sequence_loss(config: Config) -> None:
     """One ratio for a response needs one advantage for it."""
-    if config.algorithm.loss == "gspo" and config.has_critic:
-        raise _error(
-            "algorithm.loss",
-            "gspo",
-            'it has one ratio for a response; with algorithm.advantage = "gae" a critic gives every token an advantage '
-            "of its own.",
-            'Set algorithm.loss = "gspo-token", or algorithm.advantage = "group".',
-        )
-    if config.algorithm.loss == "gspo" and config.has_teacher:
-        raise _error(
-            "algorithm.loss",
-            "gspo",
-            'it has one ratio for a response; with algorithm.kl.place = "advantage" every token has an advantage of '
-            "its own.",
-            'Set algorithm.loss = "gspo-token", or algorithm.kl.place = "loss".',
-        )
+    if config.algorithm.loss != "gspo" or not (config.has_critic or config.has_teacher):
+        return
+    own, other = (
+        ('algorithm.advantage = "gae" a critic gives every token', 'algorithm.advantage = "group"')
+        if config.has_critic
+        else ('algorithm.kl.place = "advantage" the teacher gives every token', 'algorithm.kl.place = "loss"')
+    )
+    raise _error(
+        "algorithm.loss",
+        "gspo",
+        f"it has one ratio for a response; with {own} an advantage of its own.",
+        f'Set algorithm.loss = "gspo-token", or {other}.',
+    )
 
 
 def check_kl(config: Config) -> None:
