@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,12 @@ def test_only_tokens_that_may_complete_a_string_are_decoded():
     accented = Stops(words, VOCABULARY)
     accented.expect(replace(asked, stop=(("", "é"),)))  # of several bytes, which several tokens may bring
     assert not accented.may_complete.any()
+    pieces = ["e", "é", "\ufffd", "x\ufffd"]  # the last two end or begin in the middle of a character
+    parts = Stops(SimpleNamespace(batch_decode=lambda _: pieces), len(pieces))
+    parts.expect(replace(asked, stop=(("", "é"),)))
+    assert parts.may_complete.tolist() == [False, True, True, True]
+    parts.expect(replace(asked, stop=(("", "e"),)))
+    assert parts.may_complete.all()
     spaced = Stops(words, VOCABULARY)
     spaced.expect(replace(asked, stop=(("", ": "),)))
     assert spaced.may_complete.all()
