@@ -11,6 +11,7 @@ from dapo.cli.play import ending, show, source_of, typed_turn
 from dapo.config import load_recipe, to_toml
 from dapo.console import Pipe
 from dapo.data.prompts import PromptFormat
+from dapo.errors import ConfigError
 from dapo.evaluation.offline import OfflineEval, run_offline_eval
 from dapo.evaluation.play import Played, Spoken, play, play_yourself
 from dapo.types import Judgement, Problem, StopReason, Verdict
@@ -165,6 +166,27 @@ def test_a_strangers_run_plays_with_what_was_typed_only(tmp_path: Path, game: st
     assert "data.train.b.verifier = t:f" in stranger
     own = ["--environment", game, "--data", "one.jsonl", "--verifier", "exact"]
     assert dapo("play", str(run), "--you", *own).returncode == 0
+
+
+@pytest.mark.usefixtures("game")
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ((), "data.environment"),
+        (("--data", "one.jsonl"), "data.environment"),
+        (("--data", "one.jsonl", "--environment", "calculator"), "--environment"),
+    ],
+)
+def test_an_environment_is_called_by_what_named_it(words: tuple[str, ...], key: str, monkeypatch: pytest.MonkeyPatch):
+    Path("run").mkdir()
+    keys = ["data.environment=calculator", "data.train=one.jsonl"]
+    Path("run/config.toml").write_text(to_toml(load_recipe("quickstart", keys).config))
+
+    def stop(plan: OfflineEval, *_: object) -> None:
+        raise ConfigError(f"named by {plan.environment_key}")
+
+    monkeypatch.setattr("dapo.evaluation.play.play_yourself", stop)
+    assert f"named by {key}" in dapo("play", "run", "--you", *words).stderr
 
 
 def test_a_problem_is_one_of_the_runs_sources(game: str):

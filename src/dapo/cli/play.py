@@ -69,7 +69,7 @@ def command(
 
     config = exam.trained_with(model, is_used=is_used, trust=trust)
     source = None if data is not None else source_of(config, model, problem)
-    said_by = "--environment"
+    said_by = None
     if source is None:
         verifier = verifier or own_verifier(data or "")
     else:
@@ -81,7 +81,8 @@ def command(
         model, max_response_tokens, max_prompt_tokens, template, chat, verifier,
         environment=environment, max_turns=max_turns, trust=trust,
     )  # fmt: skip
-    way["environment_key"] = said_by
+    if said_by is not None:
+        way["environment_key"] = said_by
 
     from dataclasses import replace
 
