@@ -90,6 +90,17 @@ def test_frozen_weights_in_eight_bits_and_then_four_are_the_last_resort():
     assert not fit(config, shape, 14, ["model.lora.quantization"]).is_possible
     assert not fit(*plan("gsm8k-1.5b-24gb", seven, "rollout.engine=vllm"), device_gib=14).is_possible
 
+    divided = ("cluster.backend=torchrun", "cluster.gpus=2", "cluster.shard=full")  # codes cannot be
+    assert "model.lora.quantization" not in keys(fit(*plan("gsm8k-1.5b-24gb", seven, *divided), device_gib=8))
+
+
+def test_a_kv_cache_that_fits_or_was_typed_stays():
+    recipe, key = "gsm8k-coder-1.5b-h200", "rollout.kv_cache_gib"
+    assert keys(fit(*plan(recipe, f"{key}=1"), device_gib=139)) == {}
+    large, shape = plan(recipe, f"{key}=200")
+    assert keys(fit(large, shape, 139))[key] < 100
+    assert keys(fit(large, shape, 139, [key])) == {}
+
 
 def test_a_critic_gets_no_adapter():
     assert "model.lora.rank" not in keys(fit(*plan("gsm8k-coder-1.5b-h200", "preset=vapo"), device_gib=24))

@@ -91,6 +91,26 @@ def test_lora_trains_a_sliver_and_sharding_divides():
     assert many.parts["engine's gathered weights"] == 2 * shape.parameters
 
 
+def test_an_adapter_keeps_what_matrices_read_in_float32_and_no_gradient_of_the_head():
+    shape = KNOWN["qwen/qwen2.5-1.5b"]
+    keys = ["train.gradient_checkpointing=true", "train.tokens_per_microbatch=10000", "model.dtype=bfloat16"]
+    keys += ["rollout.max_concurrent_sequences=100", "rollout.engine=local"]
+    lora, whole, two = (
+        memory_of(load_recipe("gsm8k-1.5b-24gb", [*keys, *more]).config, shape, is_cuda=True, gpus=gpus).parts
+        for more, gpus in (
+            ((), 1),
+            (("model.lora.rank=0",), 1),
+            (("preset=grpo", "cluster.backend=torchrun", "cluster.gpus=2"), 2),
+        )
+    )
+    read = 3 * 1536 + 1536 + 2 * 1536 + 8960  # by q, k, v; o; gate, up; down
+    assert lora["activations"] - whole["activations"] == 10_000 * 4 * read
+    assert whole["output head"] - lora["output head"] == 4 * 151_936 * 1536
+    assert lora["engine's logits"] == 2 * 100 * 151_936 * 4  # in graphs, and of the step before they were captured
+    assert two["engine's logits"] == lora["engine's logits"] // 2
+    assert two["reference model"] == 2 * shape.parameters // 2  # sharded ranks cannot take an adapter off
+
+
 @pytest.mark.parametrize(("kind", "bits"), [("int8", 8.5), ("nf4", 4.5)])
 def test_a_quantized_base_has_half_a_bit_of_scales_and_is_the_reference_itself(kind: str, bits: float):
     """Of the matrices inside the layers; embeddings, norms and biases stay in 16 bits."""
