@@ -8,12 +8,14 @@ from thread_world import on_ranks
 
 from dapo.distributed.environments import SharedEnvironments, read_part
 from dapo.distributed.world import World
+from dapo.environments.conversation import Answer, Conversation
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.episodes import EpisodeEngine
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.shared import SharedEngine
+from dapo.types import Problem
 from engine_episodes import Words, episodes_over, prefilled, requests
 from tiny_models import tiny_policy
 
@@ -82,6 +84,35 @@ def test_more_episodes_than_slots_end_on_several_ranks_too():
     one, other = on_ranks(2, work)
     assert sorted(one) == list(range(16))
     assert one == other
+
+
+class Noisy:
+    """An environment pool that has something to say whenever it is waited for."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.n_asked = rank, 0
+
+    def ask(self, _conversation: Conversation) -> int:
+        self.n_asked += 1
+        return self.n_asked
+
+    def wait(self, tickets: list[int]) -> dict[int, Answer]:
+        self.on_notice(f"rank {self.rank}")  # type: ignore[attr-defined]
+        return {ticket: Answer("hi") for ticket in tickets}
+
+
+def test_every_rank_is_told_every_notice_once():
+    def work(world: World) -> list[str]:
+        shared, heard = SharedEnvironments(Noisy(world.rank), world), []  # type: ignore[arg-type]
+        shared.on_notice = heard.append
+        for _ in range(2):
+            tickets = [
+                shared.ask(Conversation(f"p{i}/0/0", Problem(f"p{i}", "q", "a"), 0, ("hello",))) for i in range(5)
+            ]
+            assert set(shared.wait(tickets)) == set(tickets)
+        return heard
+
+    assert on_ranks(2, work) == [["rank 0", "rank 1"] * 2] * 2
 
 
 def test_answers_that_nobody_asked_for_are_refused():

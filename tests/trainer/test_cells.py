@@ -89,6 +89,11 @@ def test_functions_that_call_each_other(run_cell: RunCell, tmp_path: Path):
         ("model = object()\ndef reward(r, a, m):\n    return model", "uses model, a object of the notebook"),
         ("lines = open\nf = (n for n in [])\ndef reward(r, a, m):\n    return next(f)", "uses f, a generator"),
         ("def other(r, a, m):\n    return g()\ndef h(): ...\ng = h\nreward = other", "g is another name of h"),
+        (
+            "kind = object()\ndef other(x: kind):\n    return x\ndef reward(r, a, m):\n    return other(r) + len([kind])",
+            "uses kind, a object of the notebook",  # left out of an annotation, and needed after that
+        ),
+        ("large = list(range(30_000))\ndef reward(r, a, m):\n    return large[0]", "uses large, a list"),
         ("class P:\n    x = 1\ndef reward(r, a, m):\n    return P.x", "the source of P cannot be found"),
     ],
 )

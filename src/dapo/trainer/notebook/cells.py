@@ -56,6 +56,13 @@ class Cells:
         if name in self._seen:
             return
         self._seen.add(name)
+        try:
+            self.take_new(name, value)
+        except ConfigError:  # where it is only annotated it may be left out, and elsewhere be needed
+            self._seen.discard(name)
+            raise
+
+    def take_new(self, name: str, value: Any) -> None:
         if isinstance(value, ModuleType):
             self.imports.add(f"import {value.__name__} as {name}\n")
         elif getattr(value, "__module__", None) == "__main__" and isinstance(value, FunctionType | type):
