@@ -16,6 +16,9 @@ from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import Engine, EngineState, SamplingParams
 from dapo.rollout.episodes import EpisodeEngine
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.local.kept import KeptResponses
+from dapo.rollout.local.pages import PagePool
+from dapo.rollout.partial import PartialResponse
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.stops import Stops
 from dapo.types import StopReason
@@ -409,6 +412,32 @@ def test_long_episodes_do_not_depend_on_their_neighbours_to_the_last_bit():
         alone = written([each])[each.id]
         assert alone.tokens.tobytes() == among[each.id].tokens.tobytes()
         assert alone.logp.tobytes() == among[each.id].logp.tobytes()
+
+
+def test_the_one_that_stopped_last_makes_room_and_never_the_one_that_is_to_run():
+    """Whoever is admitted has counted on its pages: given away, they would be another's too."""
+    pool, prompt = PagePool(9), SimpleNamespace(n_users=0, n_running=0)
+    kept = KeptResponses(pool, SimpleNamespace(), SimpleNamespace(read=torch.from_numpy))  # type: ignore[arg-type]
+    for number in (1, 2, 3):
+        kept.keep(number, prompt, np.zeros(4, np.int32), pool.take(2))  # type: ignore[arg-type]
+    assert (prompt.n_users, prompt.n_running) == (3, 3)
+    for gone in ([2], [2, 1]):
+        assert kept.swap_out_last(but=3)
+        assert [number for number, one in kept._kept.items() if one.content is not None] == sorted(gone)
+    assert not kept.swap_out_last(but=3)
+    assert kept.swap_out_last()
+    assert (prompt.n_users, prompt.n_running, pool.n_free) == (3, 0, pool.n_pages)
+
+
+def test_what_is_kept_of_other_tokens_is_dropped():
+    pool, prompt, left = PagePool(9), SimpleNamespace(n_users=0, n_running=0), []
+    kept = KeptResponses(pool, SimpleNamespace(leave=left.append), SimpleNamespace())  # type: ignore[arg-type]
+    kept.keep(7, prompt, np.array([5, 6, 9], np.int32), pool.take(2))  # type: ignore[arg-type]
+    goes_on = PartialResponse(replace(request(7), prompt=(5, 6)), 0, np.array([9, 8], np.int32))
+    assert kept.of(goes_on) is not None
+    assert kept.of(replace(goes_on, tokens=np.array([3, 8], np.int32))) is None
+    assert kept.of(goes_on) is None
+    assert (left, prompt.n_running, pool.n_free) == ([prompt], 0, pool.n_pages)
 
 
 def test_nothing_of_old_weights_is_kept():

@@ -17,7 +17,7 @@ from dapo.learner import update
 from dapo.learner.activations import checkpoint_layers
 from dapo.learner.batch import Batch, make_batch, split_into_microbatches, split_into_minibatches
 from dapo.learner.critic import CriticLearner, apply_gae
-from dapo.learner.dry_run import shortage_of_any
+from dapo.learner.dry_run import bytes_beside_activations, shortage_of_any
 from dapo.learner.forward_passes import compute_old_logp
 from dapo.learner.learner import Learner
 from dapo.learner.loss_scale import LossScale
@@ -485,6 +485,18 @@ def test_ranks_try_a_sharded_pass_first_and_agree_on_who_is_short_of_memory(conf
     first, second = on_ranks(2, work)
     assert first == second == ["rank 1: Tried to allocate 1 GiB", "", "rank 1: Tried to allocate 1 GiB", "", ""]
     assert len(tried) == 2 * 3  # 400, 50, 400: the second 50, and 40, had fitted before
+
+
+def test_a_dry_run_stands_in_for_what_else_the_pass_and_its_update_need():
+    """Two layers and the rest gathered in float32; gradients of one layer and the rest, and AdamW, in float64."""
+    learner = learner_of(torch.float64)
+    learner.gathered = learner_of(torch.float32).policy
+    layer, *others = [sum(p.numel() for p in one.parameters()) for one in learner.policy.backbone.layers]
+    everything = sum(p.numel() for p in learner.policy.parameters())
+    rest = everything - layer - sum(others)
+    assert set(others) == {layer}
+    expected = 4 * (2 * layer + rest) + 8 * (layer + rest) + 3 * 8 * everything  # its gradient and two moments
+    assert bytes_beside_activations(learner) == expected
 
 
 def test_ratio_and_side_of_a_token_are_those_of_its_first_update():
