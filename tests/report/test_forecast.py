@@ -124,6 +124,8 @@ def test_of_evaluations_that_scatter_the_interval_covers_the_scatter():
     assert 0.15 < end.high - end.low < 0.3
     (surely,) = forecast(curve(steps, [0.5] * 20, error=0.001), [200])
     assert surely.high - surely.low < 0.03
+    (few,) = forecast(curve(steps, [0.5] * 20, error=0.05), [200])  # of few problems: so does the next one
+    assert few.high - few.low > 2 * 1.96 * 0.05 - 0.01
 
 
 def calibration():

@@ -93,6 +93,10 @@ def test_functions_that_call_each_other(run_cell: RunCell, tmp_path: Path):
             "kind = object()\ndef other(x: kind): ...\ndef reward(r, a, m):\n    return other(r) or len([kind])",
             "uses kind, a object of the notebook",  # left out of an annotation, and needed after that
         ),
+        (
+            "import functools, re\nfind = functools.cache(re.findall)\ndef reward(r, a, m):\n    return find(r, a)",
+            "uses find, a _lru_cache_wrapper",  # which says that it is re.findall
+        ),
         ("large = list(range(30_000))\ndef reward(r, a, m):\n    return large[0]", "uses large, a list"),
         ("class P:\n    x = 1\ndef reward(r, a, m):\n    return P.x", "the source of P cannot be found"),
     ],
