@@ -329,3 +329,12 @@ def test_a_gathered_or_reduced_tensor_is_where_it_is_wanted():
         summed = part.clone()
         sum_on_host(summed, None)
     assert [tensor.tolist() for tensor in (gathered, reduced, summed)] == [[0, 2, 4]] * 3
+
+
+def test_gradients_are_reduced_as_was_asked(monkeypatch: pytest.MonkeyPatch):
+    asked: list[object] = []
+    monkeypatch.setattr(
+        torch.distributed, "reduce_scatter_single", lambda *_, op, group: asked.append((op, group)), raising=False
+    )
+    StagedReduceScatter()(torch.zeros(1), torch.zeros(2), group="both", op=torch.distributed.ReduceOp.MAX)
+    assert asked == [(torch.distributed.ReduceOp.MAX, "both")]
