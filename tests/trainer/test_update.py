@@ -411,6 +411,33 @@ def test_out_of_memory_halves_the_budget_and_repeats_the_update_exactly(config: 
     ]
 
 
+def test_gradients_of_a_pass_that_ran_out_halfway_are_dropped(config: Config):
+    """The third micro-batch of the update runs out once: the pass begins anew, and nothing counts twice."""
+    settings = {"tokens_per_microbatch": 200, "updates_per_step": 1}
+    small = config.model_copy(update={"train": config.train.model_copy(update=settings)})
+
+    class Once(Scarce):
+        n_passes = 0
+
+        def forward(self, packed: Packed, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+            self.n_passes += torch.is_grad_enabled()
+            self.room = 0 if self.n_passes == 3 and torch.is_grad_enabled() else 10**6
+            return super().forward(packed, **options)
+
+    def trained(is_scarce: bool) -> tuple[torch.Tensor, list[str]]:
+        learner, events = learner_of(torch.float64), list[str]()
+        policy = learner.policy
+        if is_scarce:
+            learner.policy = Once(policy, 0)
+        batch = make_batch(groups(6), small, torch.float64)
+        update_policy(learner, batch, small, step=1, event=lambda _, text: events.append(text))
+        return torch.cat([p.detach().flatten() for p in policy.parameters()]), events
+
+    (calm, nothing), (weights, events) = trained(False), trained(True)
+    assert (len(nothing), len(events)) == (0, 1)
+    torch.testing.assert_close(weights, calm, atol=1e-12, rtol=0)
+
+
 def test_under_auto_all_layers_recompute_before_the_budget_halves(config: Config):
     train = config.train.model_copy(update={"tokens_per_microbatch": 400, "gradient_checkpointing": "auto"})
     auto = config.model_copy(update={"train": train})
@@ -449,13 +476,24 @@ def test_under_auto_all_layers_recompute_before_the_budget_halves(config: Config
     assert learner.tokens_per_microbatch == 200
 
 
-def test_a_row_that_never_fits_ends_the_run_with_a_remedy(config: Config):
+def test_border_a_row_that_never_fits_ends_the_run_with_a_remedy(config: Config):
     from dapo.errors import EngineError
 
-    learner, batch = learner_of(torch.float64), make_batch(groups(2), config, torch.float64)
-    learner.policy = Scarce(learner.policy, 0)
-    with pytest.raises(EngineError, match="no memory for the longest row"):
-        update_policy(learner, batch, config, step=1)
+    batch = make_batch(groups(2), config, torch.float64)
+    longest = max(map(batch.tokens, range(len(batch.lengths))))
+    for budget, n_events in ((longest - 1, 0), (longest, 0), (longest + 1, 1)):
+        train = config.train.model_copy(update={"tokens_per_microbatch": budget, "updates_per_step": 1})
+        learner, events = learner_of(torch.float64), list[str]()
+        learner.policy = Scarce(learner.policy, 0)
+        with pytest.raises(EngineError, match="no memory for the longest row"):
+            update_policy(
+                learner,
+                make_batch(groups(2), config, torch.float64),
+                config.model_copy(update={"train": train}),
+                step=1,
+                event=lambda _, text, events=events: events.append(text),
+            )
+        assert len(events) == n_events
 
 
 def test_ranks_try_a_sharded_pass_first_and_agree_on_who_is_short_of_memory(config: Config):
