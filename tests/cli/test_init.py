@@ -144,10 +144,11 @@ def test_in_a_terminal_it_asks(here: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_letters_are_judged_as_choices_and_words_exactly(here: Path):
-    for name, answers in (("letters", "ABCD"), ("words", ["blue sky", "red, or green?", "x → y"])):
+    words = ["blue sky", "red, or green?", "x → y"]
+    for name, answers in (("letters", "ABCD"), ("words", words), ("some", ["A", "12", "7"])):
         lines = [{"question": f"Question {i} of {name}?", "answer": answers[i % len(answers)]} for i in range(30)]
         (here / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    for name, verifier in (("letters", "choice"), ("words", "exact")):
+    for name, verifier in (("letters", "choice"), ("words", "exact"), ("some", "math")):
         done = dapo("init", f"{name}.toml", *TOY, "--data", f"{name}.jsonl")
         assert done.returncode == 0, done.stderr
         assert "too few to hold some out" in done.stdout

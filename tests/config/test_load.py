@@ -464,3 +464,10 @@ def test_what_distillation_cannot_be_combined_with(override: str, said: str, rem
     with pytest.raises(ConfigError, match=said) as error:
         load_recipe("quickstart", ["preset=distillation", override])
     assert remedy in error.value.remedy
+
+
+def test_parts_may_come_from_an_environments_score_whatever_the_verifier():
+    parts = "rewards.parts={chatty = {weight = 0.25}}"
+    with pytest.raises(ConfigError, match=r"rewards\.parts\.chatty"):
+        load_recipe("quickstart", [parts])
+    assert load_recipe("quickstart", [parts, "data.environment=calculator"]).config.rewards.verifier == "math"
