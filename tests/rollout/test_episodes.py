@@ -321,6 +321,22 @@ def test_an_episode_that_is_given_up_comes_back_with_what_it_has(policy: Policy,
     engine.submit(requests(6))  # their ids are free again
 
 
+def test_a_call_that_failed_is_a_call(policy: Policy):
+    """Else more calls could fail than there were."""
+
+    class Failing(Words):
+        def wait(self, tickets: Sequence[int]) -> dict[int, Answer]:
+            return {
+                ticket: replace(one, called=False, failed=True) for ticket, one in super().wait(list(tickets)).items()
+            }
+
+    engine = engine_of(policy, "plain", Failing(), rows=4)
+    engine.submit(requests(4))
+    told = [completion.episode for _, completion in drain(engine) if completion.episode is not None]
+    assert sum(episode.failures for episode in told) > 0
+    assert all(episode.calls == episode.failures for episode in told)
+
+
 def test_new_weights_in_the_middle_of_an_episode_draw_the_rest(policy: Policy):
     engine = engine_of(policy, "local", Words())
     engine.submit(requests(2)[1:])
