@@ -13,7 +13,7 @@ import torch
 from dapo.environments.conversation import Answer, Conversation
 from dapo.models.policy import Policy
 from dapo.rollout.draft import Drafting
-from dapo.rollout.engine import Engine, EngineState, SamplingParams
+from dapo.rollout.engine import Engine, EngineState, Request, SamplingParams
 from dapo.rollout.episodes import EpisodeEngine
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.kept import KeptResponses
@@ -319,6 +319,22 @@ def test_an_episode_that_is_given_up_comes_back_with_what_it_has(policy: Policy,
     assert engine.n_in_flight == engine.n_waiting == 0
     check_logp(policy, [item for item in given_up if len(item[1].tokens)])
     engine.submit(requests(6))  # their ids are free again
+
+
+def test_border_keys_and_values_of_the_last_turn_are_not_kept(policy: Policy, monkeypatch: pytest.MonkeyPatch):
+    engine = engine_of(policy, "plain", Words(), rows=4)
+    engine.max_turns, submit, turns = 2, engine.inner.submit, dict[int, list[bool]]()
+
+    def noting(asked: Sequence[Request]) -> None:
+        for one in asked:
+            turns.setdefault(one.id, []).append(one.may_continue)
+        submit(asked)
+
+    monkeypatch.setattr(engine.inner, "submit", noting)
+    engine.submit(requests(8))
+    drain(engine)
+    assert {tuple(kept) for number, kept in turns.items() if number % 4} == {(True, False)}
+    assert all(kept == [False] for number, kept in turns.items() if number % 4 == 0)  # without an environment
 
 
 def test_a_call_that_failed_is_a_call(policy: Policy):
