@@ -313,17 +313,18 @@ def test_a_started_watchdog_writes_and_leaves_nothing_behind(tmp_path: Path, mon
     assert not (tmp_path / FOLDER).exists()
 
 
+@pytest.mark.timeout(300)  # fails by waiting
 def test_the_first_heartbeat_is_there_as_soon_as_the_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A rank may be held up before its second look: nobody could say then which process it is."""
     monkeypatch.setattr(module, "BEAT_S", 1e6)  # no second look
     watched = dog(tmp_path)
     watched.start()
     while watched._writer is None or watched._writer.thread.ident is None:
-        pass
+        time.sleep(0.001)
     assert read_heartbeats(tmp_path) == []
     (tmp_path / "config.toml").touch()
     while not (found := read_heartbeats(tmp_path)):
-        pass
+        time.sleep(0.001)
     watched.stop()
     assert found[0].pid == os.getpid()
     assert not (tmp_path / FOLDER).exists()
