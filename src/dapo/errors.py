@@ -122,3 +122,12 @@ def shortage(error: RuntimeError) -> str:
     if others > NOT_OURS:
         reason += f" (other processes hold about {others / 2**30:.0f} of its {total / 2**30:.0f} GiB)"
     return reason
+
+
+def cannot_be_true(rank: int, what: str, why: object) -> EngineError:
+    """Of what a rank sent to the others, who refuse it together: the newest checkpoint is from before."""
+    return EngineError(
+        f"rank {rank} sent {what} that cannot be true: {why}. None of them was used.",
+        remedy="Its machine or its memory may be faulty: replace it, and resume from the newest checkpoint with "
+        "dapo resume RUN, on as many ranks as you like.",
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.distributed.world import World
 from dapo.environments.conversation import Answer, Conversation, Environments
 from dapo.environments.pool import EnvironmentPool
-from dapo.errors import EngineError
+from dapo.errors import cannot_be_true
 from dapo.types import Judgement, Problem, Verdict
 
 
@@ -80,10 +80,7 @@ def read_part(rank: int, part: Any, asked: Sequence[int]) -> dict[int, Answer]:
         if list(answers) != list(asked) or len(part["answers"]) != len(asked) or not isinstance(part["notices"], list):
             raise ValueError(f"answers to {list(answers)} were given, and asked for to {list(asked)}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise EngineError(
-            f"rank {rank} sent answers of environments that cannot be true: {error}. None of them was used.",
-            remedy="Replace its machine, and resume from the newest checkpoint: dapo resume RUN",
-        ) from None
+        raise cannot_be_true(rank, "answers of environments", error) from None
     return answers
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dapo.distributed.world import World
-from dapo.errors import EngineError, VerifierStopped
+from dapo.errors import VerifierStopped, cannot_be_true
 from dapo.types import Judge, Judgement, Task, Verdict
 
 STOPPED = "stopped"
@@ -59,10 +59,7 @@ def read_part(rank: int, part: Any, asked: Sequence[int]) -> dict[int, Judgement
         if not all(isinstance(value, float | int) for value in numbers):
             raise ValueError("a reward is not a number")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise EngineError(
-            f"rank {rank} sent verdicts that cannot be true: {error}. None of them was used.",
-            remedy="Replace its machine, and resume from the newest checkpoint: dapo resume RUN",
-        ) from None
+        raise cannot_be_true(rank, "verdicts", error) from None
     return judged
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.distributed.message import Garbled, from_bytes, to_bytes
-from dapo.errors import EngineError
+from dapo.errors import cannot_be_true
 from dapo.rollout.engine import EngineState, Finished, concatenated
 from dapo.rollout.partial import PartialResponse, from_state
 from dapo.rollout.stops import Stops
@@ -108,11 +108,7 @@ def named(rank: int, read: Callable[[], T]) -> T:
         return read()
     except (Garbled, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         why = str(error) if isinstance(error, Garbled) else f"{type(error).__name__}: {error}"
-        raise EngineError(
-            f"rank {rank} sent responses that cannot be true: {why}. None of them was used.",
-            remedy="Its machine or its memory may be faulty: replace it, and resume from the newest checkpoint with "
-            "dapo resume RUN, on as many ranks as you like.",
-        ) from None
+        raise cannot_be_true(rank, "responses", why) from None
 
 
 def slices(lengths: Sequence[int], *arrays: NDArray[Any]) -> list[slice]:
