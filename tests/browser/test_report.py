@@ -127,6 +127,16 @@ def pick(page, problem: str) -> None:
     page.wait_for_selector(f".question code:text-is('{problem}')")
 
 
+def text_of(element) -> str:
+    """What is shown of a response: the browser lays one out when it comes into view, and before that has no text."""
+    element.scroll_into_view_if_needed()
+    for _ in range(2400):
+        if text := element.inner_text():
+            return text
+        element.page.wait_for_timeout(50)
+    raise AssertionError("it came into view, and nothing is shown")
+
+
 def test_the_page_opens_and_draws_without_error_or_network(watch: Watch, run: Path):
     page = watch.open(run / "report.html")
     assert page.locator(".figure .to.inconclusive").inner_text() == "1.000"  # of two problems nothing can be said
@@ -153,7 +163,7 @@ def test_the_page_in_a_notebooks_frame_is_whole_and_stays_inside(watch: Watch, r
     inner.click("#links >> text=Rollouts")
     inner.locator(".group-row", has_text="hostile?").first.click()
     inner.wait_for_selector(".question code:text-is('hostile')")
-    assert "<script>window.hacked = 1</script>" in inner.locator(".response").first.inner_text()
+    assert "<script>window.hacked = 1</script>" in text_of(inner.locator(".response").first)
     assert inner.url == "about:srcdoc", "a link to a section does not leave the page"
     assert inner.evaluate("window.origin") == "null"
     assert inner.evaluate("window.hacked") is None
@@ -194,7 +204,7 @@ def test_a_group_opens_and_its_heat_maps_switch(watch: Watch, run: Path):
     page = watch.open(run / "report.html")
     pick(page, "p1")
     assert page.locator(".response").count() == 4
-    assert page.locator(".response").first.inner_text().startswith("correct")
+    assert text_of(page.locator(".response").first).startswith("correct")
     seen = set()
     for heat in ("probability", "entropy", "ratio", "advantage", "clipped", "plain"):
         page.locator("#heat").get_by_role("button", name=heat).click()
@@ -224,7 +234,7 @@ def test_a_word_is_found_here_and_in_other_steps(watch: Watch, run: Path):
     page.click("#search-go")
     page.wait_for_selector(".question code:text-is('p10')")
     assert page.locator(".step-label").inner_text() == "step 10"
-    assert "zebra" in "".join(page.locator(".response mark").all_inner_texts())
+    assert "zebra" in "".join(page.locator(".response mark").all_text_contents())
     page.fill("#search", "")
     page.wait_for_selector(".status:has-text('3 of 3 problems')")
     watch.check()
@@ -284,7 +294,7 @@ def test_a_problem_is_followed_over_the_steps(watch: Watch, run: Path):
 def test_hostile_and_very_long_text_is_shown_as_text(watch: Watch, run: Path):
     page = watch.open(run / "report.html")
     pick(page, "hostile")
-    first = page.locator(".response pre").first.inner_text()
+    first = text_of(page.locator(".response pre").first)
     assert "<script>window.hacked = 1</script> </script> <img src=x onerror=" in first
     for mark in ("⟨U+202E⟩", "⟨U+200F⟩", "⟨U+2028⟩", "⟨U+0000⟩"):
         assert mark in first
@@ -309,9 +319,9 @@ def test_an_episode_is_shown_turn_by_turn(watch: Watch, tmp_path: Path):
     page = watch.open(folder / "report.html")
     pick(page, "p")
     first = page.locator(".response").first
-    assert first.locator(".speaker").all_inner_texts() == ["model", "environment", "model"]
+    assert first.locator(".speaker").all_text_contents() == ["model", "environment", "model"]
     assert "".join(first.locator(".is-other").all_text_contents()) == " Higher."
-    assert "2 turns" in first.locator("header").inner_text()
+    assert "2 turns" in text_of(first.locator("header"))
     first.locator(".is-other").first.hover()
     assert "not trained on" in page.locator("#tip").inner_text()
     watch.check()
@@ -529,9 +539,9 @@ def test_every_part_has_its_curve_its_histogram_and_its_column(watch: Watch, run
     assert [round(float(height.rstrip("%"))) for height in heights] == [100, 33]  # six responses at -1, two at 1
     assert page.locator(".group-row.head .part").all_inner_texts() == ["neat", "words"]
     assert page.locator(".group-row", has_text="p1?").locator(".part").all_inner_texts() == ["0.250", "4.500"]
-    first, *_, last = page.locator(".response header").all_inner_texts()
-    assert "neat +0.00 words +0.00" in first
-    assert "neat unknown words +9.00" in last
+    heads = page.locator(".response header")
+    assert "neat +0.00 words +0.00" in text_of(heads.first)
+    assert "neat unknown words +9.00" in text_of(heads.last)
     watch.check()
 
 
