@@ -11,12 +11,13 @@ Each runs in a process of its own, under `model.gpu_memory_gib`, through `dapo.t
 with the weights of --weights or random ones of the same shape, and a verdict by chance, so that groups are mixed. A
 step has as many prompts as fill the engine once. Recipes for several cards: what one rank holds (tools/one_rank.py).
 What is in the results already is not run again; what failed for another reason than memory is not in them. The peak
-is the card's own count, less what was in use before.
+is the card's own count of that process: others may run beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -75,7 +76,7 @@ TRIALS = (  # the most telling first
     Trial("gsm8k-coder-1.5b-h200", 48, "1.5b", fits=True),
     Trial("gsm8k-coder-0.5b-ladder", H200_GIB / 4, "0.5b"),
     Trial("gsm8k-coder-0.5b-distill-h200", H200_GIB, "0.5b"),
-    Trial("arithmetic-smollm2-135m", 8),
+    Trial("arithmetic-smollm2-135m", 24),
     Trial("gsm8k-coder-1.5b-h200", H200_GIB, "1.5b"),
     Trial("gsm8k-coder-1.5b-python-h200", H200_GIB, "1.5b"),
     Trial("countdown-coder-0.5b-h200", H200_GIB, "0.5b"),
@@ -291,37 +292,40 @@ def torch_peaks(device: str) -> dict[str, float]:
 
 
 class CardWatch(threading.Thread):
-    """Asks the driver twice a second how much of the card is in use; `peak_gib` is above what it was at first."""
+    """Asks the driver twice a second how much of the card the processes of a group hold, CUDA's own memory included."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: int) -> None:
         super().__init__(daemon=True)
-        self._program = shutil.which("nvidia-smi")
+        self._program, self._group = shutil.which("nvidia-smi"), group
         self._is_over = threading.Event()
-        self._before = self._used()
-        self._most = self._before
+        self._most = 0.0
 
     def _used(self) -> float:
-        if self._program is None:
-            return 0.0
-        asked = [self._program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+        """In GiB. Other programs on the card do not count; a process that is gone holds nothing."""
+        asked = [str(self._program), "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "--id=0"]
         try:
-            return float(subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout) / 1024
-        except (subprocess.SubprocessError, OSError, ValueError):
+            said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
+        except (subprocess.SubprocessError, OSError):
             return 0.0
+        held = 0.0
+        for line in said.splitlines():
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                pid, size = line.split(",")
+                held += float(size) / 1024 * (os.getpgid(int(pid)) == self._group)
+        return held
 
     def run(self) -> None:
         while self._program is not None and not self._is_over.wait(0.5):
             self._most = max(self._most, self._used())
 
     def peak_gib(self) -> float | None:
+        """Nothing where the driver does not tell."""
         self._is_over.set()
-        return None if self._program is None else round(self._most - self._before, 2)
+        return round(self._most, 2) or None
 
 
 def in_its_own_process(trial: Trial, options: argparse.Namespace) -> dict[str, Any]:
     """A row of the results, whatever becomes of the trial."""
-    watch = CardWatch()
-    watch.start()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dapo-capped-") as scratch:
         answer = Path(scratch) / "row.json"
@@ -337,6 +341,8 @@ def in_its_own_process(trial: Trial, options: argparse.Namespace) -> dict[str, A
             text=True,
             start_new_session=True,
         )
+        watch = CardWatch(child.pid)
+        watch.start()
         try:
             said, _ = child.communicate(timeout=60 * options.minutes)
         except subprocess.TimeoutExpired:

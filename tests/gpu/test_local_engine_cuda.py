@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 VOCABULARY = 5000
 
 
-def policy(family: str = "qwen2") -> Policy:
+def policy(family: str = "qwen2", vocabulary: int = VOCABULARY) -> Policy:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         family, hidden_size=384, intermediate_size=512, num_hidden_layers=3, num_attention_heads=6,
-        num_key_value_heads=2, head_dim=64, vocab_size=VOCABULARY, max_position_embeddings=2048, eos_token_id=2,
+        num_key_value_heads=2, head_dim=64, vocab_size=vocabulary, max_position_embeddings=2048, eos_token_id=0,
         bos_token_id=1, pad_token_id=0, initializer_range=0.06,
     )  # fmt: skip
     with torch.device("cuda"):
@@ -31,10 +31,10 @@ def policy(family: str = "qwen2") -> Policy:
     return Policy(model, None).eval()
 
 
-def requests(n: int, new: int = 60) -> list[Request]:
+def requests(n: int, new: int = 60, vocabulary: int = VOCABULARY) -> list[Request]:
     wanted = []
     for i in range(n):
-        prompt = np.random.default_rng(i // 4).integers(3, VOCABULARY, 5 + 37 * (i // 4 % 5)).tolist()
+        prompt = np.random.default_rng(i // 4).integers(3, vocabulary, 5 + 37 * (i // 4 % 5)).tolist()
         wanted.append(Request(i, tuple(prompt), NoiseKey(0, "train", str(i // 4), 0, i), new, group=i // 4))
     return wanted
 
@@ -73,10 +73,10 @@ def test_log_probs_are_those_of_the_training_forward(family: str):
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])
 def test_log_probs_of_drafts_are_those_of_the_training_forward(family: str):
-    """Greedy responses go in circles, so that many guesses are right."""
-    model = policy(family)
+    """Greedy responses of few different tokens go in circles, so that many guesses are right."""
+    model = policy(family, vocabulary=30)
     local = engine(model, sampling=SamplingParams(temperature=0.0), drafting=Drafting(tokens=4, below_rows=8))
-    local.submit(requests(8, new=100))
+    local.submit(requests(8, new=100, vocabulary=30))
     finished = drain(local)
     assert len(finished) == 8
     difference = gap(model, finished)
@@ -84,7 +84,7 @@ def test_log_probs_of_drafts_are_those_of_the_training_forward(family: str):
     assert difference.max() < 0.5
     assert any(has_drafts for *_, has_drafts in local._decoder.graphs)
     n_drafted, n_accepted = local.take_drafted()
-    assert 50 < n_accepted <= n_drafted
+    assert 10 < n_accepted <= n_drafted
     assert local._pool.n_free == local._pool.n_pages
 
 

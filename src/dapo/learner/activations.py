@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dapo.config.model_shapes import shape_from_config
 from dapo.models.device import device_memory
+from dapo.models.fused_layers import recomputes_itself
 from dapo.planning.plan import layers_to_checkpoint
 
 # Of the free memory so much is left alone: fragments, workspaces of the libraries, the optimizer's temporaries.
@@ -28,12 +31,14 @@ def checkpoint_layers(module: Any, n_layers: int | None = None) -> int:
     n = len(layers) if n_layers is None else min(n_layers, len(layers))
     for i, layer in enumerate(layers):
         layer.gradient_checkpointing = layer.training = i < n
-        layer._gradient_checkpointing_func = recompute
+        layer._gradient_checkpointing_func = partial(recompute, layer)
     return n
 
 
-def recompute(function: Any, *args: Any) -> Any:
-    return checkpoint(function, *args, use_reentrant=False)
+def recompute(layer: Any, function: Any, x: Tensor, *args: Any) -> Any:
+    if recomputes_itself(layer, x):
+        return function(x, *args)
+    return checkpoint(function, x, *args, use_reentrant=False)
 
 
 def checkpoint_whole(module: Any) -> int:

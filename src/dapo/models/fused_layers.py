@@ -18,6 +18,7 @@ from dapo.models.kernels.build import library
 from dapo.models.packed_attention import attend
 from dapo.models.packing import Packed
 from dapo.models.triton_support import runs_triton
+from dapo.models.whole_layer import can_be_whole, whole_layer
 
 BLOCK_ROWS = 512  # of a feed-forward, that one core works on at a time
 # Layers that all are: x + attention(norm(x)), then x + down(silu(gate(norm(x))) · up(norm(x))).
@@ -65,7 +66,18 @@ def layer_forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) 
         result: Tensor = type(layer).forward(layer, hidden_states, *args, **kwargs)
         return result
     cos, sin = kwargs["position_embeddings"]
-    return fused_layer(layer, hidden_states[0], cos[0], sin[0], packed)[None]
+    x, window = hidden_states[0], window_of(layer.self_attn)
+    if can_be_whole(layer, x, window):
+        recomputes = layer.gradient_checkpointing and layer.training
+        kernels = kernels_for(x)
+        return whole_layer(layer, x, cos[0], sin[0], packed, kernels, window, recomputes=recomputes)[None]
+    return fused_layer(layer, x, cos[0], sin[0], packed)[None]
+
+
+def recomputes_itself(layer: Any, x: Tensor) -> bool:
+    """Whether a layer that reads x keeps what it must by itself, so that nobody else has to run it again."""
+    is_fused = getattr(layer.forward, "__func__", None) is layer_forward
+    return is_fused and runs_fused(x) and can_be_whole(layer, x, window_of(layer.self_attn))
 
 
 def fused_layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed) -> Tensor:

@@ -180,14 +180,19 @@ def _by_length(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scaling: float |
 def _long(q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
     """One sequence [L, H, D], by cuDNN where it can. Padding is at the end, which causal attention never reads."""
     length = len(q)
-    more = -length % PLANNED_LENGTH
-    padded = (F.pad(x, (0, 0, 0, 0, 0, more)) if more else x for x in (q, k, v))
-    q, k, v = (x.transpose(0, 1)[None] for x in padded)  # [1, H, L, D]
+    q, k, v = planned(q, k, v)
     with sdpa_kernel(LONG_BACKENDS, set_priority=True):
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
         )
     return mixed[0].transpose(0, 1)[:length]
+
+
+def planned(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Each of a long sequence [L, H, D] as cuDNN reads it, [1, H, L, D] with L padded."""
+    more = -len(parts[0]) % PLANNED_LENGTH
+    padded = (F.pad(x, (0, 0, 0, 0, 0, more)) if more else x for x in parts)
+    return tuple(x.transpose(0, 1)[None] for x in padded)
 
 
 def _varlen(

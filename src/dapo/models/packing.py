@@ -20,7 +20,7 @@ from dapo.models.triton_support import runs_triton
 SHORTEST_FRACTION = 0.75
 
 # A sequence of this many tokens is long: on CUDA another kernel is faster for it (docs/log.md).
-LONG_TOKENS = 4096
+LONG_TOKENS = 2048
 
 # Rows share a prompt's tokens where that saves at least this part of all tokens: attention has to gather them.
 SHARING_SAVES = 1 / 16
@@ -261,16 +261,20 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, gather = grads[0], ctx.gather
-        if runs_triton(grad.device.type) and grad.dtype != torch.float64:
-            from dapo.models.kernels.gather import sum_taken
+        return sum_of_places(grads[0], ctx.gather), None
 
-            return sum_taken(grad, gather.order, gather.starts), None
-        return sum_in_torch(grad, gather), None
+
+def sum_of_places(grad: Tensor, gather: Gather) -> Tensor:
+    """[M, ...] -> [T, ...]: the gradients of each row's places, summed."""
+    if runs_triton(grad.device.type) and grad.dtype != torch.float64:
+        from dapo.models.kernels.gather import sum_taken
+
+        return sum_taken(grad, gather.order, gather.starts)
+    return sum_in_torch(grad, gather)
 
 
 def sum_in_torch(grad: Tensor, gather: Gather) -> Tensor:
-    """[M, ...] -> [T, ...]: the gradients of each row's places, summed."""
+    """`sum_of_places` without a kernel."""
     total = grad.new_zeros(len(gather.starts) - 1, *grad.shape[1:])
     wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
     for rows, went in gather.taken:

@@ -319,21 +319,28 @@ def layer_bytes(shape: ModelShape, weight: int, *, is_fused: bool) -> int:
 def layers_to_checkpoint(shape: ModelShape, tokens: int, room: int, *, weight: int, is_fused: bool) -> int:
     """The fewest layers that must recompute so that a micro-batch's activations fit into `room` bytes; all, if none do.
 
-    A layer that recomputes keeps its input only; one of them at a time holds a whole layer's activations again.
+    One of those that recompute at a time holds a whole layer's activations again.
     """
-    layer, kept = layer_bytes(shape, weight, is_fused=is_fused), shape.hidden * weight
+    layer, kept = layer_bytes(shape, weight, is_fused=is_fused), kept_bytes(shape, weight, is_whole=is_fused)
     for n in range(shape.layers + 1):
         if tokens * ((shape.layers - n + (n > 0)) * layer + n * kept) <= room:
             return n
     return shape.layers
 
 
+def kept_bytes(shape: ModelShape, weight: int, *, is_whole: bool) -> int:
+    """Per token, of a layer that recomputes: its input, and where it is one operation what attention gave."""
+    return (shape.hidden + shape.heads * shape.head_size * is_whole) * weight + 4 * shape.heads * is_whole
+
+
 def activation_bytes(config: Config, shape: ModelShape, weight: int, *, is_cuda: bool) -> int:
     """Saved for the backward pass of one micro-batch; under auto the least, with every layer recomputed."""
-    layer = layer_bytes(shape, weight, is_fused=is_cuda and config.model.kernels == "fused")
+    is_fused = is_cuda and config.model.kernels == "fused"
+    layer = layer_bytes(shape, weight, is_fused=is_fused)
+    kept = kept_bytes(shape, weight, is_whole=is_fused and not config.model.lora.rank and weight < 4)
     if config.model.lora.rank and weight < 4:  # an adapter is float32, and keeps what each matrix reads in its own type
         layer += 4 * sum(inputs for inputs, _ in shape.linears)
     tokens = micro_batch_tokens(config)
     if config.train.gradient_checkpointing:
-        return tokens * (layer + shape.layers * shape.hidden * weight)
+        return tokens * (layer + shape.layers * kept)
     return tokens * layer * shape.layers

@@ -1,0 +1,72 @@
+"""A layer as one operation on a GPU: flash attention's and cuDNN's own gradients, called by hand, in bf16."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dapo.learner.activations import checkpoint_layers
+from dapo.models import fused_layers
+from dapo.models.fused_layers import fuse_layers
+from dapo.models.packed_attention import PACKED_ATTENTION
+from dapo.models.packing import Packed, pack
+from dapo.models.policy import Policy
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+VOCABULARY = 1000
+
+
+def policy(family: str) -> Policy:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family, hidden_size=384, intermediate_size=512, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=64, vocab_size=VOCABULARY, max_position_embeddings=8192, eos_token_id=2,
+        initializer_range=0.06, **({"sliding_window": 100} if family == "mistral" else {}),
+    )  # fmt: skip
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=PACKED_ATTENTION)
+    return Policy(model, None).eval()
+
+
+def batch(kind: str) -> Packed:
+    rng = np.random.default_rng(1)
+    rows = {"short": [(40, 200), (40, 77), (9, 300)], "long": [(30, 3000), (30, 100), (5, 2200)]}[kind]
+    prompts = [rng.integers(3, VOCABULARY, n).tolist() for n, _ in rows]
+    prompts[1] = prompts[0]
+    return pack(prompts, [rng.integers(3, VOCABULARY, n) for _, n in rows], "cuda", sharing_saves=0.0)
+
+
+def learned(model: Policy, packed: Packed) -> dict[str, Tensor]:
+    model.zero_grad()
+    logp, _ = model(packed, temperature=1.0)
+    (logp * torch.linspace(-1, 1, len(logp), device="cuda")).sum().backward()
+    return {"logp": logp.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def error(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+    """Root mean square over log-probs and all gradients of each one's relative distance."""
+    each = [float((ours[name].double() - exact[name].double()).norm() / exact[name].double().norm()) for name in exact]
+    return float(np.sqrt(np.mean(np.square(each))))
+
+
+@pytest.mark.parametrize("kind", ["short", "long"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_it_is_as_exact_as_autograd_and_recomputing_changes_no_bit(
+    family: str, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    model, packed = policy(family), batch(kind)
+    exact = learned(copy.deepcopy(model).float(), packed)
+    fuse_layers(model.backbone)
+    whole = learned(model, packed)
+    again = copy.deepcopy(model)
+    checkpoint_layers(again)
+    recomputed = learned(again, packed)
+    assert torch.equal(whole["logp"], recomputed["logp"])
+    assert error(recomputed, whole) < 1e-3  # sums of gradients by atomics may differ in the last bit
+    monkeypatch.setattr(fused_layers, "can_be_whole", lambda *_: False)
+    by_autograd = learned(model, packed)
+    assert error(whole, exact) <= 1.1 * error(by_autograd, exact)

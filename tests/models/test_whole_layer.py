@@ -1,0 +1,208 @@
+"""A layer as one operation against the same layer under autograd: log-probs and every gradient."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from dapo.learner.activations import checkpoint_layers
+from dapo.models import attention_gradients, fused_layers, packed_attention, whole_layer
+from dapo.models.attention_gradients import attention_with_state
+from dapo.models.fused_layers import fuse_layers
+from dapo.models.kernels.build import library
+from dapo.models.packed_attention import attend
+from dapo.models.packing import Packed, pack
+from dapo.models.policy import Policy, add_lora
+from dapo.models.quantized import quantize_linears
+from tiny_models import VOCABULARY, tiny_policy
+
+EMPTY = torch.empty(0)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
+    """Of one sequence [L, H, D]: the result, and the log of each query's sum [H, L]."""
+    groups = q.shape[1] // k.shape[1]
+    q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)))
+    place = torch.arange(q.shape[1])
+    behind = place[:, None] - place[None, :]
+    is_seen = (behind >= 0) & (behind < (window or 1 << 30))
+    scores = (q @ k.transpose(1, 2) * scale).masked_fill(~is_seen, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(0, 1), scores.logsumexp(-1)
+
+
+def by_autograd(forward, grad: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        parts = tuple(part.detach().requires_grad_() for part in parts)
+        return torch.autograd.grad(forward(*parts)[0], parts, grad)
+
+
+def flash_forward(q, k, v, edges, _edges, longest, _longest, dropout, is_causal, debug, *, scale, **window):
+    """The arguments and results of CUDA's kernel, for a machine without it."""
+    assert (dropout, debug, window["window_size_right"]) == (0.0, False, 0)
+    assert int(edges.diff().max()) == longest
+    left = window["window_size_left"]
+    assert is_causal == (left == -1)
+    parts = zip(*(x.tensor_split(edges[1:-1].long()) for x in (q, k, v)), strict=True)
+    mixed, sums = zip(*(attention(*part, scale, None if left == -1 else left + 1) for part in parts), strict=True)
+    return torch.cat(mixed), torch.cat(sums, 1), EMPTY, EMPTY, EMPTY
+
+
+def flash_backward(grad, q, k, v, mixed, sums, edges, _edges, longest, _longest, dropout, is_causal, *seed, **how):
+    def again(*parts: Tensor) -> tuple[Tensor, ...]:
+        return flash_forward(*parts, edges, edges, longest, longest, dropout, is_causal, False, **how)
+
+    assert len(seed) == 2
+    assert_close(again(q, k, v)[:2], (mixed, sums))  # what was kept is this sequence's
+    return by_autograd(again, grad, q, k, v)
+
+
+def cudnn_forward(q, k, v, bias, has_sums, dropout, is_causal, debug, *, scale):
+    assert (bias, has_sums, dropout, is_causal, debug) == (None, True, 0.0, True, False)
+    assert len(q) == 1
+    assert q.shape[2] % packed_attention.PLANNED_LENGTH == 0
+    mixed, sums = attention(*(x[0].transpose(0, 1) for x in (q, k, v)), scale, None)
+    return mixed.transpose(0, 1)[None], sums[None], None, None, q.shape[2], q.shape[2], EMPTY, EMPTY, EMPTY
+
+
+def cudnn_backward(grad, q, k, v, mixed, sums, seed, offset, *rest, scale):
+    assert rest == (None, None, None, q.shape[2], q.shape[2], 0.0, True)
+    assert (len(seed), len(offset)) == (0, 0)
+
+    def again(*parts: Tensor) -> tuple[Tensor, ...]:
+        return cudnn_forward(*parts, None, True, 0.0, True, False, scale=scale)
+
+    assert_close(again(q, k, v)[:2], (mixed, sums))
+    return by_autograd(again, grad, q, k, v)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's kernels on a CPU; from 16 tokens on a sequence is long."""
+    monkeypatch.setattr("dapo.models.packing.LONG_TOKENS", 16)
+    monkeypatch.setattr(packed_attention, "PLANNED_LENGTH", 8)
+    monkeypatch.setattr(whole_layer, "has_state", lambda *_: True)
+    for stand_in in (flash_forward, flash_backward, cudnn_forward, cudnn_backward):
+        monkeypatch.setattr(attention_gradients, stand_in.__name__, stand_in)
+
+
+def batch(*rows: tuple[int, int], is_shared: bool) -> Packed:
+    """Rows of (prompt, response) tokens; the last two have one prompt."""
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(3, VOCABULARY, p).tolist() for p, _ in rows]
+    prompts[-1] = prompts[-2]
+    answers = [rng.integers(3, VOCABULARY, r) for _, r in rows]
+    return pack(prompts, answers, "cpu", sharing_saves=0.0 if is_shared else None)
+
+
+SHORT, MIXED = ((2, 5), (1, 8), (4, 3), (4, 6)), ((2, 19), (2, 5), (6, 20), (6, 3))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("window", [None, 3, 100])
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("rows", [SHORT, MIXED])
+def test_attention_and_its_gradients_are_autograds(rows, is_shared: bool, window: int | None):
+    packed = batch(*rows, is_shared=is_shared)
+    parts = [torch.randn(packed.n_tokens, heads, 8, dtype=torch.float64).requires_grad_() for heads in (4, 2, 2)]
+    grad = torch.randn_like(parts[0])
+    wanted = attend(*parts, packed, scaling=0.3, window=window)
+    wanted.backward(grad)
+    q, k, v = (part.detach() for part in parts)
+    mixed, state = attention_with_state(q, k, v, packed, 0.3, window)
+    assert_close(mixed, wanted.detach(), atol=1e-12, rtol=0)
+    found = attention_gradients.attention_gradients(grad, q, k, v, mixed, state, packed, 0.3, window)
+    for got, part in zip(found, parts, strict=True):
+        assert_close(got, part.grad, atol=1e-12, rtol=0)
+
+
+def learned(policy: Policy, packed: Packed) -> dict[str, Tensor]:
+    policy.zero_grad()
+    logp, entropy = policy(packed, temperature=0.8)
+    (logp * torch.linspace(-1, 1, len(logp))).sum().backward()
+    return {"logp": logp.detach(), "entropy": entropy} | {
+        name: p.grad for name, p in policy.named_parameters() if p.grad is not None
+    }
+
+
+def count(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[int]:
+    calls: list[int] = []
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+    return calls
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
+@pytest.mark.parametrize("n_recomputed", [0, 1, 2])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-window"])
+def test_a_model_of_whole_layers_says_and_learns_the_same(
+    family: str, n_recomputed: int, monkeypatch: pytest.MonkeyPatch
+):
+    plain = tiny_policy(family, torch.float32)
+    for parameter in plain.parameters():  # biases and norms too
+        torch.nn.init.normal_(parameter, mean=0.3 * (parameter.ndim == 1), std=0.3)
+    whole = copy.deepcopy(plain)
+    assert fuse_layers(whole.backbone) == 2
+    checkpoint_layers(whole, n_recomputed)
+    attended = [count(monkeypatch, attention_gradients, name) for name in ("flash_forward", "cudnn_forward")]
+    layers = count(monkeypatch, fused_layers, "whole_layer")
+    again = count(monkeypatch, whole_layer, "recomputed")
+    for packed in (batch(*SHORT, is_shared=True), batch(*MIXED, is_shared=False)):
+        expected, got = learned(plain, packed), learned(whole, packed)
+        assert expected.keys() == got.keys()
+        for name in expected:
+            error = (got[name] - expected[name]).norm() / expected[name].norm()
+            assert error < 2e-5, f"{name}: {error}"
+    assert (len(layers), len(again)) == (4, 2 * n_recomputed)
+    # Once per span of sequences, layer and pass, recomputed or not; a window has one span.
+    assert [len(calls) for calls in attended] == ([4, 0] if "window" in family else [6, 4])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
+def test_frozen_weights_have_no_gradient_and_a_pass_without_gradients_keeps_nothing():
+    policy = tiny_policy("qwen2", torch.float32)
+    fuse_layers(policy.backbone)
+    packed = batch(*SHORT, is_shared=False)
+    wanted = learned(policy, packed)
+    with torch.no_grad():
+        assert torch.equal(policy(packed, temperature=0.8)[0], wanted["logp"])
+    for parameter in policy.backbone.layers.parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    got = learned(policy, packed)
+    assert not any(".layers." in name for name in got)
+    assert_close(got["model.model.embed_tokens.weight"], wanted["model.model.embed_tokens.weight"])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("what", ["adapter", "quantized", "hook", "bias", "dropout"])
+def test_a_layer_that_is_more_than_its_matrices_is_left_to_autograd(what: str, monkeypatch: pytest.MonkeyPatch):
+    if what == "adapter":
+        pytest.importorskip("peft")
+    policy = tiny_policy("qwen2", torch.float32)
+    if what == "adapter":
+        add_lora(policy, 4, 8.0)
+    if what == "quantized":
+        quantize_linears(policy.base, policy.head, "int8", "cpu")
+    fuse_layers(policy.backbone)
+    layer = policy.backbone.layers[1]
+    if what == "hook":
+        layer.mlp.up_proj.register_forward_hook(lambda *_: None)
+    if what == "bias":
+        layer.self_attn.o_proj.bias = torch.nn.Parameter(torch.zeros(len(layer.self_attn.o_proj.weight)))
+    if what == "dropout":
+        layer.self_attn.train()
+        layer.self_attn.attention_dropout = 0.1
+    whole = count(monkeypatch, fused_layers, "whole_layer")
+    policy(batch(*SHORT, is_shared=False), temperature=1.0)
+    assert len(whole) == (0 if what in ("adapter", "quantized") else 1)  # the other layer is as it was
+
+
+def test_a_cpu_and_a_large_head_are_left_to_autograd():
+    x = torch.zeros(2, 8)
+    assert not attention_gradients.has_state(x, 64, None)
+    assert not attention_gradients.has_state(x.bfloat16(), 64, None)
