@@ -136,17 +136,17 @@ def count(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[in
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
-@pytest.mark.parametrize("n_recomputed", [0, 1, 2])
+@pytest.mark.parametrize(("n_recomputed", "keeps"), [(0, False), (1, True), (2, True), (2, False)])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral-window"])
 def test_a_model_of_whole_layers_says_and_learns_the_same(
-    family: str, n_recomputed: int, monkeypatch: pytest.MonkeyPatch
+    family: str, n_recomputed: int, keeps: bool, monkeypatch: pytest.MonkeyPatch
 ):
     plain = tiny_policy(family, torch.float32)
     for parameter in plain.parameters():  # biases and norms too
         torch.nn.init.normal_(parameter, mean=0.3 * (parameter.ndim == 1), std=0.3)
     whole = copy.deepcopy(plain)
     assert fuse_layers(whole.backbone) == 2
-    checkpoint_layers(whole, n_recomputed)
+    checkpoint_layers(whole, n_recomputed, keeps_attention=keeps)
     attended = [count(monkeypatch, attention_gradients, name) for name in ("flash_forward", "cudnn_forward")]
     layers = count(monkeypatch, fused_layers, "whole_layer")
     again = count(monkeypatch, whole_layer, "recomputed")
@@ -157,8 +157,9 @@ def test_a_model_of_whole_layers_says_and_learns_the_same(
             error = (got[name] - expected[name]).norm() / expected[name].norm()
             assert error < 2e-5, f"{name}: {error}"
     assert (len(layers), len(again)) == (4, 2 * n_recomputed)
-    # Once per span of sequences, layer and pass, recomputed or not; a window has one span.
-    assert [len(calls) for calls in attended] == ([4, 0] if "window" in family else [6, 4])
+    # Once per span of sequences, layer and pass, and once more where nothing of it was kept; a window has one span.
+    times = 1 if keeps or not n_recomputed else 2
+    assert [len(calls) for calls in attended] == [times * n for n in ([4, 0] if "window" in family else [6, 4])]
 
 
 @pytest.mark.usefixtures("kernels")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.config.model_shapes import BENCH_SHAPES
+from dapo.config.model_shapes import BENCH_SHAPES, shape_from_config
+from dapo.learner import activations
 from dapo.learner.activations import checkpoint_layers, fit_layers
 from dapo.models.critic import Critic
 from dapo.models.packing import pack
@@ -44,20 +45,38 @@ def test_the_critic_recomputes_too():
     assert all(torch.equal(a, b) for a, b in zip(gradients(critic), expected, strict=True))
 
 
-def test_no_more_layers_recompute_than_memory_asks_for():
+@pytest.mark.parametrize("keeps_attention", [False, True])
+def test_no_more_layers_recompute_than_memory_asks_for(keeps_attention: bool):
     shape, tokens = BENCH_SHAPES["1.5b"], 16_384
     layer = tokens * layer_bytes(shape, 2, is_fused=True)
-    kept = tokens * (2 * 1536 + 2 * 1536 + 4 * 12)  # the input, what attention gave, and its sums
+    kept = tokens * (2 * 1536 + keeps_attention * (2 * 1536 + 4 * 12))  # the input; what attention gave, and its sums
 
-    def n(room: int) -> int:
-        return layers_to_checkpoint(shape, tokens, room, weight=2, is_fused=True)
+    def n(room: int) -> int | None:
+        return layers_to_checkpoint(shape, tokens, room, weight=2, is_fused=True, keeps_attention=keeps_attention)
 
     assert n(28 * layer) == 0
     # One recomputed layer saves nothing yet: it needs the room of a whole layer while it is recomputed.
     assert n(28 * layer - 1) == 2
     assert n(20 * layer + 9 * kept) == 9
     assert n(layer + 28 * kept) == 28
-    assert n(0) == 28
+    assert n(layer + 28 * kept - 1) is None
+
+
+@pytest.mark.parametrize(
+    ("room", "recomputed", "keeps"),
+    [(10**15, 0, True), ("some", 2, True), ("attention", 2, True), ("input", 2, False), (0, 2, False)],
+)
+def test_attention_is_kept_where_it_fits(room, recomputed: int, keeps: bool, monkeypatch: pytest.MonkeyPatch):
+    policy = tiny_policy("llama", torch.float32)
+    shape = shape_from_config(policy.backbone.config.to_dict())
+    layer, of_input = layer_bytes(shape, 4, is_fused=True), 4 * shape.hidden
+    of_attention = of_input + shape.heads * (4 * shape.head_size + 4)
+    rooms = {"some": 2 * layer - 1, "attention": layer + 2 * of_attention, "input": layer + 2 * of_input}
+    free = (100 * rooms.get(room, room) + 7 + activations.HEAD_BYTES) / (1 - activations.KEPT_FREE)
+    monkeypatch.setattr(activations, "device_memory", lambda _: (int(free) + 2, 0))
+    monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
+    assert fit_layers(policy, 100, bytes_to_come=7, is_fused=True) == recomputed
+    assert [layer.keeps_attention for layer in policy.backbone.layers] == [keeps, keeps]
 
 
 def test_on_a_cpu_auto_recomputes_nothing():

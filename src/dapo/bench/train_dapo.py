@@ -42,7 +42,7 @@ def dapo_run(setting: TrainSetting, load: TrainLoad, policy: Policy, world: Worl
     from dapo.models.packing import pack
 
     if load.is_checkpointed:
-        checkpoint_layers(policy)
+        checkpoint_layers(policy, keeps_attention=True)  # as auto does where it fits
     optimizer = Optimizer(
         policy.named_parameters(),
         betas=(0.9, 0.999),

@@ -19,9 +19,10 @@ KEPT_FREE = 0.1
 HEAD_BYTES = 4 << 30  # logits of one chunk, their gradient, the weight's gradient in float32
 
 
-def checkpoint_layers(module: Any, n_layers: int | None = None) -> int:
+def checkpoint_layers(module: Any, n_layers: int | None = None, *, keeps_attention: bool = False) -> int:
     """Let the first `n_layers` decoder layers (all, if None) recompute in the backward pass; returns how many do.
 
+    With `keeps_attention` a layer that can keeps what attention gave: twice the memory of its input alone.
     The library's layers do so in training mode only; what is inside of them stays in evaluation mode, so no dropout
     comes on. A backbone without a list of such layers is left to the library, which knows all or nothing.
     """
@@ -31,6 +32,7 @@ def checkpoint_layers(module: Any, n_layers: int | None = None) -> int:
     n = len(layers) if n_layers is None else min(n_layers, len(layers))
     for i, layer in enumerate(layers):
         layer.gradient_checkpointing = layer.training = i < n
+        layer.keeps_attention = keeps_attention
         layer._gradient_checkpointing_func = partial(recompute, layer)
     return n
 
@@ -63,5 +65,10 @@ def fit_layers(module: Any, tokens: int, *, bytes_to_come: int, is_fused: bool) 
         return checkpoint_layers(module)
     free, _ = device_memory(device)
     room = int((1 - KEPT_FREE) * free) - bytes_to_come - HEAD_BYTES
-    n = layers_to_checkpoint(shape, tokens, room, weight=module.dtype.itemsize, is_fused=is_fused)
-    return checkpoint_layers(module, n)
+    for keeps in (True, False):
+        n = layers_to_checkpoint(
+            shape, tokens, room, weight=module.dtype.itemsize, is_fused=is_fused, keeps_attention=keeps
+        )
+        if n is not None:
+            return checkpoint_layers(module, n, keeps_attention=keeps)
+    return checkpoint_layers(module)

@@ -18,7 +18,7 @@ from dapo.models.kernels.build import library
 from dapo.models.packed_attention import attend
 from dapo.models.packing import Packed
 from dapo.models.triton_support import runs_triton
-from dapo.models.whole_layer import can_be_whole, whole_layer
+from dapo.models.whole_layer import Keeps, can_be_whole, whole_layer
 
 BLOCK_ROWS = 512  # of a feed-forward, that one core works on at a time
 # Layers that all are: x + attention(norm(x)), then x + down(silu(gate(norm(x))) · up(norm(x))).
@@ -68,10 +68,14 @@ def layer_forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) 
     cos, sin = kwargs["position_embeddings"]
     x, window = hidden_states[0], window_of(layer.self_attn)
     if can_be_whole(layer, x, window):
-        recomputes = layer.gradient_checkpointing and layer.training
-        kernels = kernels_for(x)
-        return whole_layer(layer, x, cos[0], sin[0], packed, kernels, window, recomputes=recomputes)[None]
+        return whole_layer(layer, x, cos[0], sin[0], packed, kernels_for(x), window, keeps_of(layer))[None]
     return fused_layer(layer, x, cos[0], sin[0], packed)[None]
+
+
+def keeps_of(layer: Any) -> Keeps:
+    if not (layer.gradient_checkpointing and layer.training):
+        return "all"
+    return "attention" if getattr(layer, "keeps_attention", False) else "input"
 
 
 def recomputes_itself(layer: Any, x: Tensor) -> bool:

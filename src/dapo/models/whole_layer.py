@@ -1,13 +1,14 @@
 """A decoder layer as one operation, its gradients written out: on a GPU autograd's bookkeeping of twenty small ones
 costs the host more time than the card needs for them.
 
-A layer that recomputes keeps its input and what attention gave, and makes again only what its gradients read: not
-attention, not the last product.
+A layer that recomputes keeps its input, and what attention gave where there is room; it makes again only what its
+gradients read: not the last product, and attention only if its result was not kept.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from dapo.models.attention_gradients import attention_gradients, attention_with_
 from dapo.models.packing import Packed
 
 N_OTHERS = 5  # arguments of the operation before the weights
+
+Keeps = Literal["all", "attention", "input"]  # for the gradients; the second and the third recompute
 
 
 class Weights(NamedTuple):
@@ -48,7 +51,7 @@ class Settings(NamedTuple):
     head_size: int
     scaling: float
     window: int | None
-    recomputes: bool
+    keeps: Keeps
 
 
 class Parts(NamedTuple):
@@ -96,8 +99,7 @@ def whole_layer(
     packed: Packed,
     kernels: Any,
     window: int | None,
-    *,
-    recomputes: bool,
+    keeps: Keeps,
 ) -> Tensor:
     """The formula of `fused_layers.fused_layer` on x [T, H], with cos and sin [T, D]."""
     attention, mlp = layer.self_attn, layer.mlp
@@ -111,7 +113,7 @@ def whole_layer(
         attention.head_dim,
         attention.scaling,
         window,
-        recomputes,
+        keeps,
     )
     q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
     weights = Weights(
@@ -134,19 +136,24 @@ class _Layer(torch.autograd.Function):
         mixed, state = attention_with_state(q, k, v, settings.packed, settings.scaling, settings.window)
         x2, y2, rms2, gate, up = feed_forward_inputs(x, mixed, w, settings)
         if needs_gradients:
-            parts = () if settings.recomputes else (*read[:2], q, k, v, *read[2:], x2, y2, rms2, gate, up)  # Parts
-            ctx.settings, ctx.n_state = settings, len(state)
-            ctx.save_for_backward(x, cos, sin, mixed, *state, *w, *parts)
+            kept: tuple[Tensor | None, ...] = () if settings.keeps == "input" else (mixed, *state)
+            if settings.keeps == "all":
+                kept += (*read[:2], q, k, v, *read[2:], x2, y2, rms2, gate, up)  # Parts
+            ctx.settings, ctx.n_attention = settings, 1 + len(state)
+            ctx.save_for_backward(x, cos, sin, *w, *kept)
         return x2 + F.linear(settings.kernels.gated_forward(gate, up), w.down)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         settings: Settings = ctx.settings
         kernels, packed = settings.kernels, settings.packed
-        x, cos, sin, mixed, *rest = ctx.saved_tensors
-        state, rest = rest[: ctx.n_state], rest[ctx.n_state :]
-        w, saved = Weights(*rest[: len(Weights._fields)]), rest[len(Weights._fields) :]
-        parts = Parts(*saved) if saved else recomputed(x, cos, sin, mixed, w, settings)
+        x, cos, sin, *rest = ctx.saved_tensors
+        w, kept = Weights(*rest[: len(Weights._fields)]), rest[len(Weights._fields) :]
+        (mixed, *state), saved = kept[: ctx.n_attention] or [None], kept[ctx.n_attention :]
+        if saved:
+            parts = Parts(*saved)
+        else:
+            mixed, state, parts = recomputed(x, cos, sin, w, settings, mixed, state)
         T, grad = len(x), grads[0].contiguous()
         is_trained = any(ctx.needs_input_grad[N_OTHERS:])
 
@@ -207,9 +214,14 @@ def feed_forward_inputs(
     return x2, y2, rms2, F.linear(y2, w.gate), F.linear(y2, w.up)
 
 
-def recomputed(x: Tensor, cos: Tensor, sin: Tensor, mixed: Tensor, w: Weights, settings: Settings) -> Parts:
+def recomputed(
+    x: Tensor, cos: Tensor, sin: Tensor, w: Weights, settings: Settings, mixed: Tensor | None, state: Sequence[Tensor]
+) -> tuple[Tensor, Sequence[Tensor], Parts]:
+    """What attention gave, where it was not kept, with its state; and the parts."""
     q, k, v, (y, rms, *heads) = attention_inputs(x, cos, sin, w, settings)
-    return Parts._make((y, rms, q, k, v, *heads, *feed_forward_inputs(x, mixed, w, settings)))
+    if mixed is None:
+        mixed, state = attention_with_state(q, k, v, settings.packed, settings.scaling, settings.window)
+    return mixed, state, Parts._make((y, rms, q, k, v, *heads, *feed_forward_inputs(x, mixed, w, settings)))
 
 
 def head_norm_backward(

@@ -316,31 +316,29 @@ def layer_bytes(shape: ModelShape, weight: int, *, is_fused: bool) -> int:
     return (10 * shape.hidden + kv + 4 * shape.feed_forward) * weight
 
 
-def layers_to_checkpoint(shape: ModelShape, tokens: int, room: int, *, weight: int, is_fused: bool) -> int:
-    """The fewest layers that must recompute so that a micro-batch's activations fit into `room` bytes; all, if none do.
+def layers_to_checkpoint(
+    shape: ModelShape, tokens: int, room: int, *, weight: int, is_fused: bool, keeps_attention: bool
+) -> int | None:
+    """The fewest layers that must recompute so that a micro-batch's activations fit into `room` bytes; None: no number.
 
-    One of those that recompute at a time holds a whole layer's activations again.
+    One that recomputes keeps its input, and with `keeps_attention` what attention gave and its sums; one of them at a
+    time holds a whole layer's activations again.
     """
-    layer, kept = layer_bytes(shape, weight, is_fused=is_fused), kept_bytes(shape, weight, is_whole=is_fused)
+    layer, kept = layer_bytes(shape, weight, is_fused=is_fused), shape.hidden * weight
+    if keeps_attention:
+        kept += shape.heads * (shape.head_size * weight + 4)
     for n in range(shape.layers + 1):
         if tokens * ((shape.layers - n + (n > 0)) * layer + n * kept) <= room:
             return n
-    return shape.layers
-
-
-def kept_bytes(shape: ModelShape, weight: int, *, is_whole: bool) -> int:
-    """Per token, of a layer that recomputes: its input, and where it is one operation what attention gave."""
-    return (shape.hidden + shape.heads * shape.head_size * is_whole) * weight + 4 * shape.heads * is_whole
+    return None
 
 
 def activation_bytes(config: Config, shape: ModelShape, weight: int, *, is_cuda: bool) -> int:
     """Saved for the backward pass of one micro-batch; under auto the least, with every layer recomputed."""
-    is_fused = is_cuda and config.model.kernels == "fused"
-    layer = layer_bytes(shape, weight, is_fused=is_fused)
-    kept = kept_bytes(shape, weight, is_whole=is_fused and not config.model.lora.rank and weight < 4)
+    layer = layer_bytes(shape, weight, is_fused=is_cuda and config.model.kernels == "fused")
     if config.model.lora.rank and weight < 4:  # an adapter is float32, and keeps what each matrix reads in its own type
         layer += 4 * sum(inputs for inputs, _ in shape.linears)
     tokens = micro_batch_tokens(config)
     if config.train.gradient_checkpointing:
-        return tokens * (layer + shape.layers * kept)
+        return tokens * (layer + shape.layers * shape.hidden * weight)
     return tokens * layer * shape.layers
