@@ -135,9 +135,9 @@ def test_auto_is_the_smallest_card_here(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_train_says_what_it_chose_and_refuses_what_does_not_fit(tmp_path: Path):
-    asked = ["train", "gsm8k-coder-1.5b-h200", "--set", f"data.train={tmp_path / 'none.jsonl'}", "--fit", "24gb"]
+    asked = ["train", "gsm8k-coder-1.5b-h200", "--set", f"data.train={tmp_path / 'none.jsonl'}", "--fit", "32gb"]
     small = dapo(*asked)
-    assert "--fit 24gb: " in small.stdout
+    assert "--fit 32gb: " in small.stdout
     assert "--set train.moments=int8" in small.stdout
     assert "none.jsonl" in small.stderr  # and only then looks at the data
     assert "--set train.moments" not in dapo(*asked, "--set", "train.moments=float32").stdout
