@@ -9,12 +9,17 @@ from ranks import do, one_process
 from test_torchrun import UNEVEN, furthest, lines, weights, written
 from torch.distributed.tensor import DTensor
 
+from cuda_attention import stand_in
 from dapo.distributed.shards import Sharding, local, refresh
 from dapo.distributed.world import one_rank
 from dapo.learner import update
+from dapo.learner.activations import checkpoint_layers
 from dapo.learner.learner import layers_of
 from dapo.learner.step import Step
+from dapo.models.fused_layers import fuse_layers
+from dapo.models.kernels.build import library
 from dapo.models.packing import pack
+from dapo.models.policy import Policy
 from tiny_models import tiny_policy
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
@@ -64,3 +69,28 @@ def test_what_a_forward_pass_gathered_does_not_hide_newer_weights():
         refresh(policy, sharded)
     for weight, old in zip(policy.parameters(), before, strict=True):
         torch.testing.assert_close(weight, old + 1)
+
+
+@pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
+@pytest.mark.parametrize("keeps_attention", [True, False])
+def test_sharded_layers_as_one_operation_learn_the_same(keeps_attention: bool, monkeypatch: pytest.MonkeyPatch):
+    """Between its pass and its gradients a layer's gathered weights are gone: they come back where they were."""
+    stand_in(monkeypatch)
+    policy = tiny_policy("qwen2", torch.float32)
+    fuse_layers(policy.backbone)
+    packed = pack([[5, 6], [7]], [[7, 8, 9], list(range(3, 24))], "cpu")
+
+    def learned(module: Policy) -> list[torch.Tensor]:
+        (module(packed, temperature=1.0)[0] * torch.linspace(-1, 1, 24)).sum().backward()
+        return [local(weight.grad) for weight in module.parameters()]
+
+    expected = learned(policy)
+    policy.zero_grad()
+    with one_rank("cpu") as world:
+        sharding = Sharding(world, "cpu", torch.float32)
+        sharding.is_alone = False  # so that layers are let go of after their pass, as with several ranks
+        sharded = sharding.copy_of(policy, layers_of, shared=[policy.tokenizer])
+        checkpoint_layers(sharded, 1, keeps_attention=keeps_attention)
+        gradients = learned(sharded)
+    for got, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got, wanted)
