@@ -12,7 +12,7 @@ from dapo.config.machine import GIB
 from dapo.config.model_shapes import KNOWN, shape_of
 from dapo.learner.optimizer import Optimizer
 from dapo.models import logprobs
-from dapo.planning.plan import HEAD_LOGITS, memory_of, parts_of, work_of
+from dapo.planning.plan import HEAD_LOGITS, memory_of, micro_batch_tokens, parts_of, work_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -248,3 +248,30 @@ def test_a_teacher_is_in_the_plan_with_its_own_size():
     assert said["KL to a reference"] == (
         "1 x k1 in every token's advantage: on-policy distillation, from Qwen/Qwen2.5-7B"
     )
+
+
+CAPPED = json.loads((ROOT / "docs/results/capped-recipes.json").read_text())["trials"]
+SHORT_PROMPTS = {
+    "arithmetic-smollm2-135m"
+}  # those of the trial had a tenth of the tokens that the estimate counts with
+
+
+@pytest.mark.parametrize("name", [name for name, trial in CAPPED.items() if trial["recipe"] not in SHORT_PROMPTS])
+def test_the_estimate_is_within_a_tenth_of_the_cards_own_count(name: str):
+    trial = CAPPED[name]
+    config = load_recipe(trial["recipe"], trial["settings"]).config
+    memory = memory_of(config, shape_of(config.model.path), is_cuda=True, gpus=config.cluster.gpus)
+    assert memory.fixed / GIB + trial["estimate_gib"]["kv_cache"] == pytest.approx(trial["peak_gib"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tokens"),
+    [
+        ([], 16 * (200 + 16 * 48)),  # 16 prompts an update, once each, with 16 responses
+        (["train.tokens_per_microbatch=4096"], 4096),
+        (["train.tokens_per_microbatch=256", "limits.max_prompt_tokens=500"], 548),  # one row
+        (["train.updates_per_step=3"], 22 * (200 + 16 * 48)),
+    ],
+)
+def test_a_micro_batch_is_no_larger_than_an_update(keys: list[str], tokens: int):
+    assert micro_batch_tokens(load_recipe("arithmetic-smollm2-135m", keys).config) == tokens
