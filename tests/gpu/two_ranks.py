@@ -4,8 +4,11 @@
 
 Each runs `gsm8k-coder-0.5b-ladder` in float32 for ten steps. Prints one JSON object: of each pair of runs the steps up
 to which the ledgers (which groups, and what became of them) and the recorded tokens are the same, the largest
-difference of any weight, accuracies and seconds per step. Two ranks on one card prove streams, memory and copies on
-CUDA; they prove nothing about NCCL, about several cards or about speed: all collectives go through the host.
+difference of any weight, accuracies, evaluations and seconds per step. Tokens can be the same where products do not
+depend on the number of rows, as those of the bundled model (`--recipe quickstart`) did not; for a score of a larger one
+take --set model.dtype=bfloat16, which is much faster, and an evaluation. Two ranks on one card prove streams, memory
+and copies on CUDA; they prove nothing about NCCL, about several cards or about speed: all collectives go through the
+host.
 """
 
 from __future__ import annotations
@@ -46,10 +49,15 @@ def compared(one: Path, other: Path) -> dict[str, Any]:
         "same_tokens_up_to_step": n_same(tokens_of(one), tokens_of(other)),
         "largest_weight_difference": largest_difference(one, other),
         "accuracy": [[line["accuracy"] for line in lines_of(run, "metrics.jsonl")] for run in (one, other)],
+        "evaluations": [evaluations(run) for run in (one, other)],
         "seconds_per_step": [
             [line["timing.step_s"] for line in lines_of(run, "metrics.jsonl")] for run in (one, other)
         ],
     }
+
+
+def evaluations(run: Path) -> list[float]:
+    return [line["avg@k"] for line in lines_of(run, "eval.jsonl")] if (run / "eval.jsonl").exists() else []
 
 
 def n_same(ours: list[Any], theirs: list[Any]) -> int:
