@@ -139,7 +139,7 @@ def tried(trial: Trial, settings: Settings, folder: Path) -> dict[str, Any]:
         found = trained(trial, settings, recipe, config, shape, folder, [*small, *chosen])
     fixed = memory_of(config, shape, is_cuda=settings.device == "cuda", gpus=gpus).fixed / GIB
     found["estimate_gib"] = {"fixed": round(fixed, 2), "kv_cache": found.pop("kv_cache_gib")}
-    return found | {"settings": chosen} | torch_peaks(settings.device)
+    return found | {"settings": [*trial.sets, *chosen]} | torch_peaks(settings.device)
 
 
 def trained(

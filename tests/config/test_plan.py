@@ -12,7 +12,7 @@ from dapo.config.machine import GIB
 from dapo.config.model_shapes import KNOWN, shape_of
 from dapo.learner.optimizer import Optimizer
 from dapo.models import logprobs
-from dapo.planning.plan import HEAD_LOGITS, memory_of, micro_batch_tokens, parts_of, work_of
+from dapo.planning.plan import HEAD_LOGITS, NOT_HELD, memory_of, micro_batch_tokens, parts_of, work_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,7 +256,14 @@ SHORT_PROMPTS = {
 }  # those of the trial had a tenth of the tokens that the estimate counts with
 
 
-@pytest.mark.parametrize("name", [name for name, trial in CAPPED.items() if trial["recipe"] not in SHORT_PROMPTS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, trial in CAPPED.items()
+        if trial["ran"] and trial["peak_gib"] and trial["recipe"] not in SHORT_PROMPTS
+    ],
+)
 def test_the_estimate_is_within_a_tenth_of_the_cards_own_count(name: str):
     trial = CAPPED[name]
     config = load_recipe(trial["recipe"], trial["settings"]).config
@@ -271,7 +278,16 @@ def test_the_estimate_is_within_a_tenth_of_the_cards_own_count(name: str):
         (["train.tokens_per_microbatch=4096"], 4096),
         (["train.tokens_per_microbatch=256", "limits.max_prompt_tokens=500"], 548),  # one row
         (["train.updates_per_step=3"], 22 * (200 + 16 * 48)),
+        (["preset=ppo", "train.tokens_per_microbatch=100000"], 16 * 16 * 248),  # pretraining asks each problem once
     ],
 )
 def test_a_micro_batch_is_no_larger_than_an_update(keys: list[str], tokens: int):
     assert micro_batch_tokens(load_recipe("arithmetic-smollm2-135m", keys).config) == tokens
+
+
+def test_what_a_run_holds_all_the_time_is_weights_and_what_trains_them():
+    """By this `cluster.shard = "auto"` decides (learner.is_sharded)."""
+    config = load_recipe("gsm8k-1.5b-qlora-8gb").config
+    parts = memory_of(config, KNOWN["qwen/qwen2.5-1.5b"], is_cuda=True, gpus=1).parts
+    assert set(parts) - set(NOT_HELD) == {"weights", "gradients and optimizer"}
+    assert set(NOT_HELD) <= set(parts)

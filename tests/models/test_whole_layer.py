@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from cuda_attention import stand_in
 from dapo.learner.activations import checkpoint_layers
 from dapo.models import attention_gradients, fused_layers, whole_layer
-from dapo.models.attention_gradients import attention_with_state
+from dapo.models.attention_gradients import attention_with_state, of_tokens
 from dapo.models.fused_layers import fuse_layers
 from dapo.models.kernels.build import library
 from dapo.models.packed_attention import attend
@@ -49,9 +49,9 @@ def test_attention_and_its_gradients_are_autograds(rows, is_shared: bool, window
     wanted = attend(*parts, packed, scaling=0.3, window=window)
     wanted.backward(grad)
     q, k, v = (part.detach() for part in parts)
-    mixed, state = attention_with_state(q, k, v, packed, 0.3, window)
-    assert_close(mixed, wanted.detach(), atol=1e-12, rtol=0)
-    found = attention_gradients.attention_gradients(grad, q, k, v, mixed, state, packed, 0.3, window)
+    cells, *state = attention_with_state(q, k, v, packed, 0.3, window)
+    assert_close(of_tokens(cells, packed), wanted.detach(), atol=1e-12, rtol=0)
+    found = attention_gradients.attention_gradients(grad, q, k, v, cells, state, packed, 0.3, window)
     for got, part in zip(found, parts, strict=True):
         assert_close(got, part.grad, atol=1e-12, rtol=0)
 
@@ -102,7 +102,7 @@ def test_a_model_of_whole_layers_says_and_learns_the_same(
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
-def test_frozen_weights_have_no_gradient_and_a_pass_without_gradients_keeps_nothing():
+def test_frozen_weights_have_no_gradient():
     policy = tiny_policy("qwen2", torch.float32)
     fuse_layers(policy.backbone)
     packed = batch(*SHORT, is_shared=False)
@@ -141,7 +141,43 @@ def test_a_layer_that_is_more_than_its_matrices_is_left_to_autograd(what: str, m
     assert len(whole) == (0 if what in ("adapter", "quantized") else 1)  # the other layer is as it was
 
 
-def test_a_cpu_and_a_large_head_are_left_to_autograd():
+def test_a_cpu_float32_and_a_large_head_are_left_to_autograd(monkeypatch: pytest.MonkeyPatch):
     x = torch.zeros(2, 8)
-    assert not attention_gradients.has_state(x, 64, None)
-    assert not attention_gradients.has_state(x.bfloat16(), 64, None)
+    assert not attention_gradients.has_state(x, 64)
+    assert not attention_gradients.has_state(x.bfloat16(), 64)
+    monkeypatch.setattr(attention_gradients, "runs_flash", lambda *_: True)
+    assert [attention_gradients.has_state(x, size) for size in (64, 128, 256)] == [True, True, False]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_without_cudnn_long_sequences_go_with_the_others(monkeypatch: pytest.MonkeyPatch):
+    packed = batch(*MIXED, is_shared=True)
+    q, k, v = (torch.randn(packed.n_tokens, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    wanted = attention_with_state(q, k, v, packed, 0.3, None)[0]
+    monkeypatch.setattr(attention_gradients, "cudnn_can", lambda *_: False)
+    monkeypatch.setattr(attention_gradients, "cudnn_forward", lambda *_, **__: pytest.fail("there is none"))
+    assert_close(attention_with_state(q, k, v, packed, 0.3, None)[0], wanted, atol=1e-12, rtol=0)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
+@pytest.mark.parametrize("rows", [SHORT, MIXED])
+def test_what_is_kept_of_attention_is_its_result_once(rows):
+    """Numbers per token of a layer, beyond the weights: the input, what attention gave in cells, and its sums."""
+    policy = tiny_policy("llama", torch.float32)
+    fuse_layers(policy.backbone)
+    packed = batch(*rows, is_shared=True)
+    weights = {p.data_ptr() for p in policy.parameters()}
+    n = {}
+    for keeps in (True, False):
+        checkpoint_layers(policy, keeps_attention=keeps)
+        kept: dict[int, int] = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, kept=kept: kept.update({x.data_ptr(): x.untyped_storage().nbytes() // 4}) or x, lambda x: x
+        ):
+            policy(packed, temperature=1.0)
+        n[keeps] = sum(size for place, size in kept.items() if place not in weights)
+    config, cells = policy.config, sum(packed.sequence_lengths)
+    result, sums = config.num_attention_heads * config.head_dim, config.num_attention_heads
+    padding = 2 * 8 * (result + sums)  # of two long sequences to the next multiple of 8
+    assert 2 * cells * result <= n[True] - n[False] <= 2 * (cells * (result + sums) + padding)

@@ -74,9 +74,12 @@ def test_attention_is_kept_where_it_fits(room, recomputed: int, keeps: bool, mon
     rooms = {"some": 2 * layer - 1, "attention": layer + 2 * of_attention, "input": layer + 2 * of_input}
     free = (100 * rooms.get(room, room) + 7 + activations.HEAD_BYTES) / (1 - activations.KEPT_FREE)
     monkeypatch.setattr(activations, "device_memory", lambda _: (int(free) + 2, 0))
+    monkeypatch.setattr(activations.torch, "empty", lambda *_, **__: torch.zeros(0))
     monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
-    assert fit_layers(policy, 100, bytes_to_come=7, is_fused=True) == recomputed
-    assert [layer.keeps_attention for layer in policy.backbone.layers] == [keeps, keeps]
+    for can_keep in (True, False):
+        monkeypatch.setattr(activations, "recomputes_itself", lambda *_, can=can_keep: can)
+        assert fit_layers(policy, 100, bytes_to_come=7, is_fused=True) == recomputed
+        assert [layer.keeps_attention for layer in policy.backbone.layers] == [keeps and can_keep] * 2
 
 
 def test_on_a_cpu_auto_recomputes_nothing():

@@ -17,7 +17,7 @@ from dapo.learner import update
 from dapo.learner.activations import checkpoint_layers
 from dapo.learner.batch import Batch, make_batch, split_into_microbatches, split_into_minibatches
 from dapo.learner.critic import CriticLearner, apply_gae
-from dapo.learner.dry_run import bytes_beside_activations, shortage_of_any
+from dapo.learner.dry_run import bytes_beside_activations, shortage_of_any, trained_like
 from dapo.learner.forward_passes import compute_old_logp
 from dapo.learner.learner import Learner
 from dapo.learner.loss_scale import LossScale
@@ -30,6 +30,7 @@ from dapo.learner.sums import Sums, Totals
 from dapo.learner.update import aggregate_loss, microbatch_loss, record_first, update_policy
 from dapo.models.critic import Critic
 from dapo.models.dropout import Draw
+from dapo.models.fused_layers import keeps_of
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
@@ -523,6 +524,17 @@ def test_ranks_try_a_sharded_pass_first_and_agree_on_who_is_short_of_memory(conf
     first, second = on_ranks(2, work)
     assert first == second == ["rank 1: Tried to allocate 1 GiB", "", "rank 1: Tried to allocate 1 GiB", "", ""]
     assert len(tried) == 2 * 3  # 400, 50, 400: the second 50, and 40, had fitted before
+
+
+@pytest.mark.parametrize("keeps_attention", [True, False])
+def test_a_dry_run_keeps_what_the_pass_keeps(keeps_attention: bool):
+    trained, whole = learner_of(torch.float64).policy, learner_of(torch.float64).policy
+    checkpoint_layers(trained, 1, keeps_attention=keeps_attention)
+    with trained_like(whole, trained):
+        kept = ["attention" if keeps_attention else "input", "all"]
+        assert [keeps_of(layer) for layer in whole.backbone.layers[:2]] == kept
+        for layer in whole.backbone.layers:
+            assert layer._gradient_checkpointing_func.args == (layer,)  # not the sharded one
 
 
 def test_a_dry_run_stands_in_for_what_else_the_pass_and_its_update_need():

@@ -65,7 +65,10 @@ def fit_layers(module: Any, tokens: int, *, bytes_to_come: int, is_fused: bool) 
         return checkpoint_layers(module)
     free, _ = device_memory(device)
     room = int((1 - KEPT_FREE) * free) - bytes_to_come - HEAD_BYTES
-    for keeps in (True, False):
+    x = torch.empty(0, shape.hidden, dtype=module.dtype, device=device)
+    layers = list(getattr(module.backbone, "layers", ()))
+    can_keep = bool(layers) and all(recomputes_itself(layer, x) for layer in layers)
+    for keeps in (True, False) if can_keep else (False,):
         n = layers_to_checkpoint(
             shape, tokens, room, weight=module.dtype.itemsize, is_fused=is_fused, keeps_attention=keeps
         )

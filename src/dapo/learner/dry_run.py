@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 
 from dapo.errors import shortage
+from dapo.learner.activations import recompute
 from dapo.learner.batch import split_into_microbatches
 from dapo.learner.learner import Learner, layers_of
 from dapo.learner.microbatches import split_over_ranks
@@ -76,14 +79,15 @@ def bytes_beside_activations(learner: Learner) -> int:
 @contextmanager
 def trained_like(whole: Policy, trained: Policy) -> Iterator[None]:
     """The unsharded copy keeps for a backward pass what the sharded one would: its layers recompute where those do."""
-    layers = list(zip(layers_of(whole), layers_of(trained), strict=True))
+    layers: list[tuple[Any, Any]] = list(zip(layers_of(whole), layers_of(trained), strict=True))
     before = [(layer, dict(vars(layer))) for layer, _ in layers]
     for parameter, model in zip(whole.parameters(), trained.parameters(), strict=True):
         parameter.requires_grad_(model.requires_grad)
     for layer, twin in layers:
-        for name in ("gradient_checkpointing", "training", "_gradient_checkpointing_func"):
+        for name in ("gradient_checkpointing", "training", "keeps_attention"):
             if hasattr(twin, name):
                 setattr(layer, name, getattr(twin, name))
+        layer._gradient_checkpointing_func = partial(recompute, layer)
     try:
         yield
     finally:

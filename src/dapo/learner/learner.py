@@ -23,7 +23,7 @@ from dapo.models.critic import load_critic
 from dapo.models.device import device_memory
 from dapo.models.load import load_policy
 from dapo.models.policy import Policy, WithoutAdapter
-from dapo.planning.plan import memory_of
+from dapo.planning.plan import NOT_HELD, memory_of
 
 
 @dataclass(slots=True)
@@ -174,8 +174,7 @@ def is_sharded(config: Config, policy: Policy, device: str, world: World) -> boo
         if shape is None:
             return True
         parts = memory_of(config, shape, is_cuda=True, gpus=1).parts
-        passing = ("activations", "output head", "engine's logits", "CUDA itself")
-        held = sum(size for name, size in parts.items() if name not in passing)
+        held = sum(size for name, size in parts.items() if name not in NOT_HELD)
         is_large = 2 * held > device_memory(policy.device)[1]
     else:
         is_large = shard == "full"

@@ -67,7 +67,7 @@ def layer_forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) 
         return result
     cos, sin = kwargs["position_embeddings"]
     x, window = hidden_states[0], window_of(layer.self_attn)
-    if can_be_whole(layer, x, window):
+    if can_be_whole(layer, x):
         return whole_layer(layer, x, cos[0], sin[0], packed, kernels_for(x), window, keeps_of(layer))[None]
     return fused_layer(layer, x, cos[0], sin[0], packed)[None]
 
@@ -81,7 +81,7 @@ def keeps_of(layer: Any) -> Keeps:
 def recomputes_itself(layer: Any, x: Tensor) -> bool:
     """Whether a layer that reads x keeps what it must by itself, so that nobody else has to run it again."""
     is_fused = getattr(layer.forward, "__func__", None) is layer_forward
-    return is_fused and runs_fused(x) and can_be_whole(layer, x, window_of(layer.self_attn))
+    return is_fused and runs_fused(x) and can_be_whole(layer, x)
 
 
 def fused_layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed) -> Tensor:

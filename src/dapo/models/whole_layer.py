@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dapo.models.attention_gradients import attention_gradients, attention_with_state, has_state
+from dapo.models.attention_gradients import attention_gradients, attention_with_state, has_state, of_tokens
 from dapo.models.packing import Packed
 
-N_OTHERS = 5  # arguments of the operation before the weights
+N_OTHERS = 4  # arguments of the operation before the weights
 
 Keeps = Literal["all", "attention", "input"]  # for the gradients; the second and the third recompute
 
@@ -73,10 +73,10 @@ class Parts(NamedTuple):
     up: Tensor
 
 
-def can_be_whole(layer: Any, x: Tensor, window: int | None) -> bool:
+def can_be_whole(layer: Any, x: Tensor) -> bool:
     """Plain matrices without adapter, quantized weights or hook, where attention keeps what its gradients need."""
     attention, mlp = layer.self_attn, layer.mlp
-    if not has_state(x, attention.head_dim, window) or (attention.training and attention.attention_dropout):
+    if not has_state(x, attention.head_dim) or (attention.training and attention.attention_dropout):
         return False
     biased = (attention.q_proj, attention.k_proj, attention.v_proj)
     bare = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
@@ -103,6 +103,7 @@ def whole_layer(
 ) -> Tensor:
     """The formula of `fused_layers.fused_layer` on x [T, H], with cos and sin [T, D]."""
     attention, mlp = layer.self_attn, layer.mlp
+    assert cos.shape[-1] == attention.head_dim, "the known families turn all values of a head"
     norm, next_norm = layer.input_layernorm, layer.post_attention_layernorm
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     settings = Settings(
@@ -121,26 +122,23 @@ def whole_layer(
         None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
         attention.o_proj.weight, next_norm.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
     )  # fmt: skip
-    result: Tensor = _Layer.apply(x, cos, sin, settings, torch.is_grad_enabled(), *weights)  # type: ignore[no-untyped-call]
+    result: Tensor = _Layer.apply(x, cos, sin, settings, *weights)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, settings: Settings, needs_gradients: bool, *given: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, settings: Settings, *given: Tensor | None) -> Tensor:
         w = Weights(*given)  # type: ignore[arg-type]
         x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
         q, k, v, read = attention_inputs(x, cos, sin, w, settings)
-        mixed, state = attention_with_state(q, k, v, settings.packed, settings.scaling, settings.window)
-        x2, y2, rms2, gate, up = feed_forward_inputs(x, mixed, w, settings)
-        if needs_gradients:
-            kept: tuple[Tensor | None, ...] = () if settings.keeps == "input" else (mixed, *state)
-            if settings.keeps == "all":
-                kept += (*read[:2], q, k, v, *read[2:], x2, y2, rms2, gate, up)  # Parts
-            ctx.settings, ctx.n_attention = settings, 1 + len(state)
-            ctx.save_for_backward(x, cos, sin, *w, *kept)
+        attended = attention_with_state(q, k, v, settings.packed, settings.scaling, settings.window)
+        x2, y2, rms2, gate, up = feed_forward_inputs(x, attended[0], w, settings)
+        kept: tuple[Tensor | None, ...] = () if settings.keeps == "input" else attended
+        if settings.keeps == "all":
+            kept += (*read[:2], q, k, v, *read[2:], x2, y2, rms2, gate, up)  # Parts
+        ctx.settings, ctx.n_attended = settings, len(attended)
+        ctx.save_for_backward(x, cos, sin, *w, *kept)
         return x2 + F.linear(settings.kernels.gated_forward(gate, up), w.down)
 
     @staticmethod
@@ -149,11 +147,12 @@ class _Layer(torch.autograd.Function):
         kernels, packed = settings.kernels, settings.packed
         x, cos, sin, *rest = ctx.saved_tensors
         w, kept = Weights(*rest[: len(Weights._fields)]), rest[len(Weights._fields) :]
-        (mixed, *state), saved = kept[: ctx.n_attention] or [None], kept[ctx.n_attention :]
+        attended, saved = kept[: ctx.n_attended], kept[ctx.n_attended :]
         if saved:
             parts = Parts(*saved)
         else:
-            mixed, state, parts = recomputed(x, cos, sin, w, settings, mixed, state)
+            attended, parts = recomputed(x, cos, sin, w, settings, attended)
+        cells, *state = attended
         T, grad = len(x), grads[0].contiguous()
         is_trained = any(ctx.needs_input_grad[N_OTHERS:])
 
@@ -169,10 +168,10 @@ class _Layer(torch.autograd.Function):
         d_y2 = torch.mm(d_gate, w.gate).addmm_(d_up, w.up)
         del d_gate, d_up
         d_x2, of_next_norm = kernels.norm_backward(d_y2, grad, parts.x2, w.next_norm, parts.rms2)
-        of_o = of_weight(d_x2, mixed.reshape(T, -1))
-        d_mixed = torch.mm(d_x2, w.o).view(mixed.shape)
+        of_o = of_weight(d_x2, of_tokens(cells, packed).reshape(T, -1))
+        d_mixed = torch.mm(d_x2, w.o).view(parts.q.shape)
         d_q, d_k, d_v = attention_gradients(
-            d_mixed, parts.q, parts.k, parts.v, mixed, state, packed, settings.scaling, settings.window
+            d_mixed, parts.q, parts.k, parts.v, cells, state, packed, settings.scaling, settings.window
         )
         d_q, d_k = kernels.rotate(d_q, d_k, cos, sin, is_backward=True)
         d_q, of_q_norm = head_norm_backward(d_q, parts.flat_q, parts.q_rms, w.q_norm, kernels)
@@ -206,22 +205,21 @@ def attention_inputs(
 
 
 def feed_forward_inputs(
-    x: Tensor, mixed: Tensor, w: Weights, settings: Settings
+    x: Tensor, cells: Tensor, w: Weights, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x with attention added, its norm, 1/RMS, and the two that are multiplied."""
-    added = F.linear(mixed.reshape(len(x), -1), w.o)
+    added = F.linear(of_tokens(cells, settings.packed).reshape(len(x), -1), w.o)
     x2, y2, rms2 = settings.kernels.norm_forward(x, added, w.next_norm, settings.eps[1])
     return x2, y2, rms2, F.linear(y2, w.gate), F.linear(y2, w.up)
 
 
 def recomputed(
-    x: Tensor, cos: Tensor, sin: Tensor, w: Weights, settings: Settings, mixed: Tensor | None, state: Sequence[Tensor]
-) -> tuple[Tensor, Sequence[Tensor], Parts]:
-    """What attention gave, where it was not kept, with its state; and the parts."""
+    x: Tensor, cos: Tensor, sin: Tensor, w: Weights, settings: Settings, attended: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Parts]:
+    """What attention gave with its state, made again where it was not kept; and the parts."""
     q, k, v, (y, rms, *heads) = attention_inputs(x, cos, sin, w, settings)
-    if mixed is None:
-        mixed, state = attention_with_state(q, k, v, settings.packed, settings.scaling, settings.window)
-    return mixed, state, Parts._make((y, rms, q, k, v, *heads, *feed_forward_inputs(x, mixed, w, settings)))
+    attended = attended or attention_with_state(q, k, v, settings.packed, settings.scaling, settings.window)
+    return attended, Parts._make((y, rms, q, k, v, *heads, *feed_forward_inputs(x, attended[0], w, settings)))
 
 
 def head_norm_backward(

@@ -206,6 +206,8 @@ def _dynamic(config: Config) -> str:
 # Torch's allocator keeps blocks that nothing fits into: so much of what comes and goes. With it the estimate is within
 # 9 % of the card's own count for eight recipes on an H200 (docs/results/capped-recipes.json).
 UNUSED_PART = 4
+COME_AND_GO = ("activations", "output head", "engine's logits", "dequantized matrices")
+NOT_HELD = (*COME_AND_GO, "allocator's unused blocks", "CUDA itself")  # by the run itself, all the time
 HEAD_LOGITS = {True: 1 << 28, False: 1 << 24}  # of one chunk, on CUDA or not; the whole [T, V] never has to exist
 
 
@@ -282,8 +284,7 @@ def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) ->
         rows = -(-config.rollout.max_concurrent_sequences // gpus)
         parts["engine's logits"] = 2 * rows * shape.vocabulary * 4
     if is_cuda:
-        come_and_go = ("activations", "output head", "engine's logits", "dequantized matrices")
-        parts["allocator's unused blocks"] = sum(parts.get(name, 0) for name in come_and_go) // UNUSED_PART
+        parts["allocator's unused blocks"] = sum(parts.get(name, 0) for name in COME_AND_GO) // UNUSED_PART
         parts["CUDA itself"] = CONTEXT_BYTES
     return Memory(shape.parameters, parts, shape.kv_values_per_token * weight // config.rollout.tensor_parallel)
 
@@ -304,10 +305,13 @@ def head_bytes(config: Config, shape: ModelShape, weight: int, *, is_cuda: bool)
 
 
 def micro_batch_tokens(config: Config) -> int:
-    """Of the largest: the budget, or a longer row, or all of an update that is smaller, its prompts once each."""
+    """Of the largest: the budget, or a longer row, or all of an update that is smaller, a shared prompt once."""
     prompt, response = config.limits.max_prompt_tokens, config.limits.max_response_tokens
     prompts = -(-config.sampling.prompts_per_step // config.train.updates_per_step)
-    update = prompts * (prompt + config.sampling.responses_per_prompt * response)
+    shares = not (config.has_critic and config.algorithm.critic.pretrain_responses)  # those have a prompt each
+    update = prompts * config.sampling.responses_per_prompt * (prompt + response)
+    if shares:
+        update = prompts * (prompt + config.sampling.responses_per_prompt * response)
     return min(max(config.train.tokens_per_microbatch, prompt + response), update)
 
 
