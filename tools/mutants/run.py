@@ -57,6 +57,8 @@ CPU_SECONDS, CPU_FACTOR = 5, 10  # of a test's own time: beyond this it hangs, a
 CONTROL = "dapo.control.x_control__mutmut_0"  # no mutant has this name: the code as it is
 MOST_CPU_SECONDS = 60  # of tests for one mutant: not noticed by then, it counts as a survivor
 LISTED_CPU_SECONDS = 15  # of tests for one that survivors.md has: it is expected to survive
+WORD = r"[a-z]{3,}"
+OF_RANKS = {"world", "reduce", "dummy", "gather", "gathered", "across", "own"}  # tests call it ranks
 ALLOWED_DECORATORS = {"property", "classmethod", "staticmethod", "torch.no_grad()"}
 # Saving, loading and what memory they take: no step's numbers come from these.
 NOT_TRAINING = {
@@ -229,9 +231,11 @@ class Tests(PytestRunner):
 
 
 def words_of(name: str) -> set[str]:
-    """What the changed lines speak of."""
+    """What the changed lines and their function's name speak of."""
     changed = get_diff_for_mutant(name).splitlines()[2:]
-    return set(re.findall(r"[a-z_]{3,}", " ".join(line for line in changed if line[:1] in ("-", "+"))))
+    text = " ".join([name.rpartition(".")[2], *(line for line in changed if line[:1] in ("-", "+"))])
+    words = set(re.findall(WORD, text))
+    return words | {"ranks"} if words & OF_RANKS else words
 
 
 def run_items(session: Any, chosen: set[str], words: set[str], limit: float, folder: Path) -> int:
@@ -244,7 +248,7 @@ def run_items(session: Any, chosen: set[str], words: set[str], limit: float, fol
     calls = Counter(test for tests in state.tests_by_mangled_function_name.values() for test in tests)
 
     def rank(item: Any) -> tuple[int, int, float]:
-        shared = words.intersection(re.findall(r"[a-z_]{3,}", item.name))
+        shared = words.intersection(re.findall(WORD, item.name))
         return -len(shared), calls[item.nodeid], state.duration_by_test[item.nodeid]
 
     items = sorted((item for item in session.items if item.nodeid in chosen), key=rank)
