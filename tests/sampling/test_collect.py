@@ -9,7 +9,7 @@ from dapo.config.schema import SamplingConfig
 from dapo.errors import VerifierError
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.rollout.engine import NoiseKey, Request
-from dapo.sampling.collect import MOST_FAILURES, Collector, VerdictJournal
+from dapo.sampling.collect import MOST_FAILURES, Collector, VerdictJournal, in_words
 from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SamplingState
 from dapo.sampling.in_order import InOrder
 from dapo.types import Completion, Judgement, Problem, StopReason, Task, Verdict
@@ -324,3 +324,19 @@ def test_progress_tells_of_groups_that_are_known_to_be_mixed_and_never_of_more_t
     assert rule.sampler.open == groups[2:]
     rule.sampler.observe(rule)
     assert told == [(0, 1), (1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(("n", "more"), [(1, ""), (2, " and 1 more"), (3, " and 2 more")])
+def test_what_is_waited_for_is_the_first_of_them(n: int, more: str):
+    requests = [Request(i, (1,), NoiseKey(0, "train", f"p{i}", 4, 2), 8, group=i) for i in range(n)]
+    assert in_words(requests) == f"problem p0, visit 4, response 2{more}"
+
+
+def test_nothing_is_submitted_to_an_engine_without_room():
+    class Full:
+        """A sampler, as far as that matters."""
+
+        class collector:
+            room = staticmethod(lambda: 0)
+
+    assert InOrder(Full()).n_to_stream() == 0  # type: ignore[arg-type]

@@ -526,6 +526,13 @@ def test_ranks_try_a_sharded_pass_first_and_agree_on_who_is_short_of_memory(conf
     assert len(tried) == 2 * 3  # 400, 50, 400: the second 50, and 40, had fitted before
 
 
+def test_a_step_reports_entropy_and_probability_of_all_its_tokens(config: Config):
+    batch = make_batch(groups(2), config, torch.float64)
+    metrics = update_policy(learner_of(torch.float64), batch, config, step=1)
+    assert metrics["policy/entropy"] == pytest.approx(float(batch.entropy.flat.mean()))
+    assert metrics["policy/probability"] == pytest.approx(float(batch.logp_trainer.flat.exp().mean()))
+
+
 @pytest.mark.parametrize("keeps_attention", [True, False])
 def test_a_dry_run_keeps_what_the_pass_keeps(keeps_attention: bool):
     trained, whole = learner_of(torch.float64).policy, learner_of(torch.float64).policy
