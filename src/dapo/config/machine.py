@@ -7,9 +7,8 @@ import shutil
 import subprocess
 
 GIB = 1024**3
-CONTEXT_BYTES = (
-    19 * GIB // 20
-)  # of a GPU, that CUDA and its libraries keep outside of torch's allocator: 0.8 to 0.93 seen
+# Of a GPU, that CUDA and its libraries keep outside of torch's allocator: 0.8 to 0.93 GiB on an H200.
+CONTEXT_BYTES = 19 * GIB // 20
 
 # Usable memory of each GPU type, in GiB.
 CARDS_GIB = {

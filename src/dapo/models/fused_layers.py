@@ -18,7 +18,7 @@ from dapo.models.kernels.build import library
 from dapo.models.packed_attention import attend
 from dapo.models.packing import Packed
 from dapo.models.triton_support import runs_triton
-from dapo.models.whole_layer import Keeps, can_be_whole, whole_layer
+from dapo.models.whole_layer import Keeps, can_be_whole, is_bare, is_plain, whole_layer
 
 BLOCK_ROWS = 512  # of a feed-forward, that one core works on at a time
 # Layers that all are: x + attention(norm(x)), then x + down(silu(gate(norm(x))) · up(norm(x))).
@@ -191,13 +191,6 @@ def feed_forward(mlp: Any, y: Tensor) -> Tensor:
     return gated(mlp.gate_proj(y), mlp.up_proj(y), mlp.down_proj)
 
 
-def is_bare(linear: Any) -> bool:
-    """A matrix and nothing else: no bias, adapter or hook."""
-    has_hooks = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks
-    has_bias = getattr(linear, "bias", None) is not None
-    return type(linear) is nn.Linear and not has_bias and not has_hooks
-
-
 class _FeedForward(torch.autograd.Function):
     """Some rows at a time, for a CPU: their product and the gradients of their gate and up never leave its cache."""
 
@@ -239,7 +232,7 @@ def gated(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
     if kernels_for(gate) is host:
         plain: Tensor = down(nn.functional.silu(gate) * up)
         return plain
-    if type(down) is nn.Linear and not down._forward_hooks and not down._forward_pre_hooks:
+    if is_plain(down):
         result: Tensor = _GatedDown.apply(gate, up, down.weight, down.bias)  # type: ignore[no-untyped-call]
     else:
         result = down(_Gated.apply(gate, up))  # type: ignore[no-untyped-call]

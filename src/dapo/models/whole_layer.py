@@ -80,15 +80,18 @@ def can_be_whole(layer: Any, x: Tensor) -> bool:
         return False
     biased = (attention.q_proj, attention.k_proj, attention.v_proj)
     bare = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    return all(type(one) is nn.Linear and not has_hooks(one) for one in (*biased, *bare)) and all(
-        one.bias is None for one in bare
-    )
+    return all(map(is_plain, biased)) and all(map(is_bare, bare))
 
 
-def has_hooks(module: Any) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+def is_plain(linear: Any) -> bool:
+    """A matrix, perhaps with a bias: no adapter, no quantized weights, no hook."""
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
+    return type(linear) is nn.Linear and not any(hooks)
+
+
+def is_bare(linear: Any) -> bool:
+    """A matrix and nothing else."""
+    return is_plain(linear) and linear.bias is None
 
 
 def whole_layer(
