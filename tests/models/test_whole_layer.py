@@ -118,7 +118,7 @@ def test_frozen_weights_have_no_gradient():
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("what", ["adapter", "quantized", "hook", "bias", "dropout"])
+@pytest.mark.parametrize("what", ["adapter", "quantized", "hook", "hook of v", "bias", "dropout"])
 def test_a_layer_that_is_more_than_its_matrices_is_left_to_autograd(what: str, monkeypatch: pytest.MonkeyPatch):
     if what == "adapter":
         pytest.importorskip("peft")
@@ -131,6 +131,8 @@ def test_a_layer_that_is_more_than_its_matrices_is_left_to_autograd(what: str, m
     layer = policy.backbone.layers[1]
     if what == "hook":
         layer.mlp.up_proj.register_forward_hook(lambda *_: None)
+    if what == "hook of v":
+        layer.self_attn.v_proj.register_forward_hook(lambda *_: None)
     if what == "bias":
         layer.self_attn.o_proj.bias = torch.nn.Parameter(torch.zeros(len(layer.self_attn.o_proj.weight)))
     if what == "dropout":
