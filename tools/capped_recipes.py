@@ -63,10 +63,16 @@ class Trial:
         return " ".join([self.recipe, *self.sets, *([f"--fit {self.gib:g}gb"] if self.fits else [])])
 
 
+EIGHT_OF_EIGHT = (
+    "sampling.prompts_per_step=8",
+    "limits.max_response_tokens=1024",
+    "rollout.max_concurrent_sequences=64",
+)
 TRIALS = (  # the most telling first
     Trial("gsm8k-0.5b-lora-8gb", 8, "0.5b"),
     Trial("gsm8k-1.5b-qlora-8gb", 8, "1.5b"),
     Trial("math-7b-qlora-24gb", 24),
+    Trial("math-7b-qlora-24gb", 24, sets=EIGHT_OF_EIGHT),
     Trial("gsm8k-1.5b-24gb", 24, "1.5b"),
     Trial("math-1.5b-80gb", 80, "1.5b"),
     Trial("gsm8k-coder-1.5b-h200", H200_GIB, "1.5b", ("preset=vapo",)),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dapo.learner.activations import checkpoint_layers
+from dapo.learner.optimizer import Optimizer
 from dapo.models import fused_layers
 from dapo.models.fused_layers import fuse_layers
 from dapo.models.packed_attention import PACKED_ATTENTION
@@ -62,12 +63,32 @@ def test_it_is_as_exact_as_autograd_and_recomputing_changes_no_bit(
     exact = learned(copy.deepcopy(model).float(), packed)
     fuse_layers(model.backbone)
     whole = learned(model, packed)
+    by_chance = error(learned(model, packed), whole)  # gradients summed by atomics may differ in the last bit
     for keeps_attention in (True, False):
         again = copy.deepcopy(model)
         checkpoint_layers(again, keeps_attention=keeps_attention)
         recomputed = learned(again, packed)
         assert torch.equal(whole["logp"], recomputed["logp"])
-        assert error(recomputed, whole) < 1e-3  # sums of gradients by atomics may differ in the last bit
+        assert error(recomputed, whole) <= max(2 * by_chance, 1e-3)
     monkeypatch.setattr(fused_layers, "can_be_whole", lambda *_: False)
     by_autograd = learned(model, packed)
     assert error(whole, exact) <= 1.1 * error(by_autograd, exact)
+
+
+def test_gradients_of_two_micro_batches_add_up_in_float32():
+    model, packed = policy("qwen2"), [batch("short"), batch("long")]
+    fuse_layers(model.backbone)
+    each = [learned(model, one) for one in packed]
+    rounded = {name: each[0][name].float() + each[1][name].float() for name in each[0] if name != "logp"}
+    exact = [learned(copy.deepcopy(model).float(), one) for one in packed]
+    exact = {name: exact[0][name] + exact[1][name] for name in rounded}
+    model.zero_grad()
+    optimizer = Optimizer(model.named_parameters(), betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0)
+    for one in packed:
+        logp, _ = model(one, temperature=1.0)
+        (logp * torch.linspace(-1, 1, len(logp), device="cuda")).sum().backward()
+    summed = {name: master.grad for name, master in optimizer.masters.items()}
+    assert all(p.grad is None for p in model.parameters())
+    assert {grad.dtype for grad in summed.values()} == {torch.float32}
+    assert error(summed, rounded) < 5e-3  # of bfloat16's rounding
+    assert error(summed, exact) <= 1.01 * error(rounded, exact)

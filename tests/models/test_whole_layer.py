@@ -102,6 +102,27 @@ def test_a_model_of_whole_layers_says_and_learns_the_same(
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_gradients_of_matrices_are_added_to_their_masters(family: str):
+    policy = tiny_policy(family, torch.float32)
+    fuse_layers(policy.backbone)
+    packed = [batch(*rows, is_shared=False) for rows in (SHORT, MIXED)]
+    wanted = [learned(policy, one) for one in packed]
+    masters = {name: p for name, p in policy.backbone.layers.named_parameters() if p.ndim == 2}
+    assert len(masters) == 2 * 7
+    for weights in masters.values():
+        weights.master = torch.nn.Parameter(weights.detach().clone())  # as the optimizer of 16-bit weights
+    got = [learned(policy, one) for one in packed]
+    for name, weights in masters.items():
+        full = f"model.model.layers.{name}"
+        assert full not in got[1]  # its own gradient would be added a second time
+        assert_close(weights.master.grad, wanted[0][full] + wanted[1][full])
+    for name in got[1]:
+        assert_close(got[1][name], wanted[1][name])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
 def test_frozen_weights_have_no_gradient():
     policy = tiny_policy("qwen2", torch.float32)
     fuse_layers(policy.backbone)

@@ -133,6 +133,13 @@ def test_16_bit_gradients_never_exist_together():
     assert all(master.grad is not None for master in optimizer.masters.values())
 
 
+def test_only_16_bit_weights_have_another_master_and_carry_it():
+    module = torch.nn.Sequential(Linear(3, 3), Linear(3, 3).bfloat16())
+    masters = optimizer_of(module).masters
+    assert [hasattr(p, "master") for p in module.parameters()] == [False, False, True, True]
+    assert module[1].weight.master is masters["1.weight"]  # the backward pass of a whole layer adds to its gradient
+
+
 def test_a_norm_above_the_limit_is_clipped_to_it_and_one_below_is_left():
     for size, expected in ((5.0, 1.0), (0.5, 0.5)):
         module = Linear(2, 2, bias=False)

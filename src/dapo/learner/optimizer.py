@@ -49,7 +49,8 @@ class Optimizer:
 
     Parameters of 16 bits have a float32 master, rounded in place into the same storage after each step; wider ones are
     their own master. A 16-bit gradient moves into its master as soon as the backward pass has made it, so that the
-    16-bit gradients of all parameters never exist together; wider ones accumulate where they are.
+    16-bit gradients of all parameters never exist together; `models.whole_layer` adds to the master's by itself, and
+    wider ones accumulate where they are.
 
     With several ranks each has the gradient of its own rows, and `step` sums them. Of a sharded parameter each rank has
     a slice: of the weights, the moments and the summed gradient. `has_16bit_weights`: sharded parameters are the
@@ -95,6 +96,7 @@ class Optimizer:
             parameter.grad = None
 
         parameter.register_post_accumulate_grad_hook(move)
+        parameter.master = master  # type: ignore[attr-defined]
 
     def scaled(self, loss: Tensor) -> Tensor:
         """What the backward pass begins from."""

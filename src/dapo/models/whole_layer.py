@@ -159,19 +159,20 @@ class _Layer(torch.autograd.Function):
         T, grad = len(x), grads[0].contiguous()
         is_trained = any(ctx.needs_input_grad[N_OTHERS:])
 
-        def of_weight(rows: Tensor, read: Tensor) -> Tensor | None:
-            return rows.t() @ read if is_trained else None
+        def of_weight(weight: Tensor, rows: Tensor, read: Tensor) -> Tensor | None:
+            return weight_gradient(weight, rows, read) if is_trained else None
 
         def of_bias(bias: Tensor | None, rows: Tensor) -> Tensor | None:
             return rows.sum(0) if is_trained and bias is not None else None
 
         d_gate, d_up, product = kernels.gated_backward(grad @ w.down, parts.gate, parts.up)
-        of_down, of_gate, of_up = of_weight(grad, product), of_weight(d_gate, parts.y2), of_weight(d_up, parts.y2)
+        of_down = of_weight(w.down, grad, product)
+        of_gate, of_up = of_weight(w.gate, d_gate, parts.y2), of_weight(w.up, d_up, parts.y2)
         del product
         d_y2 = torch.mm(d_gate, w.gate).addmm_(d_up, w.up)
         del d_gate, d_up
         d_x2, of_next_norm = kernels.norm_backward(d_y2, grad, parts.x2, w.next_norm, parts.rms2)
-        of_o = of_weight(d_x2, of_tokens(cells, packed).reshape(T, -1))
+        of_o = of_weight(w.o, d_x2, of_tokens(cells, packed).reshape(T, -1))
         d_mixed = torch.mm(d_x2, w.o).view(parts.q.shape)
         d_q, d_k, d_v = attention_gradients(
             d_mixed, parts.q, parts.k, parts.v, cells, state, packed, settings.scaling, settings.window
@@ -183,11 +184,40 @@ class _Layer(torch.autograd.Function):
         d_y = torch.mm(d_q, w.q).addmm_(d_k, w.k).addmm_(d_v, w.v)
         d_x, of_norm = kernels.norm_backward(d_y, d_x2, x, w.norm, parts.rms)
         gradients = (  # in the order of Weights
-            of_norm.to(w.norm.dtype), of_weight(d_q, parts.y), of_weight(d_k, parts.y), of_weight(d_v, parts.y),
+            of_norm.to(w.norm.dtype),
+            of_weight(w.q, d_q, parts.y), of_weight(w.k, d_k, parts.y), of_weight(w.v, d_v, parts.y),
             of_bias(w.q_bias, d_q), of_bias(w.k_bias, d_k), of_bias(w.v_bias, d_v), of_q_norm, of_k_norm,
             of_o, of_next_norm.to(w.next_norm.dtype), of_gate, of_up, of_down,
         )  # fmt: skip
         return d_x, *([None] * (N_OTHERS - 1)), *gradients
+
+
+def weight_gradient(weight: Tensor, rows: Tensor, read: Tensor) -> Tensor | None:
+    """rowsᵀ · read; None where the weights have a float32 master, to whose gradient it was added unrounded."""
+    master: Tensor | None = getattr(weight, "master", None)
+    if master is None:
+        return rows.t() @ read
+    if master.grad is None:
+        master.grad = wide_product(rows.t(), read)
+    else:
+        add_wide_product(master.grad, rows.t(), read)
+    return None
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """a · b of 16-bit matrices in float32."""
+    if not a.is_cuda:
+        return a.float() @ b.float()
+    product: Tensor = torch.ops.aten.mm.dtype(a, b, torch.float32)
+    return product
+
+
+def add_wide_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """The same, added to a float32 matrix in the product itself: nothing of 16 bits is written and read again."""
+    if a.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, a, b, torch.float32, out=total)
+    else:
+        total.addmm_(a.float(), b.float())
 
 
 def attention_inputs(
