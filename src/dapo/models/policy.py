@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dapo.errors import ConfigError, EngineError
+from dapo.models.adapter import compact
 from dapo.models.dropout import AdapterDropout, Draw
 from dapo.models.logprobs import linear_logprobs
 from dapo.models.packed_attention import packed_hidden
@@ -137,6 +138,7 @@ def add_lora(
         task_type="CAUSAL_LM",
     )
     policy.model = get_peft_model(policy.model, lora)
+    compact(policy.model)
     if dropout:
         policy.draw = Draw()
         for name, module in policy.base.named_modules():

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dapo.models.adapter import product_in
 from dapo.models.attention_gradients import attention_gradients, attention_with_state, has_state, of_tokens
 from dapo.models.packing import Packed
 
@@ -198,22 +199,14 @@ def weight_gradient(weight: Tensor, rows: Tensor, read: Tensor) -> Tensor | None
     if master is None:
         return rows.t() @ read
     if master.grad is None:
-        master.grad = wide_product(rows.t(), read)
+        master.grad = product_in(torch.float32, rows.t(), read)
     else:
         add_wide_product(master.grad, rows.t(), read)
     return None
 
 
-def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a · b of 16-bit matrices in float32."""
-    if not a.is_cuda:
-        return a.float() @ b.float()
-    product: Tensor = torch.ops.aten.mm.dtype(a, b, torch.float32)
-    return product
-
-
 def add_wide_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """The same, added to a float32 matrix in the product itself: nothing of 16 bits is written and read again."""
+    """a · b added to a float32 matrix in the product itself: nothing of 16 bits is written and read again."""
     if a.is_cuda:
         torch.ops.aten.addmm.dtype_out(total, a, b, torch.float32, out=total)
     else:
