@@ -6,13 +6,15 @@ the compiler does. Nothing is launched: `run` stops after compiling.
 
 import sys
 from types import SimpleNamespace
+from typing import get_args
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from dapo.models.kernels import gather, layers, logits
+from dapo.models.kernels import gather, layers, logits, quantized
+from dapo.models.quantized import Kind, level_pairs, quantize
 from dapo.rollout.local import kernels
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.ops import TritonOps
@@ -41,7 +43,8 @@ def main(capability: int) -> None:
     JITFunction.run = compile_only
     decode_step(torch.bfloat16)
     training_step(torch.bfloat16)
-    launched = {name for part in (kernels, gather, layers, logits) for name in entry_points(part)}
+    frozen_weights(torch.bfloat16)
+    launched = {name for part in (kernels, gather, layers, logits, quantized) for name in entry_points(part)}
     assert compiled == launched, f"not compiled: {launched - compiled}"
     print(*sorted(compiled))
 
@@ -96,6 +99,12 @@ def training_step(dtype: torch.dtype) -> None:
     for with_entropy in (False, True):
         logp, normaliser, _ = logits.logit_scores(scores, target, temperature=0.9, with_entropy=with_entropy)
     logits.logit_gradient(scores, target, normaliser, logp, temperature=0.9, dtype=dtype)
+
+
+def frozen_weights(dtype: torch.dtype) -> None:
+    shape, pairs = torch.Size((64, HIDDEN)), level_pairs(torch.device("cpu"))
+    for kind in get_args(Kind):
+        quantized.dequantize(*quantize(torch.zeros(shape), kind), shape, dtype, pairs)
 
 
 if __name__ == "__main__":
