@@ -12,6 +12,9 @@ TRITON := triton==3.6.0
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
+# Bytecode is kept, also where the environment says otherwise: hundreds of small processes would compile the same sources.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants coverage fuzz test-distributed test-scale test-vllm test-browser test-trackers \
 	test-peers test-gym test-gym-all test-environments test-notebooks test-package check format lint types docs bench bench-gpu clean
 
@@ -64,17 +67,16 @@ quickstart: $(INSTALLED)
 ladder-smoke: $(INSTALLED)
 	@$(BIN)/dapo ladder --smoke
 
-# Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less. Bytecode is kept, also where
-# the environment says otherwise: hundreds of small processes would compile the same sources. Of properties half as many
+# Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less. Of properties half as many
 # examples are drawn as in the slow suite.
 TESTS ?=
 EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not gym and not environments and not notebooks and not distributed
 
 test: $(INSTALLED)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" --hypothesis-profile=everyday $(TESTS)
+	@$(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" --hypothesis-profile=everyday $(TESTS)
 
 test-slow: $(INSTALLED)
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup \
 		-m "(slow or hypothesis) and not gpu and not vllm and not browser and not gym" $(TESTS)
 
 # On demand: about 20 minutes on two cores.
@@ -140,11 +142,10 @@ $(VENV)/.trackers: $(INSTALLED)
 test-trackers: $(VENV)/.trackers
 	@PYTHONPATH=src $(VENV)/trackers/bin/python -m pytest -m trackers tests/tracking
 
-# TRL and lm_eval see the project's environment, but do not change it: of TRL's dependencies only accelerate is missing there.
+# TRL and lm_eval see the project's environment, but do not change it; TRL's own dependencies are there already.
 $(VENV)/.peers: $(INSTALLED)
 	@$(PYTHON) -m venv $(VENV)/peers
-	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt psutil
-	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt trl==1.16.0 accelerate==1.15.0 peft
+	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt trl==1.16.0
 	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/peers/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
 	@$(VENV)/peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt lm_eval==0.4.13
 	@touch $@
@@ -187,18 +188,15 @@ $(VENV)/.notebooks: $(INSTALLED)
 test-notebooks: $(VENV)/.notebooks
 	@PYTHONPATH=src $(VENV)/notebooks/bin/python -m pytest -m notebooks tests/notebooks $(TESTS)
 
-# Ray and peft see the project's environment, but do not change it; peft's own dependencies are there already.
+# Ray sees the project's environment, but does not change it.
 $(VENV)/.scale: $(INSTALLED)
 	@$(PYTHON) -m venv $(VENV)/scale
-	@$(VENV)/scale/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'ray==2.60.*' psutil pyyaml
-	@$(VENV)/scale/bin/python -m pip install --quiet --disable-pip-version-check --no-deps peft accelerate
+	@$(VENV)/scale/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'ray==2.60.*' pyyaml
 	@$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(VENV)/scale/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
 	@touch $@
 
 test-distributed: $(VENV)/.scale
 	@RAY_worker_niceness=0 OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "distributed and not gpu" --timeout 1800 tests/distributed
-	@OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "not slow and not gpu" -k "lora or adapter" \
-		tests/models tests/rollout/test_engines.py tests/trainer/test_qlora.py
 
 test-scale: test-distributed test-vllm
 

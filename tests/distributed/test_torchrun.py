@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "float32": {"overrides": [*UNEVEN, "train.lr=1e-4"], "dtype": "float32"},
     # Sharded, its masters are float32 and its layers gathered with 16 bits: the plain bfloat16 path in another order.
     "bfloat16": {"overrides": [*UNEVEN, "train.steps=1"], "dtype": "bfloat16"},
+    "lora": {"overrides": [*UNEVEN, "train.steps=2", "model.lora.rank=4"]},
+    "lora-tied": {"overrides": [*UNEVEN, "train.steps=2", "model.lora.rank=4"], "family": "llama-tied"},
 }  # fmt: skip
-if find_spec("peft") is not None:
-    adapter = [*UNEVEN, "train.steps=2", "model.lora.rank=4"]
-    PLANS |= {"lora": {"overrides": adapter}, "lora-tied": {"overrides": adapter, "family": "llama-tied"}}
 # Each of them on so many ranks, sharded or not. A start costs seconds, so not everything runs everywhere.
 LAYOUTS = {
     "dapo": ["2-none", "2-full", "4-none", "4-full"],

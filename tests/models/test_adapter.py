@@ -113,7 +113,6 @@ def test_only_layers_with_an_adapter_are_replaced():
 
 
 def test_a_whole_model_is_that_of_peft_and_in_16_bits_about_as_exact():
-    pytest.importorskip("peft")
     packed = pack([[3, 4, 5]], [[5, 6, 7, 8]], "cpu")
 
     def learned(policy: Policy) -> dict[str, Tensor]:

@@ -50,7 +50,6 @@ def test_what_is_kept_is_scaled_and_outside_of_an_update_nothing_is_dropped():
 
 
 def test_every_layer_of_an_adapter_has_masks_of_its_own():
-    pytest.importorskip("peft")
     policy = add_lora(tiny_policy(), 2, 4.0, dropout=0.25)
     layers = [module for module in policy.modules() if isinstance(module, AdapterDropout)]
     assert len({dropout.layer for dropout in layers}) == len(layers) > 1

@@ -93,7 +93,6 @@ def test_16_bits_are_as_exact_as_the_librarys():
 
 @pytest.mark.usefixtures("kernels_on_cpu")
 def test_an_adapter_on_every_matrix_is_trained_the_same():
-    pytest.importorskip("peft")
     plain = add_lora(tiny_policy("llama", torch.float32), 4, 8.0)
     for name, parameter in plain.named_parameters():
         if "lora_B" in name:

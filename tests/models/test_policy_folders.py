@@ -188,16 +188,14 @@ def test_end_tokens_join_generation_config_and_tokenizer():
     assert end_tokens(policy.model, None) == (9,)
 
 
-def test_lora_says_what_to_install():
-    try:
-        import peft  # noqa: F401
-    except ImportError:
-        with pytest.raises(EngineError, match="peft"):
-            add_lora(tiny_policy(), rank=2, alpha=4.0)
+def test_lora_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "peft", None)  # importing it fails
+    with pytest.raises(EngineError, match="needs the package peft") as error:
+        add_lora(tiny_policy(), rank=2, alpha=4.0)
+    assert "dapo[lora]" in error.value.remedy
 
 
 def test_lora_starts_as_the_base_trains_only_itself_and_exports_merged(tmp_path: Path):
-    pytest.importorskip("peft")
     policy = tiny_policy("qwen2", torch.float32)
     before = policy(PACKED, temperature=1.0)[0].detach()
     add_lora(policy, rank=2, alpha=4.0)
@@ -221,7 +219,6 @@ def test_lora_starts_as_the_base_trains_only_itself_and_exports_merged(tmp_path:
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("down_proj",), ()])
 def test_lora_on_some_layers_and_its_scale(targets: tuple[str, ...], rank_stabilized: bool, tmp_path: Path):
     """W + s·BA with s = α/r or α/√r, on the layers named: what is saved is that sum, and W elsewhere."""
-    pytest.importorskip("peft")
     r, alpha = 4, 3.0
     s = alpha / r**0.5 if rank_stabilized else alpha / r
     policy = tiny_policy("qwen2", torch.float64)
@@ -245,7 +242,6 @@ def test_lora_on_some_layers_and_its_scale(targets: tuple[str, ...], rank_stabil
 
 @pytest.mark.parametrize("name", ["lm_head", "c_attn"])
 def test_a_layer_that_gets_no_adapter_is_refused_by_name(name: str):
-    pytest.importorskip("peft")
     with pytest.raises(
         ConfigError, match=rf"model.lora.target_modules: {name}: the model has no linear layer"
     ) as raised:

@@ -158,7 +158,6 @@ def test_an_adapter_over_codes_merges_into_the_weights_that_were_trained(
     family: str, targets: tuple[str, ...], kind: Kind, tmp_path: Path
 ):
     """The folder that is saved is what the codes stand for + s·BA, not W + s·BA, and no layer of it is quantized."""
-    pytest.importorskip("peft")
     save_policy(tiny_policy(family), tmp_path / "base")
     policy = adapted(str(tmp_path / "base"), kind, targets)
     save_policy(policy, tmp_path / "merged")
@@ -168,7 +167,6 @@ def test_an_adapter_over_codes_merges_into_the_weights_that_were_trained(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_its_adapter_a_policy_is_its_base_and_trains_on_all_the_same(folder: str, kind: Kind):
-    pytest.importorskip("peft")
     base = load_policy(folder, dtype=torch.float64, device="cpu", quantization=kind)
     policy = adapted(folder, kind)
     reference = WithoutAdapter(policy)

@@ -141,8 +141,6 @@ def test_frozen_weights_have_no_gradient():
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("what", ["adapter", "quantized", "hook", "hook of v", "bias", "dropout"])
 def test_a_layer_that_is_more_than_its_matrices_is_left_to_autograd(what: str, monkeypatch: pytest.MonkeyPatch):
-    if what == "adapter":
-        pytest.importorskip("peft")
     policy = tiny_policy("qwen2", torch.float32)
     if what == "adapter":
         add_lora(policy, 4, 8.0)

@@ -413,7 +413,6 @@ def test_training_mode_and_gradients_are_left_alone():
 @pytest.mark.parametrize("quantization", [None, "int8", "nf4"])
 @pytest.mark.parametrize("targets", [(), ("q_proj", "up_proj")])
 def test_an_adapter_is_part_of_what_the_engine_decodes(targets: tuple[str, ...], quantization: Kind | None):
-    pytest.importorskip("peft")
     policy = tiny_policy("qwen2")
     if quantization is not None:
         quantize_linears(policy.base, policy.head, quantization, "cpu")

@@ -21,7 +21,6 @@ from dapo.trainer.resume import resume_run
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
 
-pytest.importorskip("peft")
 # grpo: with a reference; the seed: one with mixed groups in the first step
 ADAPTER = ["model.lora.rank=2", "model.lora.alpha=4", "preset=grpo", "train.steps=2", "train.seed=3"]
 KEYS: dict[Kind, list[str]] = {
