@@ -12,6 +12,8 @@ import pytest
 import toy
 
 from dapo.report.examined import examine_run
+from dapo.report.learning import paired_scores
+from dapo.report.load import load_run
 from dapo.report.page import write_page
 from dapo.report.rollouts.chunks import read_script
 from dapo.sampling.accounting import Accounting, outcome_of
@@ -29,6 +31,7 @@ from dapo.types import Group, Judgement, Problem, Verdict
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("records")
     keys = ["train.steps=3", "eval.every_steps=3", "eval.k=2", 'data.eval=["toy:problems"]', "checkpoint.every_steps=2"]
+    keys += ["eval.temperature=0.5", "eval.top_p=0.9", "eval.top_k=7"]
     run = start_run(toy.recipe(home, *keys, dtype="float32"), home / "run")
     try:
         train(run)
@@ -65,6 +68,10 @@ def test_evaluated_problems_add_up_to_avg_at_k(folder: Path):
     assert [line["step"] for line in problems] == [line["step"] for line in lines] == [0, 3]
     for line, counts in zip(lines, problems, strict=True):
         assert sum(counts["correct"]) / (len(counts["ids"]) * counts["k"]) == pytest.approx(line["avg@k"])
+        assert counts["sampling"] == [0.5, 0.9, 7]  # temperature, top-p, top-k
+    paired = paired_scores(load_run(folder), lines[0]["set"], (0, 3), graded=False)
+    assert paired is not None  # the report finds what the run has written
+    assert [scores.mean() for scores in paired] == pytest.approx([line["avg@k"] for line in lines])
 
 
 def test_a_report_of_it_indexes_and_writes_no_script_again(folder: Path):
