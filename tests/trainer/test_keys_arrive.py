@@ -5,6 +5,7 @@ is put together (and evaluated, and saved) with values that are nobody's default
 """
 
 import inspect
+import shutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -105,7 +106,7 @@ SCENES = {
     ),
     "a critic": Scene(
         (
-            Arrival("algorithm.critic.path", "FOLDER/model", CRITIC, "path"),
+            Arrival("algorithm.critic.path", "FOLDER/other", CRITIC, "path"),
             Arrival("model.kernels", "plain", CRITIC, "is_fused", False),
         ),
         ("preset=ppo",),
@@ -115,7 +116,7 @@ SCENES = {
     ),
     "a teacher": Scene(
         (
-            Arrival("algorithm.kl.path", "FOLDER/model", REFERENCE, "path"),
+            Arrival("algorithm.kl.path", "FOLDER/other", REFERENCE, "path"),
             Arrival("model.kernels", "plain", REFERENCE, "is_fused", False),
         ),
         ("preset=grpo",),
@@ -220,6 +221,8 @@ def test_a_key_arrives_where_it_counts(name: str, tmp_path: Path, monkeypatch: p
     (tmp_path / "problems.jsonl").write_text('{"question": "w10 w11", "q": "w12 w13", "answer": "1"}\n')
     typed = {arrival.key: f"{arrival.key}={arrival.value}" for arrival in scene.arrivals if arrival.value}
     keys = [key.replace("FOLDER", str(tmp_path)) for key in (*scene.keys, *typed.values())]
+    toy.recipe_file(tmp_path)
+    shutil.copytree(tmp_path / "model", tmp_path / "other")
     resolved = toy.recipe(tmp_path, *keys)
     try:
         run = start_run(resolved, tmp_path / "run")
