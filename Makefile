@@ -40,7 +40,7 @@ help:
 	@echo "make test-package wheel and sdist, built, looked into, installed and run from another folder"
 	@echo "make docs         the documentation as a site in site/, every link checked"
 	@echo "make bench        speed on this CPU, written to docs/results/bench-cpu.json"
-	@echo "make bench-gpu    speed on this GPU, written to docs/results/bench-gpu.json"
+	@echo "make bench-gpu    speed on this GPU in 10 minutes, written to docs/results/bench-gpu.json, beside the run before (BEFORE=FILE)"
 	@echo "make check        format, lint, types, import direction, tests"
 	@echo "make format       rewrite the sources in house format"
 
@@ -222,11 +222,14 @@ test-package: $(VENV)/.build
 	@rm -rf dist && $(VENV)/build/bin/python -m build --no-isolation --outdir dist . > /dev/null
 	@$(BIN)/python tools/check_packages.py dist
 
+# A record to compare with; by default the one that is replaced.
+BEFORE ?=
+
 bench: $(INSTALLED)
-	@$(BIN)/python tools/bench.py cpu
+	@$(BIN)/python tools/bench.py cpu $(addprefix --before ,$(BEFORE))
 
 bench-gpu: $(INSTALLED)
-	@$(BIN)/python tools/bench.py gpu
+	@$(BIN)/python tools/bench.py gpu $(addprefix --before ,$(BEFORE))
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff format --check .

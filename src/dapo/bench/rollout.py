@@ -41,6 +41,7 @@ def bench_rollout(
         int, typer.Option(min=0, help="Tokens between two looks of the host; 0: by device.")
     ] = 0,
     page_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a page of the KV cache; 0: by device.")] = 0,
+    draft: Annotated[int, typer.Option(min=0, help="Tokens that our engines draft while at most 8 responses run.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as one JSON object.")] = False,
 ) -> None:
     """Generate responses with their log-probs: tokens per second, and the fraction of what the GPU allows.
@@ -64,7 +65,7 @@ def bench_rollout(
     loads = [make_load(k, slots=8 if k == "few" else full, new_tokens=new_tokens) for k in kinds]  # type: ignore[arg-type]
     rows = []
     for name in wanted:
-        rows += measure(name, setting, loads, tokens_per_tick or None, page_tokens or None)
+        rows += measure(name, setting, loads, tokens_per_tick or None, page_tokens or None, draft)
     figures = {"setting": setting.describe(), "results": rows}
     typer.echo(json.dumps(figures)) if as_json else show(figures)
 
@@ -76,13 +77,18 @@ def is_here(name: str, device: str) -> bool:
 
 
 def measure(
-    name: str, setting: BenchSetup, loads: list[RolloutLoad], tokens_per_tick: int | None, page_tokens: int | None
+    name: str,
+    setting: BenchSetup,
+    loads: list[RolloutLoad],
+    tokens_per_tick: int | None,
+    page_tokens: int | None,
+    draft: int,
 ) -> list[dict[str, Any]]:
     """One engine on every load, after a short warm-up."""
     results: list[tuple[RolloutResult | None, str]]
     match name:
         case "local" | "plain":
-            results = ours(name, setting, loads, tokens_per_tick, page_tokens)
+            results = ours(name, setting, loads, tokens_per_tick, page_tokens, draft)
         case "vllm":
             results = vllm(setting, loads)
         case _:
@@ -110,13 +116,19 @@ def row(name: str, setting: BenchSetup, load: RolloutLoad, result: RolloutResult
 
 
 def ours(
-    name: str, setting: BenchSetup, loads: list[RolloutLoad], tokens_per_tick: int | None, page_tokens: int | None
+    name: str,
+    setting: BenchSetup,
+    loads: list[RolloutLoad],
+    tokens_per_tick: int | None,
+    page_tokens: int | None,
+    draft: int,
 ) -> list[tuple[RolloutResult | None, str]]:
     import torch
 
     from dapo.bench.rollout_workloads import drive
     from dapo.models.packed_attention import PACKED_ATTENTION
     from dapo.models.policy import Policy
+    from dapo.rollout.draft import Drafting
     from dapo.rollout.engine import SamplingParams
     from dapo.rollout.local.engine import LocalEngine
     from dapo.rollout.plain.engine import PlainEngine
@@ -128,6 +140,7 @@ def ours(
     for load in loads:
         longest = load.prompt_tokens + max(load.lengths)
         sizes: dict[str, Any] = {"sampling": SamplingParams(), "max_concurrent": load.slots, "max_tokens": longest}
+        sizes["drafting"] = Drafting(draft)
         engine: LocalEngine | PlainEngine
         if name == "local":
             engine = LocalEngine(policy, **sizes, tokens_per_tick=tokens_per_tick, page_tokens=page_tokens)
@@ -138,7 +151,14 @@ def ours(
             text = "dense cache, log-probs"
         # Capturing a graph, choosing a matrix algorithm: once per batch size in a run of thousands of steps.
         warm_up(engine, load, setting.shape.vocabulary)
-        results.append((drive(engine, load, load.requests(setting.shape.vocabulary), synchronise), text))
+        if draft:  # passes over drafts have sizes of their own
+            drive(engine, load, load.requests(setting.shape.vocabulary, seed=1), synchronise)
+            engine.take_drafted()
+        result = drive(engine, load, load.requests(setting.shape.vocabulary), synchronise)
+        if draft:
+            drafted, accepted = engine.take_drafted()
+            text += f", drafts of {draft}: {accepted:,} of {drafted:,} drafted tokens accepted"
+        results.append((result, text))
         del engine
         free_memory()
     return results
