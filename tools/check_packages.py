@@ -26,7 +26,10 @@ WANTED_IN_WHEEL = (
     "dapo/report/phrases.toml",
     "dapo/models/kernels/host.c",
     "dapo/models/kernels/attention.c",
+    "dapo/models/kernels/decode.c",
     "dapo/models/kernels/exponential.h",
+    "dapo/models/kernels/layer.h",
+    "dapo/models/kernels/product.h",
 )
 WANTED_IN_SDIST = (
     "pyproject.toml",

@@ -1,4 +1,5 @@
-"""The compiled decode step against the one in torch: attention of every family, the draw, what is not finite."""
+"""The compiled decode step, in parts and as one call, against the one in torch: every family, the draw, what is not
+finite."""
 
 import numpy as np
 import pytest
@@ -7,9 +8,11 @@ from torch.testing import assert_close
 
 from compilers import needs_compiler
 from dapo.models.kernels import compiled
+from dapo.models.policy import Policy
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
-from dapo.rollout.local import decoder
+from dapo.rollout.local import decoder, whole_pass
 from dapo.rollout.local.block_ops import BlockOps
+from dapo.rollout.local.blocks import Blocks
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.host_ops import HostOps
@@ -21,10 +24,21 @@ pytestmark = needs_compiler
 INF, NAN = float("inf"), float("nan")
 
 
-def run(policy, wanted: list[Request], ops: str = "auto", rows: int = 32, **changes: object) -> dict[int, Completion]:
+@pytest.fixture(params=["whole", "parts"])
+def is_whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a pass is one call, or one for each part."""
+    if request.param == "parts":
+        monkeypatch.setattr(whole_pass, "WHOLE_NUMBERS", 0)
+    return request.param == "whole"
+
+
+def run(
+    policy, wanted: list[Request], ops: str = "auto", rows: int = 32, *, is_whole: bool = True, **changes: object
+) -> dict[int, Completion]:
     settings = {"sampling": SamplingParams(), "max_tokens": 256, "page_tokens": 16} | changes
     engine = LocalEngine(policy, max_concurrent=rows, ops=ops, **settings)
     assert type(engine._decoder.ops) is (HostOps if ops == "auto" else BlockOps)
+    assert (engine._decoder.whole is not None) is (is_whole and ops == "auto")
     engine.submit(wanted)
     finished: list[Finished] = []
     while engine.n_in_flight or engine.n_waiting:
@@ -40,9 +54,9 @@ def requests(n: int, lengths: tuple[int, ...] = (1, 5, 16, 40)) -> list[Request]
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.9)])
 @pytest.mark.parametrize("family", families())
-def test_responses_are_those_of_the_step_in_torch(family: str, sampling: SamplingParams):
-    policy = tiny_policy(family, torch.float32)
-    got = run(policy, requests(24), sampling=sampling)
+def test_responses_are_those_of_the_step_in_torch(family: str, sampling: SamplingParams, is_whole: bool):
+    policy = tiny_policy(family, torch.float32, intermediate_size=37)  # columns that fill no panel
+    got = run(policy, requests(24), sampling=sampling, is_whole=is_whole)
     wanted = run(policy, requests(24), "blocks", sampling=sampling)
     for i, completion in wanted.items():
         n = len(completion.tokens)
@@ -51,16 +65,16 @@ def test_responses_are_those_of_the_step_in_torch(family: str, sampling: Samplin
         assert got[i].stop_reason is completion.stop_reason
 
 
-def test_a_response_is_the_same_to_the_last_bit_alone_and_among_others(monkeypatch: pytest.MonkeyPatch):
+def test_a_response_is_the_same_to_the_last_bit_alone_and_among_others(is_whole: bool, monkeypatch: pytest.MonkeyPatch):
     policy = tiny_policy("qwen3", torch.float32)
-    among = run(policy, requests(24))
+    among = run(policy, requests(24), is_whole=is_whole)
     for i in (0, 3, 7, 23):
-        alone = run(policy, [requests(24)[i]])[i]
+        alone = run(policy, [requests(24)[i]], is_whole=is_whole)[i]
         assert alone.tokens.tobytes() == among[i].tokens.tobytes()
         assert alone.logp.tobytes() == among[i].logp.tobytes()
     monkeypatch.setattr(compiled, "PARALLEL_NUMBERS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    shared = run(policy, requests(24))
+    shared = run(policy, requests(24), is_whole=is_whole)
     assert all(shared[i].logp.tobytes() == among[i].logp.tobytes() for i in among)
 
 
@@ -70,6 +84,53 @@ def test_float64_and_a_machine_without_a_compiler_take_torch(monkeypatch: pytest
             monkeypatch.setattr(decoder, "library", lambda: None)
         engine = LocalEngine(policy, sampling=SamplingParams(), max_concurrent=4, max_tokens=64)
         assert type(engine._decoder.ops) is BlockOps
+
+
+def test_a_pass_is_one_call_for_small_models_of_plain_matrices_only(monkeypatch: pytest.MonkeyPatch):
+    def is_whole(policy: Policy) -> bool:
+        return (
+            LocalEngine(policy, sampling=SamplingParams(), max_concurrent=4, max_tokens=64)._decoder.whole is not None
+        )
+
+    assert is_whole(tiny_policy("qwen2", torch.float32))
+    odd = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3}
+    assert not is_whole(tiny_policy("llama", torch.float32, **odd))  # its width fills no columns
+    narrow = {"num_key_value_heads": 1, "head_dim": 4}
+    assert not is_whole(tiny_policy("llama", torch.float32, **narrow))  # nor do its queries, keys and values
+    adapted = tiny_policy("llama", torch.float32)
+    adapted.backbone.layers[1].mlp.down_proj = torch.nn.Sequential(adapted.backbone.layers[1].mlp.down_proj)
+    assert not is_whole(adapted)
+    policy = tiny_policy("llama", torch.float32)
+    n = sum(parameter.numel() for parameter in policy.parameters())
+    for limit, wanted in ((n - 1, False), (n, True)):
+        monkeypatch.setattr(whole_pass, "WHOLE_NUMBERS", limit)
+        assert is_whole(policy) is wanted
+
+
+@pytest.mark.parametrize(("n", "inner"), [(1, 3), (15, 1), (16, 2), (17, 5), (31, 4), (32, 3), (33, 2), (65, 7)])
+def test_border_panels_have_every_column_once(n: int, inner: int):
+    weight = torch.arange(1.0, n * inner + 1).view(n, inner)
+    columns = -(-n // 16) * 16
+    got = torch.full((columns * inner,), NAN)
+    compiled.host().panels(compiled.at(weight), compiled.at(got), n, inner)
+    padded = torch.cat([weight, torch.zeros(columns - n, inner)])
+    assert torch.equal(got, torch.cat([panel.t().reshape(-1) for panel in padded.split(32)]))
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 0), (0, 1), (2, 3), (0, 3), (1, 7), (3, 7), (6, 7), (0, 7)])
+def test_border_slots_of_several_blocks_are_cut_once(first: int, end: int):
+    cache = PagedCache(
+        n_layers=1, n_pages=8, page_tokens=4, n_heads=1, head_dim=4, dtype=torch.float32, device=torch.device("cpu")
+    )
+    blocks = Blocks(cache, 256)
+    serial, length = np.arange(7), np.array([5, 5, 5, 40, 40, 40, 40])
+    blocks.arrange(serial, length, np.zeros((7, 16), np.int32), 1)
+    drafted = np.array([1, 2, 1, 3, 1, 1, 2])
+    for spans, rows in ((blocks.spans, np.ones(7, int)), (blocks.spread(drafted), drafted)):
+        pieces = list(whole_pass.cut(spans, first, end))
+        offsets = {id(span.block): before for span, before in zip(spans, (0, 3), strict=True)}
+        assert [offsets[id(s.block)] + i for s, a, b in pieces for i in range(a, b)] == list(range(first, end))
+        assert whole_pass.n_rows_of(spans, first, end) == rows[first:end].sum()
 
 
 # ------------------------------------------------------------------ the draw

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from dapo.errors import EngineError
+from dapo.models.kernels.build import library
 from dapo.models.load import save_policy
 from dapo.models.policy import Policy
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
@@ -177,11 +178,15 @@ def test_joined_weights_are_the_same_parameters_and_can_be_saved(tmp_path):
     assert shape == (32, 16)
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "llama-bias", "qwen2", "qwen3"])
-def test_weights_kept_turned_follow_the_trainers(family: str, monkeypatch: pytest.MonkeyPatch):
+def test_weights_kept_turned_follow_the_trainers(family: str, is_whole: bool, monkeypatch: pytest.MonkeyPatch):
     policy = tiny_policy(family, torch.float32)
+    if not is_whole:
+        monkeypatch.setattr("dapo.rollout.local.whole_pass.WHOLE_NUMBERS", 0)
     engine = local(policy)
-    assert engine._decoder.head_transposed is not None
+    assert (engine._decoder.whole is not None) is (is_whole and library() is not None)
+    assert (engine._decoder.head_transposed is None) is (engine._decoder.whole is not None)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(
@@ -190,8 +195,10 @@ def test_weights_kept_turned_follow_the_trainers(family: str, monkeypatch: pytes
     engine.load_weights(policy, version=1)
     engine.submit(requests())
     got = drain(engine)
+    monkeypatch.setattr("dapo.rollout.local.whole_pass.WHOLE_NUMBERS", 0)
     monkeypatch.setattr("dapo.rollout.local.weights.TRANSPOSED_NUMBERS", 0)
     straight = local(policy)
+    assert straight._decoder.whole is None
     assert straight._decoder.head_transposed is None
     straight.submit(requests())
     assert_same(got, drain(straight), atol=1e-5)

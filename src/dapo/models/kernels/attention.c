@@ -3,73 +3,19 @@
  *
  * A block of QUERIES queries is worked on at a time, key by key: numbers that belong to the same key lie side by side,
  * one for each query, so that the softmax runs down the keys and never across a vector. Keys after a block's last
- * query (but for some that fill up a row of tiles) are left out. The keys and values of one head of one sequence stay in the cache meanwhile.
+ * query (but for some that fill up a row of tiles) are left out. The keys and values of one head of one sequence stay in
+ * the cache meanwhile.
  *
  * A sequence's tokens are wherever `place` says. Sequences that share a prompt follow one another, and only the first
  * works on its queries (`fresh`); the gradients of its keys and values are added up in their order. */
 
 #include "exponential.h"
+#include "product.h"
 
-#if defined(__AVX512F__)
-enum { LANES = 16, WIDE = 2 };
-#elif defined(__AVX__)
-enum { LANES = 8, WIDE = 1 };
-#else
-enum { LANES = 4, WIDE = 2 };
-#endif
-enum { ROWS = 8, QUERIES = 16 };
-typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
+enum { QUERIES = 16 };
 typedef int32_t choice __attribute__((vector_size(4 * LANES)));
 
-/* ------------------------------------------------------------------ small products */
-
-/* ROWS x (wide LANES) numbers of C (+)= A B. The rows of A are `row` numbers apart, its columns `column`. */
-static inline __attribute__((always_inline)) void tile(const float *a, count row, count column, const float *b,
-                                                       count b_row, float *c, count c_row, count inner, int adds,
-                                                       int wide)
-{
-    vector sum[ROWS][2];
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < wide; j++)
-            sum[i][j] = adds ? *(const vector *)(c + i * c_row + j * LANES) : (vector){0};
-    for (count k = 0; k < inner; k++, a += column, b += b_row) {
-        vector right[2];
-#pragma GCC unroll 2
-        for (int j = 0; j < wide; j++)
-            right[j] = *(const vector *)(b + j * LANES);
-#pragma GCC unroll 8
-        for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 2
-            for (int j = 0; j < wide; j++)
-                sum[i][j] += a[i * row] * right[j];
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < wide; j++)
-            *(vector *)(c + i * c_row + j * LANES) = sum[i][j];
-}
-
-/* C [n, m] (+)= A [n, inner] B [inner, m]; n is a multiple of ROWS, m of 16. */
-static inline void product(const float *a, count row, count column, const float *b, count b_row, float *c, count c_row,
-                           count n, count inner, count m, int adds)
-{
-    for (count j = 0; j < m;) {
-        int is_wide = WIDE == 2 && m - j >= 2 * LANES;
-        for (count i = 0; i < n; i += ROWS)
-            if (is_wide)
-                tile(a + i * row, row, column, b + j, b_row, c + i * c_row + j, c_row, inner, adds, 2);
-            else
-                tile(a + i * row, row, column, b + j, b_row, c + i * c_row + j, c_row, inner, adds, 1);
-        j += is_wide ? 2 * LANES : LANES;
-    }
-}
-
 /* ------------------------------------------------------------------ moving */
-
-static inline count padded(count n) { return (n + ROWS - 1) / ROWS * ROWS; }
 
 /* Rows [n, size] of x, whose tokens are `stride` numbers apart, from their places; rows n to `room` are 0. */
 static void gather(const float *x, const count *place, count stride, float *out, count n, count room, count size)

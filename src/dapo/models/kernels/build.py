@@ -1,4 +1,4 @@
-"""host.c and attention.c, compiled on first use for the very CPU they run on, and kept in the user's cache.
+"""host.c, attention.c and decode.c, compiled on first use for the very CPU they run on, and kept in the user's cache.
 
 Where there is no C compiler, or with DAPO_COMPILE=0, `library` is None and the same operations in torch are used
 (host.py, rollout/local/block_ops.py, SDPA), which are their reference.
@@ -20,14 +20,15 @@ from typing import Any
 
 from dapo.files import written_aside
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("host.c", "attention.c"))
-HEADER = Path(__file__).with_name("exponential.h")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("host.c", "attention.c", "decode.c"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("exponential.h", "layer.h", "product.h"))
 # Sums may be taken in the order of vectors; NaN and infinity must stay what they are, so not -ffast-math.
 FLAGS = (
     "-std=c11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
     "-fassociative-math", "-freciprocal-math", "-ffp-contract=fast",
 )  # fmt: skip
-TARGETS = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
+# The first that the compiler knows. GCC takes half of a wide CPU's vectors unless it is told.
+TARGETS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 
 pointer, number, count = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64
 SIGNATURES: dict[str, list[Any]] = {
@@ -37,12 +38,15 @@ SIGNATURES: dict[str, list[Any]] = {
     "gated_backward": [pointer] * 6 + [count],
     "rotate": [pointer] * 3 + [number, pointer] + [count] * 3,
     "mix": [pointer] * 7 + [number] * 2 + [pointer] * 4 + [count] * 6,
+    "panels": [pointer] * 2 + [count] * 2,
+    "forward_scratch": [pointer] + [count] * 2,
+    "forward": [pointer] * 2 + [count, pointer] + [count] * 2 + [pointer] * 2,
     "draw": [pointer, number] + [pointer] * 5 + [count] * 3,
     "attention_scratch": [count] * 2,
     "attention_forward": [pointer] * 7 + [number] + [pointer] * 3 + [count] * 5,
     "attention_backward": [pointer] * 10 + [number] + [pointer] * 4 + [count] * 5,
 }
-RESULTS = {"attention_scratch": count}
+RESULTS = {"forward_scratch": count, "attention_scratch": count}
 
 
 # ------------------------------------------------------------------ compiling
@@ -88,7 +92,7 @@ def cache_folder() -> Path:
 def fingerprint(compiler: str) -> str:
     """Of all that decides what comes out: the source, the flags, the compiler and the CPU, which a home may outlive."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
-    sources = [path.read_bytes() for path in (*SOURCES, HEADER)]
+    sources = [path.read_bytes() for path in (*SOURCES, *HEADERS)]
     parts = [*sources, repr((FLAGS, TARGETS)).encode(), version, cpu().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 

@@ -169,7 +169,7 @@ class Blocks:
                 continue
             for longer in np.unique(capacity[is_long]).tolist():
                 slots = np.flatnonzero(capacity == longer)
-                self._block(longer).add(block.serial[slots], block.data[:, :, torch.from_numpy(slots)])
+                self._block(longer).add(block.serial[slots], block.data[:, :, span_of(slots)])
             block.drop(is_long)
 
     def _fetch(self, serial: Ints, wanted: Ints, length: Ints, table: NDArray[np.int32]) -> None:
@@ -180,6 +180,12 @@ class Blocks:
             rows = np.flatnonzero(is_new & (wanted == capacity))
             n_pages = -(-(int(length[rows].max()) - 1) // self.cache.page_tokens)
             self._block(capacity).add(serial[rows], self.cache.dense(table[rows, :n_pages])[..., :capacity, :])
+
+
+def span_of(slots: Ints) -> slice | Tensor:
+    """Slots in a row as a slice, of which nothing has to be copied; others as they are."""
+    first, end = int(slots[0]), int(slots[-1]) + 1
+    return slice(first, end) if end - first == len(slots) else torch.from_numpy(slots)
 
 
 def capacity_for(length: Ints) -> Ints:

@@ -26,10 +26,11 @@ from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
 from dapo.rollout.local.rows import BAD, RUNNING, DeviceRows
 from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Transposed, keeps_transposed, layer_weights
+from dapo.rollout.local.whole_pass import WholePass, can_be_whole
 from dapo.rollout.sampler import SamplingParams
 
 # A row that pads the batch: no token, length 1, stopped.
-DEAD = torch.tensor([0, 0, 1, 0, 1, 0, 0, 0, 0], dtype=torch.int32)
+DEAD = np.array([0, 0, 1, 0, 1, 0, 0, 0, 0], np.int32)
 Drawn = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]  # length, stop, tokens, log-probs
 OpsKind = Literal["auto", "plain", "blocks", "triton"]
 
@@ -63,7 +64,20 @@ class PagedDecoder(Transformer):
         logp_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         table_pages = -(-self.max_tokens // page_tokens)
         self.rows = DeviceRows(n_rows, table_pages, tokens_per_tick, logp_dtype, device)
-        transposed = keeps_transposed(policy)
+        is_half_on_cuda = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+        self.has_graphs = is_half_on_cuda and ops != "plain"
+        shared = (self.cache, self.cos, self.sin, self.scaling, self.n_query_heads)
+        self.ops: Ops = (
+            TritonOps(*shared, n_rows=n_rows, n_tokens=len(policy.head.weight))
+            if ops == "triton" or self.has_graphs
+            else HostOps(*shared)
+            if ops == "auto" and device.type == "cpu" and dtype == torch.float32 and library() is not None
+            else BlockOps(*shared)
+            if ops in ("auto", "blocks") and device.type == "cpu"
+            else PlainOps(*shared)
+        )
+        self.whole = WholePass(self) if isinstance(self.ops, HostOps) and can_be_whole(self) else None
+        transposed = self.whole is None and keeps_transposed(policy)
         self.weights = [layer_weights(layer, transposed=transposed) for layer in self.layers]
         # Looked up once: each of these names is a search through modules.
         self.embed, self.norm = policy.backbone.embed_tokens, policy.backbone.norm
@@ -72,18 +86,6 @@ class PagedDecoder(Transformer):
         self.head_transposed = Transposed(head.weight, getattr(head, "bias", None)) if transposes_head else None
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
-        is_half_on_cuda = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-        self.has_graphs = is_half_on_cuda and ops != "plain"
-        shared = (self.cache, self.cos, self.sin, self.scaling, self.n_query_heads)
-        self.ops: Ops = (
-            TritonOps(*shared, n_rows=n_rows, n_tokens=len(head.weight))
-            if ops == "triton" or self.has_graphs
-            else HostOps(*shared)
-            if ops == "auto" and device.type == "cpu" and dtype == torch.float32 and library() is not None
-            else BlockOps(*shared)
-            if ops in ("auto", "blocks") and device.type == "cpu"
-            else PlainOps(*shared)
-        )
         self.graphs: dict[tuple[int, SamplingParams, bool], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
 
@@ -206,20 +208,20 @@ class PagedDecoder(Transformer):
         """With the rows in the order of their blocks, and back."""
         n, rows = state.shape[1], self.rows
         size = rounded_up(n)
+        held, tokens, logps = rows.arrays
         ops.spans = spans
-        rows.state.numpy()[:, :n] = state[:, order]
-        rows.state[:, n:size] = DEAD[:, None]
+        held[:, :n], held[:, n:size] = state[:, order], DEAD[:, None]
         rows.clock.zero_()
         for _ in range(n_steps):
             self.step(size, sampling, 0)
         inverse = np.empty(n, np.int64)
         inverse[order] = np.arange(n)
-        result = (rows.length[:n], rows.stop[:n], rows.out_token[:n_steps, :n], rows.out_logp[:n_steps, :n])
-        length, stop, token, logp = (part.numpy()[..., inverse] for part in result)
-        return length, stop, token, logp
+        return held[2, inverse], held[4, inverse], tokens[:n_steps, inverse], logps[:n_steps, inverse]
 
     def refresh(self) -> None:
-        """The weights have changed: transpose them again, where a transposed copy is kept."""
+        """The weights have changed: copy them again, where a copy is kept in another order."""
+        if self.whole is not None:
+            self.whole.refresh()
         layers = (part for layer in self.weights for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
         for part in (*layers, self.head_transposed):
             if isinstance(part, Transposed):
@@ -239,6 +241,16 @@ class PagedDecoder(Transformer):
     def step(self, n: int, sampling: SamplingParams, longest: int) -> None:
         """One token of rows 0..n−1: forward pass, sampling, bookkeeping."""
         ops, rows = self.ops, self.rows
+        if self.whole is not None and isinstance(ops, HostOps):
+            logits = self.whole.logits(rows, ops.spans)
+        else:
+            logits = self._logits(n, longest)
+        ops.draw(logits, sampling, self.is_end, rows)
+        rows.clock += 1
+
+    def _logits(self, n: int, longest: int) -> Tensor:
+        """[n, V] behind the newest tokens, part by part."""
+        ops, rows = self.ops, self.rows
         x = self.embed(rows.token[:n])  # [n, H]
         y: Tensor | None = None
         for i, layer in enumerate(self.weights):
@@ -249,11 +261,8 @@ class PagedDecoder(Transformer):
         norm, head = self.norm, self.head
         h = ops.add_norm(x, y, norm.weight, norm.variance_epsilon)
         if self.head_transposed is not None:
-            logits = self.head_transposed(h)
-        else:
-            logits = head_logits(h, head.weight, getattr(head, "bias", None))
-        ops.draw(logits, sampling, self.is_end, rows)
-        rows.clock += 1
+            return self.head_transposed(h)
+        return head_logits(h, head.weight, getattr(head, "bias", None))
 
     def batch_size(self, n: int) -> int:
         """Rows computed for n rows: the next rung of the ladder on CUDA, else the next multiple of STEP."""

@@ -7,6 +7,7 @@ happened in between. Every transfer and every host operation is one call over al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,11 @@ class DeviceRows:
         self.out_token = torch.zeros(tokens_per_tick, n_rows, dtype=torch.int32, device=device)
         self.out_logp = torch.zeros(tokens_per_tick, n_rows, dtype=logp_dtype, device=device)
         self.clock = torch.zeros((), dtype=torch.int32, device=device)  # steps done in this tick
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[Any]]:
+        """On a CPU: state, out_token and out_logp as numpy reads and writes them."""
+        return self.state.numpy(), self.out_token.numpy(), self.out_logp.numpy()
 
     def position(self, n: int) -> Tensor:
         """Position of the newest token of rows 0..n−1; 0 for dead ones."""

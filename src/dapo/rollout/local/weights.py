@@ -63,14 +63,13 @@ def keeps_transposed(policy: Policy) -> bool:
 
 def layer_weights(layer: Layer, *, transposed: bool = False) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
-    is_gated = isinstance(mlp.act_fn, nn.SiLU) or type(mlp.act_fn).__name__ == "SiLUActivation"
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         norms = (layer.query_norm.weight, layer.key_norm.weight)
     return LayerWeights(
         qkv=joined([attention.q_proj, attention.k_proj, attention.v_proj], transposed),
         out=joined([attention.o_proj], transposed),
-        gate_up=joined([mlp.gate_proj, mlp.up_proj], transposed) if is_gated else None,
+        gate_up=joined([mlp.gate_proj, mlp.up_proj], transposed) if is_gated(layer) else None,
         down=joined([mlp.down_proj], transposed),
         mlp=mlp,
         input_norm=layer.input_norm.weight,
@@ -79,6 +78,11 @@ def layer_weights(layer: Layer, *, transposed: bool = False) -> LayerWeights:
         eps=layer.input_norm.variance_epsilon,
         window=layer.window,
     )
+
+
+def is_gated(layer: Layer) -> bool:
+    """The feed-forward is silu(gate) · up."""
+    return isinstance(layer.mlp.act_fn, nn.SiLU) or type(layer.mlp.act_fn).__name__ == "SiLUActivation"
 
 
 def joined(linears: Sequence[Any], transposed: bool) -> Projection:
