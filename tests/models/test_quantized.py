@@ -7,25 +7,35 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from dapo.models import quantized
 from dapo.models.load import load_policy, save_policy
 from dapo.models.packing import pack
 from dapo.models.policy import Policy, WithoutAdapter, add_lora
 from dapo.models.quantized import (
+    BINS,
     BLOCK,
     LEVELS,
     Kind,
     QuantizedLinear,
+    bins,
     dequantize,
+    fitted_scales,
     level_pairs,
+    nearest_levels,
+    nf4_codes,
     plain_dequantize,
     quantize,
+    squared_error,
 )
 from dapo.models.triton_support import has_triton, is_interpreted
 from tiny_models import families, tiny_policy
 
 KINDS: tuple[Kind, ...] = ("int8", "nf4")
-UNITS = {"int8": torch.arange(-127, 128) / 127, "nf4": torch.tensor(LEVELS)}  # what a block of magnitude 1 can hold
 PACKED = pack([[3, 4, 5], [3, 4, 5], [6, 7]], [[8, 9, 2], [10, 11], [12, 2]], "cpu")
+
+
+def border(n: int) -> tuple[int, ...]:
+    return n - 1, n, n + 1, 2 * n + 1
 
 
 def test_the_levels_are_quantiles_of_a_normal_distribution():
@@ -37,14 +47,14 @@ def test_the_levels_are_quantiles_of_a_normal_distribution():
     assert_close(torch.tensor(LEVELS, dtype=torch.float64), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1])
+@pytest.mark.parametrize(("kind", "n"), [(kind, n) for kind in KINDS for n in (1, *border(BLOCK[kind]))])
 def test_border_every_weight_becomes_the_nearest_its_block_can_hold(n: int, kind: Kind):
     weight = torch.randn(n, generator=torch.Generator().manual_seed(n))
     weight[0] = 0
-    got = dequantize(*quantize(weight, kind), weight.shape, torch.float32)
-    for block, found in zip(weight.split(BLOCK), got.split(BLOCK), strict=True):
-        allowed = block.abs().max() * UNITS[kind]
+    codes, scales = quantize(weight, kind)
+    got = dequantize(codes, scales, weight.shape, torch.float32)
+    for block, found, scale in zip(weight.split(BLOCK[kind]), got.split(BLOCK[kind]), scales.float(), strict=True):
+        allowed = scale * torch.tensor(LEVELS) if kind == "nf4" else block.abs().max() * torch.arange(-127, 128) / 127
         nearest = allowed[(block[:, None] - allowed).abs().argmin(1)]
         assert_close(found, nearest, atol=0, rtol=0 if kind == "nf4" else 3e-7)  # int8: the scale is rounded
 
@@ -66,18 +76,79 @@ def test_in_eight_bits_no_weight_moves_by_more_than_half_a_scale():
     weight = torch.randn(7, 100) * torch.logspace(-20, 5, 700).view(7, 100)
     codes, scales = quantize(weight, "int8")
     moved = (dequantize(codes, scales, weight.shape, torch.float32) - weight).abs().flatten()
-    assert (moved <= scales.repeat_interleave(BLOCK)[:700] * 0.50001).all()
+    assert (moved <= scales.repeat_interleave(BLOCK["int8"])[:700] * 0.50001).all()
     assert codes.abs().max() == 127
 
 
-def test_the_codes_are_those_of_bitsandbytes():
+def test_a_scale_never_has_a_larger_squared_error_than_the_largest_magnitude_and_mostly_a_smaller_one():
+    weight = torch.distributions.StudentT(4.0).sample((2000, 32)).bfloat16().float()
+    fitted = squared_error(weight, fitted_scales(weight))
+    plain = squared_error(weight, weight.abs().amax(1))
+    assert (fitted <= plain).all()
+    assert (fitted < plain).float().mean() > 0.9
+    held = dequantize(*quantize(weight, "nf4"), weight.shape, torch.float32)
+    assert_close((held - weight).square().sum(1), fitted)
+
+
+def test_a_scale_is_close_to_the_best_there_is():
+    """Of 100 scales on either side of 0, from half the largest magnitude to 1.5 times."""
+    weight = torch.randn(300, 32)
+    tried = torch.cat([side * torch.linspace(0.5, 1.5, 100) for side in (1, -1)])
+    largest = weight.abs().amax(1)
+    least = torch.stack([squared_error(weight, part * largest) for part in tried]).amin(0)
+    fitted, plain = (squared_error(weight, s).sum() for s in (fitted_scales(weight), largest))
+    assert least.sum() < fitted < least.sum() + 0.15 * (plain - least.sum())
+
+
+def test_a_scale_below_zero_turns_the_levels_around():
+    weight = -0.75 * torch.tensor(LEVELS).repeat(2)
+    codes, scales = quantize(weight, "nf4")
+    assert scales.tolist() == [-0.75]
+    assert torch.equal(dequantize(codes, scales, weight.shape, torch.float32), weight)
+    assert 0.3 < (fitted_scales(torch.randn(1000, 32)) < 0).float().mean() < 0.7
+
+
+def test_what_is_very_small_or_very_large_gets_the_scale_of_its_largest_magnitude():
+    """Where squares leave float32. Below 1e-38 a weight may become 0."""
+    weight = torch.randn(7, 32) * torch.tensor([1e-43, 1e-38, 1e-30, 1e-24, 1e20, 1e30, 1e36])[:, None]
+    codes, scales = quantize(weight, "nf4")
+    got = dequantize(codes, scales, weight.shape, torch.float32)
+    largest = weight.abs().amax(1, keepdim=True)
+    assert ((got - weight).abs()[1:] <= 0.16 * largest[1:]).all()  # half of the widest gap between levels
+    assert (got[0].abs() <= 2 * largest[0]).all()
+
+
+@pytest.mark.parametrize("n", border(4))
+def test_border_blocks_are_fitted_one_by_one(n: int, monkeypatch: pytest.MonkeyPatch):
+    weight = torch.randn(n, 32)
+    whole = quantize(weight, "nf4")
+    monkeypatch.setitem(quantized.CHUNK, "cpu", 4)
+    for found, expected in zip(quantize(weight, "nf4"), whole, strict=True):
+        assert torch.equal(found, expected)
+    alone = [quantize(row, "nf4") for row in weight]
+    assert torch.equal(torch.cat([scales for _, scales in alone]), whole[1])
+
+
+def test_border_the_nearest_level_is_the_lower_one_up_to_the_midpoint():
+    levels = torch.tensor(LEVELS)
+    middle = (levels[1:] + levels[:-1]) / 2
+    edges = torch.arange(-BINS, BINS + 1) / BINS
+    near = torch.cat([middle, edges, levels, torch.tensor([-9.0, 0.0, 9.0])])
+    near = torch.cat([near, near.nextafter(torch.tensor(9.0)), near.nextafter(torch.tensor(-9.0))])
+    found = nearest_levels(near[None], torch.ones(1))
+    assert torch.equal(found, torch.bucketize(near[None], middle, out_int32=True))
+    assert bins(near.device)[1].isfinite().sum() == len(middle), "two midpoints in one bin"
+
+
+def test_with_the_largest_magnitude_as_scale_the_codes_are_those_of_bitsandbytes():
     functional = pytest.importorskip("bitsandbytes.functional")
     weight = torch.randn(96, 128)
-    codes, state = functional.quantize_4bit(weight, blocksize=BLOCK, quant_type="nf4", compress_statistics=False)
-    own, absmax = quantize(weight, "nf4")
+    codes, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=False)
+    blocks = weight.view(-1, 64)
+    own = nf4_codes(blocks, blocks.abs().amax(1))
     assert torch.equal(own, codes.flatten())
-    assert torch.equal(absmax, state.absmax)
-    assert torch.equal(dequantize(own, absmax, weight.shape, torch.float32), functional.dequantize_4bit(codes, state))
+    held = dequantize(own, state.absmax, weight.shape, torch.float32)
+    assert torch.equal(held, functional.dequantize_4bit(codes, state))
 
 
 @pytest.mark.skipif(not (has_triton() and is_interpreted()), reason="needs Triton's interpreter")
@@ -92,17 +163,18 @@ def test_the_kernel_makes_the_same_matrix(shape: tuple[int, int], kind: Kind):
 
 
 @pytest.mark.skipif(not (has_triton() and is_interpreted()), reason="needs Triton's interpreter")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1])
+@pytest.mark.parametrize(("kind", "n"), [(kind, n) for kind in KINDS for n in border(BLOCK[kind])])
 def test_border_the_kernel_writes_no_number_behind_the_matrix(n: int, kind: Kind):
     from dapo.models.kernels import quantized as kernels
 
     codes, scales = quantize(torch.randn(n), kind)
     whole = torch.full((2 * n,), 7.0)
     if kind == "int8":
-        kernels._from_int8[(1,)](codes, scales, whole, n, BYTES=kernels.BYTES, BLOCK=BLOCK)
+        kernels._from_int8[(1,)](codes, scales, whole, n, BYTES=kernels.BYTES, BLOCK=BLOCK[kind])
     else:
-        kernels._from_nf4[(1,)](codes, scales, level_pairs(codes.device), whole, n, BYTES=kernels.BYTES, BLOCK=BLOCK)
+        kernels._from_nf4[(1,)](
+            codes, scales, level_pairs(codes.device), whole, n, BYTES=kernels.BYTES, BLOCK=BLOCK[kind]
+        )
     assert torch.equal(whole[:n], plain_dequantize(codes, scales, torch.Size((n,)), torch.float32))
     assert (whole[n:] == 7).all()
 

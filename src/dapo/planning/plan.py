@@ -290,7 +290,7 @@ def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) ->
 
 
 def weight_bytes(config: Config, shape: ModelShape, weight: int) -> float:
-    """Quantized are the matrices inside the layers: a code of 8 or 4 bits per weight, and a float32 per 64 of them."""
+    """Quantized are the matrices inside the layers: a code of 8 or 4 bits per weight, and 4 bytes of scales per 64."""
     if config.base_quantization is None:
         return shape.parameters * weight
     code = {"int8": 1, "nf4": 1 / 2}[config.base_quantization]

@@ -25,7 +25,7 @@ def _from_nf4(codes, scales, pairs, weight, N, BYTES: tl.constexpr, BLOCK: tl.co
     at = first + tl.arange(0, BYTES)
     inside = 2 * at < N
     code = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
-    scale = tl.load(scales + 2 * at // BLOCK, mask=inside, other=0.0)
+    scale = tl.load(scales + 2 * at // BLOCK, mask=inside, other=0.0).to(tl.float32)
     both = tl.interleave(tl.load(pairs + 2 * code) * scale, tl.load(pairs + 2 * code + 1) * scale)
     to = 2 * first + tl.arange(0, 2 * BYTES)
     tl.store(weight + to, both.to(weight.dtype.element_ty), mask=to < N)
