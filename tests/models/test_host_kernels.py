@@ -73,18 +73,35 @@ def test_a_feed_forward_some_rows_at_a_time(rows: int, is_frozen: bool, monkeypa
     mlp = tiny_policy("llama", torch.float32).backbone.layers[0].mlp
     wide = copy.deepcopy(mlp).double()
     mlp.requires_grad_(not is_frozen)
-    x = torch.randn(7, mlp.hidden_size, generator=torch.Generator().manual_seed(0))
-    grad = torch.randn(7, mlp.hidden_size, generator=torch.Generator().manual_seed(1))
-    inputs = [x.clone().requires_grad_(), x.double().requires_grad_()]
-    ours, theirs = fused_layers.feed_forward(mlp, inputs[0]), wide(inputs[1])
+    x, y, grad = torch.randn(3, 7, mlp.hidden_size, generator=torch.Generator().manual_seed(0))
+    mine, its = ([x.to(dtype, copy=True).requires_grad_() for x in (x, y)] for dtype in (torch.float32, torch.float64))
+    ours, theirs = fused_layers.feed_forward(mlp, *mine), its[0] + wide(its[1])
     ours.backward(grad)
     theirs.backward(grad.double())
-    pairs = [(ours, theirs), (inputs[0].grad, inputs[1].grad)]
+    pairs = [(ours, theirs), *((a.grad, b.grad) for a, b in zip(mine, its, strict=True))]
     for mine, its in zip(mlp.parameters(), wide.parameters(), strict=True):
         assert (mine.grad is None) == is_frozen
         pairs += [] if is_frozen else [(mine.grad, its.grad)]
     for got, want in pairs:  # by norm: entries that nearly cancel have fewer digits
         assert (got.double() - want).norm() < 1e-6 * want.norm()
+
+
+@pytest.mark.parametrize("rows", [255, 256, 257])
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_border_products_of_one_input(rows: int, is_frozen: bool):
+    """Matrices are transposed from 256 rows on; a frozen one has no gradient, and a bias or hook takes the module."""
+    torch.manual_seed(0)
+    linears = [torch.nn.Linear(6, n, bias=False) for n in (4, 3, 5)]
+    linears[1].requires_grad_(not is_frozen)
+    x = torch.randn(rows, 6, requires_grad=True)
+    weights = [torch.randn(rows, linear.out_features) for linear in linears]
+    results = []
+    for products in (fused_layers.projected(x, *linears), [linear(x) for linear in linears]):
+        loss = sum((w * p).sum() for w, p in zip(weights, products, strict=True))
+        leaves = [leaf for leaf in (x, *(linear.weight for linear in linears)) if leaf.requires_grad]
+        results.append([*products, *torch.autograd.grad(loss, leaves)])
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_feed_forward_with_a_bias_or_a_hook_is_not_taken_apart():

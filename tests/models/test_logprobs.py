@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from compilers import needs_compiler
+from dapo.models import logprobs
+from dapo.models.kernels import compiled
 from dapo.models.logprobs import chunk_size, head_logits, linear_logprobs, plain_logprobs
 from dapo.models.triton_support import has_triton, is_interpreted
 
@@ -141,10 +144,23 @@ def test_the_logits_of_all_tokens_never_exist():
     assert plain.elements == N * V
 
 
+@pytest.fixture(
+    params=[
+        "plain",
+        pytest.param("triton", marks=needs_interpreter),
+        pytest.param("compiled", marks=needs_compiler),
+    ]
+)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which passes over the logits are taken."""
+    kind: str = request.param
+    monkeypatch.setattr(logprobs, "runs_triton", lambda _device: kind == "triton")
+    return kind
+
+
 @pytest.mark.parametrize("keeps_logits", [False, True])
-@pytest.mark.parametrize("is_fused", [False, pytest.param(True, marks=needs_interpreter)])
 @pytest.mark.parametrize(("N", "V", "chunk"), [(7, 37, 3), (5, 4100, 5), (1, 2, 4)])
-def test_kept_logits_and_kernels_equal_plain(keeps_logits: bool, is_fused: bool, N: int, V: int, chunk: int):
+def test_kept_logits_and_kernels_equal_plain(keeps_logits: bool, kind: str, N: int, V: int, chunk: int):
     hidden, weight, bias, target = (x.detach() for x in inputs(N, 8, V, torch.float32))
     scale = torch.randn(N)
     results = []
@@ -154,18 +170,19 @@ def test_kept_logits_and_kernels_equal_plain(keeps_logits: bool, is_fused: bool,
         if dtype == torch.float64:
             logp, entropy = plain_logprobs(h, w, target, temperature=0.7, bias=b)
         else:
-            logp, entropy = linear_logprobs(
-                h, w, target, temperature=0.7, bias=b, chunk_tokens=chunk, keeps_logits=keeps_logits, is_fused=is_fused
-            )
+            how = {"chunk_tokens": chunk, "keeps_logits": keeps_logits, "is_fused": kind != "plain"}
+            logp, entropy = linear_logprobs(h, w, target, temperature=0.7, bias=b, **how)
         results.append([logp, entropy, *torch.autograd.grad((logp * scale).sum(), leaves)])
     for exact, got in zip(*results, strict=True):
         assert_close(got.double(), exact, atol=1e-5, rtol=1e-5)
 
 
-@needs_interpreter
-def test_the_kernel_takes_logits_of_minus_infinity():
-    from dapo.models.kernels.logits import logit_gradient, logit_scores
-
+def test_the_kernels_take_logits_of_minus_infinity(kind: str):
+    if kind == "plain":
+        pytest.skip("no kernel")
+    kernels = logprobs.logit_kernels(torch.zeros(1))
+    assert (kernels is compiled) is (kind == "compiled")
+    logit_gradient, logit_scores = kernels.logit_gradient, kernels.logit_scores
     logits = torch.randn(3, 10)
     logits[0, :5] = float("-inf")
     logits[1, 4:] = float("-inf")
@@ -180,6 +197,46 @@ def test_the_kernel_takes_logits_of_minus_infinity():
     one = torch.nn.functional.one_hot(target, 10)
     expected = (one - p) / 0.5 * torch.tensor([1.0, -2.0, 0.0])[:, None]
     assert_close(grad, expected.bfloat16())
+
+
+@needs_compiler
+def test_compiled_sums_over_a_long_vocabulary_keep_their_digits(monkeypatch: pytest.MonkeyPatch):
+    """And rows shared among threads are the same to the last bit."""
+    logits = 3 * torch.randn(20, 30_000, generator=torch.Generator().manual_seed(0))
+    target = torch.arange(20) * 1000
+    alone = compiled.logit_scores(logits, target, temperature=0.9, with_entropy=True)
+    exact = (logits.double() / 0.9).log_softmax(-1)
+    assert (alone[0].double() - exact[torch.arange(20), target]).abs().max() < 2e-6
+    assert (alone[2].double() + (exact.exp() * exact).sum(-1)).abs().max() < 2e-6
+    grads = [compiled.logit_gradient(logits.clone(), target, alone[1], alone[2], temperature=0.9, dtype=torch.float32)]
+    monkeypatch.setattr(compiled, "PARALLEL_NUMBERS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    shared = compiled.logit_scores(logits, target, temperature=0.9, with_entropy=True)
+    assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
+    grads.append(
+        compiled.logit_gradient(logits.clone(), target, alone[1], alone[2], temperature=0.9, dtype=torch.float32)
+    )
+    assert torch.equal(*grads)
+
+
+@needs_compiler
+def test_a_log_prob_of_logits_that_are_not_finite_is_not():
+    logits = torch.zeros(3, 40)
+    logits[0, 7], logits[1, 3] = float("nan"), float("inf")
+    logp, _, entropy = compiled.logit_scores(logits, torch.tensor([1, 3, 3]), temperature=1.0, with_entropy=True)
+    assert logp.isfinite().tolist() == entropy.isfinite().tolist() == [False, False, True]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("limit", "times"), [(35, 1), (34, 2)])
+def test_border_on_a_cpu_logits_of_one_block_are_made_once(limit: int, times: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", limit)
+    made = []
+    real = logprobs.head_logits
+    monkeypatch.setattr(logprobs, "head_logits", lambda *args: made.append(len(args[0])) or real(*args))
+    hidden, weight, _, target = inputs(5, 3, 7, torch.float32)
+    linear_logprobs(hidden, weight, target, temperature=1.0)[0].sum().backward()
+    assert sum(n for n in made if n != 7) == 5 * times  # a product of seven rows is the weight's gradient
 
 
 @pytest.mark.parametrize(

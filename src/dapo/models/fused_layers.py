@@ -6,7 +6,7 @@ without `packed` (generation, the library's own forward) runs the library's code
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -21,6 +21,7 @@ from dapo.models.triton_support import runs_triton
 from dapo.models.whole_layer import Keeps, can_be_whole, is_bare, is_plain, whole_layer
 
 BLOCK_ROWS = 512  # of a feed-forward, that one core works on at a time
+TRANSPOSED_ROWS = 256  # of a product: for fewer it is not worth while
 # Layers that all are: x + attention(norm(x)), then x + down(silu(gate(norm(x))) · up(norm(x))).
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 
@@ -66,7 +67,7 @@ def layer_forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) 
         result: Tensor = type(layer).forward(layer, hidden_states, *args, **kwargs)
         return result
     cos, sin = kwargs["position_embeddings"]
-    x, window = hidden_states[0], window_of(layer.self_attn)
+    x, window = hidden_states.squeeze(0), window_of(layer.self_attn)  # whose gradient is a view, unlike that of [0]
     if can_be_whole(layer, x):
         return whole_layer(layer, x, cos[0], sin[0], packed, kernels_for(x), window, keeps_of(layer))[None]
     return fused_layer(layer, x, cos[0], sin[0], packed)[None]
@@ -90,7 +91,7 @@ def fused_layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed)
     norm, next_norm = layer.input_layernorm, layer.post_attention_layernorm
     T, D = len(x), attention.head_dim
     y = rms_norm(x, norm.weight, norm.variance_epsilon)
-    q, k, v = (p(y).view(T, -1, D) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+    q, k, v = (part.view(T, -1, D) for part in projected(y, attention.q_proj, attention.k_proj, attention.v_proj))
     if hasattr(attention, "q_norm"):
         q, k = (rms_norm(h, n.weight, n.variance_epsilon) for h, n in ((q, attention.q_norm), (k, attention.k_norm)))
     assert cos.shape[-1] == D, f"positions turn {cos.shape[-1]} of {D} values of a head; the known families turn all"
@@ -105,8 +106,9 @@ def fused_layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed)
         dropout=attention.attention_dropout if attention.training else 0.0,
         is_fused=True,
     )
-    x, y = add_rms_norm(x, attention.o_proj(mixed.reshape(T, -1)), next_norm.weight, next_norm.variance_epsilon)
-    return x + feed_forward(mlp, y)
+    (added,) = projected(mixed.reshape(T, -1), attention.o_proj)
+    x, y = add_rms_norm(x, added, next_norm.weight, next_norm.variance_epsilon)
+    return feed_forward(mlp, x, y)
 
 
 def window_of(attention: Any) -> int | None:
@@ -182,41 +184,73 @@ class _Rotary(torch.autograd.Function):
         return *kernels_for(grads[0]).rotate(grads[0], grads[1], *ctx.saved_tensors, is_backward=True), None, None
 
 
-def feed_forward(mlp: Any, y: Tensor) -> Tensor:
-    """down(silu(gate(y)) · up(y)) of y [T, H]."""
+def projected(x: Tensor, *linears: nn.Module) -> Sequence[Tensor]:
+    """The products of x [T, H] with several matrices."""
+    if kernels_for(x) is compiled and all(map(is_bare, linears)):
+        products: tuple[Tensor, ...] = _Products.apply(x, *(linear.weight for linear in linears))  # type: ignore[no-untyped-call]
+        return products
+    return [linear(x) for linear in linears]
+
+
+class _Products(torch.autograd.Function):
+    """For a CPU: the gradients of x are summed in the products themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights)
+        return tuple(x @ transposed(weight, len(x)) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        grad_x = grads[0] @ weights[0]
+        for grad, weight in zip(grads[1:], weights[1:], strict=True):
+            grad_x.addmm_(grad, weight)
+        is_trained = ctx.needs_input_grad[1:]
+        return grad_x, *(grad.t() @ x if wanted else None for grad, wanted in zip(grads, is_trained, strict=True))
+
+
+def transposed(weight: Tensor, n_rows: int) -> Tensor:
+    """weightᵀ, laid out anew where so many rows make up for it: a CPU's products are then faster by up to a quarter."""
+    return weight.t().contiguous() if n_rows >= TRANSPOSED_ROWS else weight.t()
+
+
+def feed_forward(mlp: Any, x: Tensor, y: Tensor) -> Tensor:
+    """x + down(silu(gate(y)) · up(y)) of x and y [T, H]."""
     projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     if kernels_for(y) is compiled and all(map(is_bare, projections)):
-        result: Tensor = _FeedForward.apply(y, *(linear.weight for linear in projections))  # type: ignore[no-untyped-call]
+        result: Tensor = _FeedForward.apply(x, y, *(linear.weight for linear in projections))  # type: ignore[no-untyped-call]
         return result
-    return gated(mlp.gate_proj(y), mlp.up_proj(y), mlp.down_proj)
+    return x + gated(mlp.gate_proj(y), mlp.up_proj(y), mlp.down_proj)
 
 
 class _FeedForward(torch.autograd.Function):
     """Some rows at a time, for a CPU: their product and the gradients of their gate and up never leave its cache."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        gates, ups, out = x.new_empty(len(x), len(gate)), x.new_empty(len(x), len(up)), torch.empty_like(x)
-        for rows, g, u, y in in_blocks(x, gates, ups, out):
-            torch.mm(rows, gate.t(), out=g)
-            torch.mm(rows, up.t(), out=u)
-            torch.mm(compiled.gated_forward(g, u), down.t(), out=y)
-        ctx.save_for_backward(x, gates, ups, gate, up, down)
+    def forward(ctx: Any, x: Tensor, y: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        gates, ups, out = y.new_empty(len(y), len(gate)), y.new_empty(len(y), len(up)), torch.empty_like(x)
+        to_gate, to_up, to_out = (transposed(weight, len(y)) for weight in (gate, up, down))
+        for before, rows, g, u, after in in_blocks(x, y, gates, ups, out):
+            torch.mm(rows, to_gate, out=g)
+            torch.mm(rows, to_up, out=u)
+            torch.addmm(before, compiled.gated_forward(g, u), to_out, out=after)
+        ctx.save_for_backward(y, gates, ups, gate, up, down)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, gates, ups, gate, up, down = ctx.saved_tensors
-        grad, grad_x = grads[0].contiguous(), torch.empty_like(x)
+        y, gates, ups, gate, up, down = ctx.saved_tensors
+        grad, grad_y = grads[0].contiguous(), torch.empty_like(y)
         grad_gate, grad_up, grad_down = (torch.zeros_like(weight) for weight in (gate, up, down))
-        for rows, g, u, dy, dx in in_blocks(x, gates, ups, grad, grad_x):
-            dg, du, product = compiled.gated_backward(dy @ down, g, u)
-            torch.mm(dg, gate, out=dx).addmm_(du, up)
-            if any(ctx.needs_input_grad[1:]):
+        for rows, g, u, dx, dy in in_blocks(y, gates, ups, grad, grad_y):
+            dg, du, product = compiled.gated_backward(dx @ down, g, u)
+            torch.mm(dg, gate, out=dy).addmm_(du, up)
+            if any(ctx.needs_input_grad[2:]):
                 grad_gate.addmm_(dg.t(), rows)
                 grad_up.addmm_(du.t(), rows)
-                grad_down.addmm_(dy.t(), product)
-        return grad_x, grad_gate, grad_up, grad_down
+                grad_down.addmm_(dx.t(), product)
+        return grad, grad_y, grad_gate, grad_up, grad_down
 
 
 def in_blocks(*parts: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from dapo.algorithms import diagnostics
 from dapo.models.device import device_memory
+from dapo.models.kernels import compiled
+from dapo.models.kernels.build import library
 from dapo.models.triton_support import runs_triton
 
 # Elements of the largest block of logits. On a CPU 2^24 (64 MiB in float32, 110 tokens at a vocabulary of 152,000); on
@@ -20,8 +22,8 @@ from dapo.models.triton_support import runs_triton
 CHUNK_ELEMENTS = 1 << 24
 CUDA_CHUNK_ELEMENTS = 1 << 28
 
-# On CUDA all logits of a micro-batch stay for the backward pass, which saves their second computation, if they take at
-# most this share of the device's memory and this share of what is free of it.
+# All logits of a micro-batch stay for the backward pass, which saves their second computation: on CUDA if they take at
+# most this share of the device's memory and this share of what is free of it, on a CPU if they are one block.
 KEPT_FRACTION_OF_DEVICE = 0.05
 KEPT_FRACTION_OF_FREE = 0.25
 
@@ -63,14 +65,14 @@ def linear_logprobs(
     hidden [N, H], weight [V, H], target [N]. Returns (logp [N], entropy [N]); the entropy is 0 when it is not asked
     for, and carries a gradient only with `entropy_gradient`, which takes the plain passes on CUDA too. Logits are
     float32 (float64 for float64 inputs) and exist for `chunk_tokens` tokens at a time, in the backward pass too, where
-    they are made again unless memory is plenty. Gradients flow to hidden, weight and bias. On CUDA the passes over the
-    logits are one kernel each; `is_fused` False takes the plain ones.
+    they are made again unless memory is plenty. Gradients flow to hidden, weight and bias. The passes over the logits
+    are one kernel each, on CUDA and where there is a C compiler; `is_fused` False takes the plain ones.
     """
     assert temperature > 0, f"temperature {temperature}: log-probs of greedy decoding are not defined"
     if entropy_gradient:
         is_fused = False
     if is_fused is None:
-        is_fused = runs_triton(hidden.device.type) and hidden.dtype != torch.float64
+        is_fused = hidden.dtype != torch.float64 and has_kernels(hidden.device.type)
     wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
     if keeps_logits is None:
         keeps_logits = is_fused and wants_grad and _fits(len(hidden) * weight.shape[0], hidden.device)
@@ -86,6 +88,19 @@ def linear_logprobs(
     return logp, entropy
 
 
+def has_kernels(device_type: str) -> bool:
+    return runs_triton(device_type) or (device_type == "cpu" and library() is not None)
+
+
+def logit_kernels(logits: Tensor) -> Any:
+    """The module of the kernels: Triton's or, for a CPU, those compiled."""
+    if runs_triton(logits.device.type):
+        from dapo.models.kernels import logits as triton_kernels
+
+        return triton_kernels
+    return compiled
+
+
 def chunk_size(N: int, V: int, device_type: str) -> int:
     """Tokens at a time: what the largest block holds, in chunks of nearly equal size."""
     if device_type != "cuda":
@@ -96,9 +111,9 @@ def chunk_size(N: int, V: int, device_type: str) -> int:
 
 
 def _fits(n_logits: int, device: torch.device) -> bool:
-    """All logits in float32 are a small part of the device and of what is free of it."""
+    """All logits in float32 are a small part of the device and of what is free of it; on a CPU one block."""
     if device.type != "cuda":
-        return False
+        return n_logits <= CHUNK_ELEMENTS
     free, total = device_memory(device)
     return 4 * n_logits <= min(KEPT_FRACTION_OF_DEVICE * total, KEPT_FRACTION_OF_FREE * free)
 
@@ -191,9 +206,10 @@ def _plain_scores(logits: Tensor, target: Tensor, settings: _Settings) -> tuple[
 
 
 def _fused_scores(logits: Tensor, target: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor]:
-    from dapo.models.kernels.logits import logit_scores
-
-    return logit_scores(logits, target, temperature=settings.temperature, with_entropy=settings.with_entropy)
+    scores: tuple[Tensor, Tensor, Tensor] = logit_kernels(logits).logit_scores(
+        logits, target, temperature=settings.temperature, with_entropy=settings.with_entropy
+    )
+    return scores
 
 
 def _plain_gradient(
@@ -226,9 +242,10 @@ def _entropy_gradient(
 def _fused_gradient(
     logits: Tensor, target: Tensor, normaliser: Tensor, grad_logp: Tensor, temperature: float, dtype: torch.dtype
 ) -> Tensor:
-    from dapo.models.kernels.logits import logit_gradient
-
-    return logit_gradient(logits, target, normaliser, grad_logp, temperature=temperature, dtype=dtype)
+    grad: Tensor = logit_kernels(logits).logit_gradient(
+        logits, target, normaliser, grad_logp, temperature=temperature, dtype=dtype
+    )
+    return grad
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

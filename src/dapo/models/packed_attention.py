@@ -42,8 +42,8 @@ def packed_hidden(backbone: nn.Module, packed: Packed) -> Tensor:
         use_cache=False,
         packed=packed,
     )
-    hidden: Tensor = output.last_hidden_state[0]
-    return hidden
+    hidden: Tensor = output.last_hidden_state
+    return hidden.squeeze(0)
 
 
 def packed_attention(

@@ -69,7 +69,7 @@ void attention_forward(const float *q, const float *k, const float *v, const cou
                     float best[QUERIES], total[QUERIES] = {0};
                     gather(q + head * size, at + i, queries * size, query, rows, QUERIES, size);
                     transpose(query, turned, size);
-                    product(keys, size, 1, turned, QUERIES, weight, QUERIES, padded(seen), size, QUERIES, 0);
+                    product(keys, size, 1, turned, QUERIES, weight, QUERIES, padded(seen), size, QUERIES, 0, NULL);
                     for (count j = i + 1; j < seen; j++)
                         for (count r = 0; r < j - i; r++)
                             weight[j * QUERIES + r] = -INFINITY; /* query i + r comes before key j */
@@ -85,7 +85,7 @@ void attention_forward(const float *q, const float *k, const float *v, const cou
                             weight[j * QUERIES + r] = e;
                             total[r] += e;
                         }
-                    product(weight, 1, QUERIES, values, size, mixed, size, QUERIES, seen, size, 0);
+                    product(weight, 1, QUERIES, values, size, mixed, size, QUERIES, seen, size, 0, NULL);
                     for (count r = 0; r < rows; r++) {
                         count cell = at[i + r] * queries + head;
                         normaliser[cell] = best[r] * scale + logf(total[r]);
@@ -130,8 +130,8 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
                         for (count j = 0; j < size; j++)
                             dot[r] += out[cell * size + j] * above[r * size + j];
                     }
-                    product(keys, size, 1, turned, QUERIES, weight, QUERIES, upto, size, QUERIES, 0);
-                    product(values, size, 1, turned_above, QUERIES, slope, QUERIES, upto, size, QUERIES, 0);
+                    product(keys, size, 1, turned, QUERIES, weight, QUERIES, upto, size, QUERIES, 0, NULL);
+                    product(values, size, 1, turned_above, QUERIES, slope, QUERIES, upto, size, QUERIES, 0, NULL);
                     for (count j = 0; j < seen; j++)
                         for (count r = 0; r < QUERIES; r++) {
                             float p = exponential(weight[j * QUERIES + r] * scale - log_total[r]);
@@ -142,11 +142,11 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
                         for (count r = 0; r < QUERIES; r++)
                             if (j >= seen || r < j - i)
                                 weight[j * QUERIES + r] = slope[j * QUERIES + r] = 0;
-                    product(slope, 1, QUERIES, keys, size, mixed, size, QUERIES, seen, size, 0);
+                    product(slope, 1, QUERIES, keys, size, mixed, size, QUERIES, seen, size, 0, NULL);
                     for (count r = 0; r < rows; r++)
                         memcpy(grad_q + (at[i + r] * queries + head) * size, mixed + r * size, size * sizeof *mixed);
-                    product(slope, QUERIES, 1, query, size, sum_k, size, upto, QUERIES, size, 1);
-                    product(weight, QUERIES, 1, above, size, sum_v, size, upto, QUERIES, size, 1);
+                    product(slope, QUERIES, 1, query, size, sum_k, size, upto, QUERIES, size, 1, NULL);
+                    product(weight, QUERIES, 1, above, size, sum_v, size, upto, QUERIES, size, 1, NULL);
                 }
             for (count t = 0; t < n; t++) {
                 float *to_k = grad_k + (at[t] * heads + h) * size, *to_v = grad_v + (at[t] * heads + h) * size;

@@ -37,6 +37,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "gated_forward": [pointer] * 3 + [count] * 3,
     "gated_backward": [pointer] * 6 + [count],
     "rotate": [pointer] * 3 + [number, pointer] + [count] * 3,
+    "logit_scores": [pointer] * 2 + [number] + [pointer] * 3 + [count] * 2,
+    "logit_gradient": [pointer] * 4 + [number] + [count] * 2,
     "mix": [pointer] * 7 + [number] * 2 + [pointer] * 4 + [count] * 6,
     "panels": [pointer] * 2 + [count] * 2,
     "forward_scratch": [pointer] + [count] * 2,

@@ -1,4 +1,4 @@
-"""The fused layer's parts for a CPU by host.c: one pass over the activations where torch makes several."""
+"""The parts of layers and of the head for a CPU by host.c: one pass over the numbers where torch makes several."""
 
 from __future__ import annotations
 
@@ -95,6 +95,37 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, is_backward: bool) -> Tensor:
 
     by_rows(len(x), x.numel(), work)
     return out
+
+
+def logit_scores(
+    logits: Tensor, target: Tensor, *, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(logp, log-normaliser, entropy), each [N], of logits [N, V] before the temperature."""
+    logp, normaliser, entropy = (logits.new_zeros(len(logits)) for _ in range(3))
+    c, (n, n_tokens), target = host(), logits.shape, target.contiguous()
+
+    def work(a: int, b: int) -> None:
+        c.logit_scores(
+            at(logits, a), target.data_ptr() + 8 * a, 1 / temperature, at(logp, a), at(normaliser, a),
+            at(entropy, a) if with_entropy else None, b - a, n_tokens,
+        )  # fmt: skip
+
+    by_rows(n, logits.numel(), work)
+    return logp, normaliser, entropy
+
+
+def logit_gradient(
+    logits: Tensor, target: Tensor, normaliser: Tensor, grad_logp: Tensor, *, temperature: float, dtype: torch.dtype
+) -> Tensor:
+    """d(Σ grad_logp · logp)/d(logits) [N, V] in `dtype`; float32 ones take the place of the logits."""
+    c, (n, n_tokens), target, grad = host(), logits.shape, target.contiguous(), grad_logp.contiguous()
+
+    def work(a: int, b: int) -> None:
+        rows = at(logits, a), target.data_ptr() + 8 * a, at(normaliser, a), at(grad, a)
+        c.logit_gradient(*rows, 1 / temperature, b - a, n_tokens)
+
+    by_rows(n, logits.numel(), work)
+    return logits.to(dtype)
 
 
 # ------------------------------------------------------------------ calling

@@ -145,7 +145,8 @@ static void project(const float *a, const float *panel, const float *bias, float
             c[row * m + i] = bias[i] + (adds ? c[row * m + i] : 0);
     for (count i = 0; i < m; i += PANEL) {
         count width = panel_width(m - i);
-        product(a, inner, 1, panel + i * inner, width, c + i, m, n, inner, width, adds || bias);
+        product(a, inner, 1, panel + i * inner, width, c + i, m, n, inner, width, adds || bias,
+                panel + (i + PANEL) * inner);
     }
 }
 

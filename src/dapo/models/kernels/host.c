@@ -1,4 +1,4 @@
-/* The memory-bound parts of a layer on a CPU, in float32: each reads what it needs once. build.py compiles this file,
+/* The memory-bound parts of a layer and of the head on a CPU, in float32: each reads what it needs once. build.py compiles this file,
  * compiled.py calls it; the same operations in torch (host.py, rollout/local/block_ops.py) are its reference.
  *
  * Rows are independent of one another and added up in one order, whatever else is in the batch. NaN and infinity are
@@ -84,4 +84,39 @@ void rotate(const float *x, const float *cosine, const float *sine, float direct
     for (count row = 0; row < n; row++, cosine += size, sine += size)
         for (count head = 0; head < heads; head++, x += size, out += size)
             turn(x, cosine, sine, direction, out, size / 2);
+}
+
+/* Of each row of logits [n, tokens], times `by`: the log-prob of its target, the logarithm of its softmax's sum, and the
+ * entropy unless that is NULL. Sums are doubles: a vocabulary is long. */
+void logit_scores(const float *logits, const count *target, float by, float *logp, float *normaliser, float *entropy,
+                  count n, count tokens)
+{
+    for (count row = 0; row < n; row++, logits += tokens) {
+        float best = -INFINITY;
+        double total = 0, weighted = 0;
+        for (count i = 0; i < tokens; i++)
+            best = logits[i] > best ? logits[i] : best;
+        for (count i = 0; i < tokens; i++) {
+            float z = (logits[i] - best) * by, e = exponential(z);
+            total += e;
+            weighted += e == 0 ? 0 : e * z; /* a token of probability 0 adds nothing */
+        }
+        float log_total = (float)log(total);
+        logp[row] = (logits[target[row]] - best) * by - log_total;
+        normaliser[row] = best * by + log_total;
+        if (entropy)
+            entropy[row] = log_total - (float)(weighted / total);
+    }
+}
+
+/* The logits give way to their gradient, (1[target] - p) by, times that of the log-prob. */
+void logit_gradient(float *logits, const count *target, const float *normaliser, const float *grad, float by, count n,
+                    count tokens)
+{
+    for (count row = 0; row < n; row++, logits += tokens) {
+        float scale = grad[row] * by;
+        for (count i = 0; i < tokens; i++)
+            logits[i] = -scale * exponential(logits[i] * by - normaliser[row]);
+        logits[target[row]] += scale;
+    }
 }
