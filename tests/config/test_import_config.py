@@ -277,7 +277,14 @@ def test_what_an_adapter_has_otherwise_is_said(tmp_path: Path):
 
     four = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)"
     _, told = remarks(f"LoraConfig(r=4, target_modules='.*proj', lora_dropout=0.1, bias='all')\n{four}")
-    for part in ("the levels of NF4", "a second time", "a pattern", "in updates only", "lora.bias = all"):
+    for part in (
+        "the levels of NF4",
+        "largest magnitude of 64",
+        "a second time",
+        "a pattern",
+        "in updates only",
+        "lora.bias = all",
+    ):
         assert part in told
     _, told = remarks("LoraConfig(r=4)\nBitsAndBytesConfig(load_in_8bit=True)")
     assert "one per row" in told

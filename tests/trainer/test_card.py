@@ -83,7 +83,7 @@ def test_a_checkpoint_on_the_way_and_an_adapter_are_told():
     assert "4 steps, 8 updates" in card()
     assert "adapter of rank 8 was trained and is merged" in card("model.lora.rank=8")
     four_bits = card("model.lora.rank=8", "model.lora.quantization=nf4")
-    assert "over weights in 4 bits (NF4, blocks of 64, no double quantization), and is merged" in four_bits
+    assert "over weights in 4 bits (NF4, a fitted scale per block of 32), and is merged" in four_bits
     eight_bits = card("model.lora.rank=8", "model.lora.quantization=int8")
     assert "over weights in 8 bits (int8, a scale per block of 64), and is merged" in eight_bits
 

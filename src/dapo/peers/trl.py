@@ -408,12 +408,14 @@ def quantization(s: Settings, out: Translation, *, has_adapter: bool) -> None:
         )
         return
     out.take("model.lora.quantization", found, "nf4" if four.value else "int8")
-    if not four.value:
+    if four.value:
+        out.means_other(found.origin, "a fitted scale per 32 weights; bitsandbytes takes the largest magnitude of 64.")
+    else:
         out.means_other(found.origin, "a scale per 64 weights; LLM.int8 has one per row, and outliers in 16 bits.")
     if four.value and levels.value != "nf4":
         out.means_other(levels.origin, "the levels of NF4, which is what there is here.")
     if four.value and nested.value:
-        out.means_other(nested.origin, "the scales stay in float32; they are not quantized a second time.")
+        out.means_other(nested.origin, "the scales stay in bfloat16; they are not quantized a second time.")
 
 
 def steps(s: Settings, out: Translation, *, rows: int | None, updates: int, train_set: str, prompts: int) -> None:

@@ -290,11 +290,11 @@ def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) ->
 
 
 def weight_bytes(config: Config, shape: ModelShape, weight: int) -> float:
-    """Quantized are the matrices inside the layers: a code of 8 or 4 bits per weight, and 4 bytes of scales per 64."""
+    """Quantized are the matrices inside the layers: a code of 8 or 4 bits per weight, and half a bit of scales."""
     if config.base_quantization is None:
         return shape.parameters * weight
     code = {"int8": 1, "nf4": 1 / 2}[config.base_quantization]
-    return (shape.parameters - shape.linear_parameters) * weight + shape.linear_parameters * (code + 4 / 64)
+    return (shape.parameters - shape.linear_parameters) * weight + shape.linear_parameters * (code + 1 / 16)
 
 
 def head_bytes(config: Config, shape: ModelShape, weight: int, *, is_cuda: bool) -> int:

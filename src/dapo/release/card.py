@@ -17,7 +17,7 @@ from dapo.release.base_model import BaseModel, base_model_of
 PLAIN = re.compile(r"[\w./@:+-]+( [\w./@:+-]+)*")
 QUANTIZED = {
     "int8": "8 bits (int8, a scale per block of 64)",
-    "nf4": "4 bits (NF4, blocks of 64, no double quantization)",
+    "nf4": "4 bits (NF4, a fitted scale per block of 32)",
 }
 # The settings that the card shows; the run's config.toml has them all.
 KEY_SETTINGS = (
@@ -108,11 +108,6 @@ def adapter(config: Config, *, is_alone: bool) -> str:
         return f"{said} and is merged into the weights" + (", as those bits have them." if kind else ".")
     said += " and is what this folder holds: load it with peft, over the base model"
     close = "over 16 bits it is another model, close to the trained one."
-    if kind == "nf4":
-        return (
-            f'{said} in those 4 bits, `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
-            f"bnb_4bit_use_double_quant=False)`; {close}"
-        )
     return f"{said}; {close} Export without `--adapter` writes the one that was trained." if kind else f"{said}."
 
 
