@@ -347,8 +347,8 @@ def layers_to_checkpoint(
 def activation_bytes(config: Config, shape: ModelShape, weight: int, *, is_cuda: bool) -> int:
     """Saved for the backward pass of one micro-batch; under auto the least, with every layer recomputed."""
     layer = layer_bytes(shape, weight, is_fused=is_cuda and config.model.kernels == "fused")
-    # As peft has it: what each matrix reads, in the adapter's float32. `models/adapter.py` keeps less, but the peaks
-    # that this estimate was held against are from before it.
+    # As peft has it: what each matrix reads, in the adapter's float32. `models/adapter.py` keeps less, but with it too
+    # what a card counted is near this (21.3 GiB for 20.7, 20.0 for 20.8: docs/results/capped-recipes.json).
     if config.model.lora.rank and weight < 4:
         layer += 4 * sum(inputs for inputs, _ in shape.linears)
     tokens = micro_batch_tokens(config)

@@ -25,7 +25,7 @@ from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
 from dapo.rollout.local.rows import BAD, RUNNING, DeviceRows
-from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Transposed, keeps_transposed, layer_weights
+from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Adapted, Transposed, keeps_transposed, layer_weights
 from dapo.rollout.local.whole_pass import WholePass, can_be_whole
 from dapo.rollout.sampler import SamplingParams
 
@@ -219,12 +219,12 @@ class PagedDecoder(Transformer):
         return held[2, inverse], held[4, inverse], tokens[:n_steps, inverse], logps[:n_steps, inverse]
 
     def refresh(self) -> None:
-        """The weights have changed: copy them again, where a copy is kept in another order."""
+        """The weights have changed: copy them again, where a copy is kept in another order or precision."""
         if self.whole is not None:
             self.whole.refresh()
         layers = (part for layer in self.weights for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
         for part in (*layers, self.head_transposed):
-            if isinstance(part, Transposed):
+            if isinstance(part, Transposed | Adapted):
                 part.refresh()
 
     def forget(self) -> None:
