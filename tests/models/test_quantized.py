@@ -85,7 +85,7 @@ def test_a_scale_never_has_a_larger_squared_error_than_the_largest_magnitude_and
     fitted = squared_error(weight, fitted_scales(weight))
     plain = squared_error(weight, weight.abs().amax(1))
     assert (fitted <= plain).all()
-    assert (fitted < plain).float().mean() > 0.9
+    assert (fitted < plain).float().mean() > 0.85
     held = dequantize(*quantize(weight, "nf4"), weight.shape, torch.float32)
     assert_close((held - weight).square().sum(1), fitted)
 
