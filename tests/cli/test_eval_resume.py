@@ -44,7 +44,7 @@ def test_aime_x_32_killed_and_resumed_repeats_nothing(tmp_path: Path):
         "--out", str(out), "--json",
     ]  # fmt: skip
     child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 1800
     while time.monotonic() < deadline and (not out.exists() or out.read_text().count("\n") < 200):
         assert child.poll() is None, "it ended before it could be killed"
         time.sleep(0.02)
@@ -53,7 +53,7 @@ def test_aime_x_32_killed_and_resumed_repeats_nothing(tmp_path: Path):
     before = responses(out)
     assert 100 < len(before) < 960
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
     after = responses(out)
     assert after[: len(before)] == before  # what was there stays, in its place
     assert len(after) == len(set(after)) == 30 * 32

@@ -71,7 +71,7 @@ def assert_requeued_and_resumed(
         time.sleep(0.2)
     family = children(job.pid)
     signal_it(job.pid)
-    out, _ = job.communicate(timeout=120)
+    out, _ = job.communicate(timeout=1800)
     assert job.returncode == 0, out[-3000:]
     done = len(lines(run))
     assert (run / "checkpoints" / f"step-{done:06d}" / "MANIFEST.json").is_file()
@@ -80,7 +80,7 @@ def assert_requeued_and_resumed(
     config = run / "config.toml"
     config.write_text(re.sub(r"(?m)^steps = 10000$", f"steps = {done + 1}", config.read_text()))
     again = start(script, folder, run, environment(1))
-    out, _ = again.communicate(timeout=200)
+    out, _ = again.communicate(timeout=1800)
     assert again.returncode == 0, out[-3000:]
     assert [line["step"] for line in lines(run)] == list(range(1, done + 2))
     assert (folder / "requeued").read_text() == "4711\n"  # finished: not again

@@ -84,7 +84,7 @@ def plans(n: int) -> list[dict[str, Any]]:
 
 def finish(n: int, folder: Path, todo: list[dict[str, Any]]) -> None:
     process = torchrun(n, str(Path(__file__).with_name("ranks.py")), str(folder), json.dumps(todo))
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=1800)
     assert process.returncode == 0, out[-2000:] + err[-6000:]
 
 

@@ -114,7 +114,7 @@ def run_page(page: Path, folder: Path, *markings: str) -> None:
         file.write_text(block.text)
         command = [sys.executable, file.name] if is_python else ["bash", "-euo", "pipefail", file.name]
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False
         )
         assert done.returncode == 0, f"{block}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 

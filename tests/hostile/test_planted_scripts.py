@@ -47,7 +47,7 @@ def ask(run: Path, *paths: str) -> list[str]:
     try:
         said = []
         for path in paths:
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=1800)
             connection.request("GET", path)
             said.append(connection.getresponse().read().decode())
             connection.close()

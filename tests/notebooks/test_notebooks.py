@@ -38,7 +38,7 @@ def executed(notebook: Any, folder: Path) -> Any:
     from nbclient import NotebookClient
 
     manager = AsyncKernelManager(transport="ipc", ip=str(folder / "kernel"))
-    client = NotebookClient(notebook, km=manager, timeout=600, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(notebook, km=manager, timeout=1800, resources={"metadata": {"path": str(folder)}})
     asyncio.run(client.async_execute())
     return notebook
 

@@ -43,7 +43,7 @@ def server(run: Path) -> Iterator[Server]:
 
 
 def ask(server: Server, path: str, method: str = "GET", host: str | None = None) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=1800)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
     connection.endheaders()
@@ -127,7 +127,7 @@ def test_path_tricks_get_400_or_404_and_nothing_of_the_disk(server: Server, run:
     (link / "index.js").symlink_to(run.parent / "secret.js")  # a link to a file outside
     (run / "rollouts" / "step-000008").symlink_to(run.parent)  # a link to a folder outside
     (run.parent / "index.js").write_text(SECRET)
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=600) as raw:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=1800) as raw:
         request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nConnection: close\r\n\r\n"
         raw.sendall(request.encode("latin-1"))
         answer = b"".join(iter(lambda: raw.recv(65536), b"")).decode(errors="replace")

@@ -39,7 +39,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     log_three("wandb", folder)
     (log,) = folder.glob("wandb/offline-run-*-my-run/run-my-run.wandb")
     # A process of wandb's own writes the file, and `finish` does not wait for its last line (0.31).
-    end = time.monotonic() + 30
+    end = time.monotonic() + 1800
     while log.read_bytes().count(b"eval/set/avg@k") < 3 and time.monotonic() < end:
         time.sleep(0.05)
     assert log.read_bytes().count(b"eval/set/avg@k") >= 3

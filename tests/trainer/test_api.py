@@ -141,7 +141,7 @@ def test_the_example_runs_as_a_script(tmp_path: Path):
         [sys.executable, str(EXAMPLE), *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1800,
         check=False,
         cwd=tmp_path,
     )

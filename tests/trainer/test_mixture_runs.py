@@ -133,7 +133,7 @@ def bytes_of(folder: Path) -> dict[str, object]:
 def test_three_sources_killed_and_resumed_end_with_the_same_bytes(tmp_path: Path):
     arguments = three_sources(tmp_path)
     command = python_command("-m", "dapo", "train", *arguments)
-    subprocess.run([*command, "--out", str(tmp_path / "straight")], check=True, capture_output=True, timeout=600)
+    subprocess.run([*command, "--out", str(tmp_path / "straight")], check=True, capture_output=True, timeout=1800)
 
     killed = tmp_path / "killed"
     process = subprocess.Popen(
@@ -143,7 +143,7 @@ def test_three_sources_killed_and_resumed_end_with_the_same_bytes(tmp_path: Path
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    subprocess.run(python_command("-m", "dapo", "resume", str(killed)), check=True, capture_output=True, timeout=600)
+    subprocess.run(python_command("-m", "dapo", "resume", str(killed)), check=True, capture_output=True, timeout=1800)
     assert bytes_of(killed) == bytes_of(tmp_path / "straight")
 
     lines = metrics(killed)

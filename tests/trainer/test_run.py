@@ -207,7 +207,7 @@ def test_a_signal_in_the_middle_of_sampling_takes_the_step_back_and_resume_is_ex
 @pytest.mark.slow
 def test_twenty_runs_killed_at_random_moments_end_with_the_same_bytes(tmp_path: Path):
     program = [sys.executable, str(HERE / "kill_runs.py"), str(tmp_path), "20"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=900, check=True)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=1800, check=True)
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(runs) == 20
     assert sum(run["code"] == -9 for run in runs) >= 15  # a few may reach their end before their moment comes

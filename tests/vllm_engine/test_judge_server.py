@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from dapo.rewards import Task, VerifierPool
 
-PATIENCE_S = 600.0
+PATIENCE_S = 1800.0
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 RUBRIC = """
 url = "http://127.0.0.1:{port}/v1"

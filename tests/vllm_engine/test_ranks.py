@@ -56,7 +56,7 @@ def test_steps_of_dapo_on_ray(node: subprocess.Popen[bytes], tmp_path: Path, ran
     shared_before = shared_memory()
     done = subprocess.run(
         [sys.executable, "-m", "dapo", "train", str(path), *sets, "--out", str(run)],
-        env=ray_environment(), capture_output=True, text=True, check=False, cwd=TESTS.parent, timeout=400,
+        env=ray_environment(), capture_output=True, text=True, check=False, cwd=TESTS.parent, timeout=1800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Traceback" not in done.stdout + done.stderr

@@ -27,7 +27,7 @@ SMALL = [
 
 def dapo(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dapo", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
