@@ -15,7 +15,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Bytecode is kept, also where the environment says otherwise: hundreds of small processes would compile the same sources.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help install environments quickstart ladder-smoke test test-slow test-mechanisms test-mutants coverage fuzz test-distributed test-scale test-vllm test-browser test-trackers \
+.PHONY: help install environments quickstart ladder-smoke test test-slow test-properties test-mechanisms test-mutants coverage fuzz test-distributed test-scale test-vllm test-browser test-trackers \
 	test-peers test-gym test-gym-all test-environments test-notebooks test-package check format lint types docs bench bench-gpu clean
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make ladder-smoke the ablation ladder, two tiny steps of every rung"
 	@echo "make test         the test suite, in minutes"
 	@echo "make test-slow    runs killed and resumed, and other tests that take longer"
+	@echo "make test-properties   100 new examples of each property"
 	@echo "make test-mechanisms what each technique does to training, five paired seeds; on demand, 20 minutes"
 	@echo "make test-mutants mutation testing of what decides a training step; on demand, up to 90 minutes, can be stopped and started"
 	@echo "make coverage     the everyday suite with the lines that it does not run; on demand"
@@ -67,8 +68,8 @@ quickstart: $(INSTALLED)
 ladder-smoke: $(INSTALLED)
 	@$(BIN)/dapo ladder --smoke
 
-# Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less. Of properties half as many
-# examples are drawn as in the slow suite.
+# Two processes of one thread each. `make test TESTS=tests/paper`, or `TESTS="-k border"`, runs less. Of each property the same 50
+# examples are drawn every time; others by `make test-properties`.
 TESTS ?=
 EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not gym and not environments and not notebooks and not distributed
 
@@ -77,7 +78,11 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup \
-		-m "(slow or hypothesis) and not gpu and not vllm and not browser and not gym" $(TESTS)
+		-m "slow and not gpu and not vllm and not browser and not gym" $(TESTS)
+
+# On demand: 100 examples of each property, other ones each time.
+test-properties: $(INSTALLED)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "hypothesis and not gpu and not vllm and not browser and not gym" --hypothesis-profile=new $(TESTS)
 
 # On demand: about 20 minutes on two cores.
 test-mechanisms: $(INSTALLED)

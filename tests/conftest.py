@@ -15,9 +15,10 @@ with contextlib.suppress(ImportError):  # a machine with a GPU may have none; th
     from hypothesis import settings
 
     # A busy machine is no error of an example's, and the same examples each time judge a change by itself; new ones:
-    # pytest --hypothesis-profile=default, make fuzz.
+    # make test-properties, make fuzz.
     settings.register_profile("dapo", deadline=None, print_blob=True, derandomize=True)
-    settings.register_profile("everyday", settings.get_profile("dapo"), max_examples=50)  # the slow suite draws all
+    settings.register_profile("everyday", settings.get_profile("dapo"), max_examples=50)
+    settings.register_profile("new", deadline=None, print_blob=True)
     settings.load_profile("dapo")
 if not torch.cuda.is_available():  # read when a kernel is defined, so before any of ours is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
