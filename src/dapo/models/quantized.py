@@ -10,7 +10,7 @@ A matrix is flattened into blocks. Of a block one scale is kept, and a code of e
 
 Whoever reads the matrix gets code · scale (NF4: level · scale), so that the policy that samples, the one that is
 trained and the reference multiply by the same numbers. NF4's codes should be the same from a CPU and from a GPU: every
-operation is rounded by itself, and sums have one order. No GPU has been tried.
+operation is rounded by itself, and sums have one order. Not compared on a GPU yet.
 
 Differs from the paper, which has NF4 in blocks of 64 with the largest magnitude as scale, and quantizes the scales a
 second time, 4.13 bits a weight. What that is worth on a model of 1.5 B: docs/log.md.
