@@ -344,7 +344,7 @@ class WorkerPool:
             self._replace(worker, "CRASH", f"the worker did not take up the task within {_START_SECONDS:.0f} s")
             return
         used = worker.used_seconds()
-        spent = "" if used is None else f" ({used:.2g} s of CPU time)"
+        spent = "" if used is None else f" ({used:.3f} s of CPU time)"
         self._replace(worker, "TIMEOUT", f"stopped after {self._wall_seconds:g} s by the clock{spent}")
 
     def _died(self, worker: WorkerProcess) -> None:
