@@ -74,10 +74,10 @@ TESTS ?=
 EVERYDAY := not slow and not mechanisms and not gpu and not vllm and not browser and not trackers and not peers and not gym and not environments and not notebooks and not distributed
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" --hypothesis-profile=everyday $(TESTS)
+	@tools/in_memory $(BIN)/python -m pytest -n 2 -m "$(EVERYDAY)" --hypothesis-profile=everyday $(TESTS)
 
 test-slow: $(INSTALLED)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup \
+	@OMP_NUM_THREADS=1 tools/in_memory $(BIN)/python -m pytest -n 2 --dist loadgroup \
 		-m "slow and not gpu and not vllm and not browser and not gym" $(TESTS)
 
 # On demand: 100 examples of each property, other ones each time.
