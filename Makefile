@@ -201,7 +201,7 @@ $(VENV)/.scale: $(INSTALLED)
 	@touch $@
 
 test-distributed: $(VENV)/.scale
-	@RAY_worker_niceness=0 OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "distributed and not gpu" --timeout 1800 tests/distributed
+	@RAY_worker_niceness=0 OMP_NUM_THREADS=1 PYTHONPATH=src $(VENV)/scale/bin/python -m pytest -m "distributed and not gpu" tests/distributed
 
 test-scale: test-distributed test-vllm
 

@@ -20,7 +20,7 @@ from toy import recipe_file
 
 from dapo.checkpoints.load import newest_intact
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.distributed
 RANKS = str(Path(__file__).with_name("ranks.py"))
 STEPS = ["train.steps=3"]
 

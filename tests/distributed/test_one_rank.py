@@ -22,7 +22,7 @@ from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from tiny_models import tiny_policy
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.distributed
 
 
 def test_one_sharded_rank_computes_what_the_plain_path_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -25,7 +25,6 @@ PLANS: dict[str, dict[str, Any]] = {
 LAYOUTS = [("float64", "full"), ("float32", "full"), ("float32", "none")]
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
 ]
 
@@ -69,7 +68,7 @@ def test_four_ranks_compute_what_one_process_computes(nodes: list[subprocess.Pop
         assert written(run) == written(alone)
         if name == "float64":
             assert furthest(weights(run), weights(alone)) < 1e-9
-        assert gradient_gap(run, alone, 5 * 2) < 1e-5
+        assert gradient_gap(run, alone, 3 * 2) < 1e-5
 
 
 def command(root: Path, run: Path, *overrides: str) -> list[str]:

@@ -14,7 +14,7 @@ from launch import TESTS, children, environment
 from test_torchrun import lines
 from toy import recipe_file
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.distributed
 SCRIPTS = TESTS.parent / "examples" / "slurm"
 
 # What the script asks of Slurm, played by two programs on the path.

@@ -16,14 +16,14 @@ from transformers import AutoModelForCausalLM
 from dapo.checkpoints.sharded import has_slices, read_slices
 from dapo.release.export import export_run
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.distributed
 
 # Nothing divides: 5 groups of 3 responses in 2 updates, 7 slots and micro-batches of a few rows, on 2 or 4 ranks.
 UNEVEN = [
-    "train.steps=5", "sampling.prompts_per_step=5", "sampling.responses_per_prompt=3", "train.updates_per_step=2",
+    "train.steps=3", "sampling.prompts_per_step=5", "sampling.responses_per_prompt=3", "train.updates_per_step=2",
     "rollout.max_concurrent_sequences=7", "train.tokens_per_microbatch=40",
 ]  # fmt: skip
-EVALUATED = ["data.eval=['toy:problems']", "eval.every_steps=5", "eval.k=2"]
+EVALUATED = ["data.eval=['toy:problems']", "eval.every_steps=3", "eval.k=2"]
 PLANS: dict[str, dict[str, Any]] = {
     "dapo": {"overrides": [*UNEVEN, *EVALUATED]},
     "tied": {"overrides": [*UNEVEN, "train.steps=2"], "family": "llama-tied"},
@@ -60,7 +60,7 @@ LAYOUTS = {
     "few": ["2-none", "4-full"],
     "mixture": ["2-full", "4-none"],
     "episodes": ["2-none", "4-full"],
-    "float32": ["2-none", "2-full", "4-none", "4-full"],
+    "float32": ["2-none", "4-full"],
     "bfloat16": ["2-none", "2-full"],
     "lora": ["2-none", "2-full"],
     "lora-tied": ["2-none", "2-full"],
@@ -109,7 +109,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for half in halves:
             for ranks in (1, 2):
                 shutil.copytree(folder / half["name"], folder / f"{half['name']}-on-{ranks}")
-            more = {"resumes": True, "overrides": ["train.steps=5"]}
+            more = {"resumes": True, "overrides": ["train.steps=3"]}
             one_process(folder, [{**more, "name": f"{half['name']}-on-1"}])
             resumed.append({**more, "name": f"{half['name']}-on-2"})
         finish(2, folder, [*plans(2), *resumed])
@@ -184,7 +184,7 @@ def gradient_gap(run: Path, alone: Path, n_updates: int) -> float:
 
 @pytest.mark.parametrize("layout", LAYOUTS["float32"])
 def test_in_float32_every_updates_gradient_is_within_1e_5_of_its_norm(runs: Path, layout: str):
-    assert gradient_gap(runs / f"float32-{layout}", runs / "float32", 5 * 2) < 1e-5
+    assert gradient_gap(runs / f"float32-{layout}", runs / "float32", 3 * 2) < 1e-5
 
 
 @pytest.mark.parametrize("layout", LAYOUTS["bfloat16"])
@@ -202,7 +202,7 @@ def test_in_bfloat16_loss_and_gradient_are_as_near_as_its_digits_allow(runs: Pat
 @pytest.mark.parametrize("layout", LAYOUTS["dapo"])
 def test_evaluation_gives_the_same_table(runs: Path, layout: str):
     expected = lines(runs / "dapo", "eval.jsonl")
-    assert [line["step"] for line in expected] == [0, 5]
+    assert [line["step"] for line in expected] == [0, 3]
     assert lines(runs / f"dapo-{layout}", "eval.jsonl") == expected
 
 
@@ -235,6 +235,6 @@ def test_export_from_a_sharded_run_is_one_hugging_face_folder(runs: Path, tmp_pa
 
 
 def test_only_one_rank_writes(runs: Path):
-    assert len(lines(runs / "dapo-4-none")) == 5
+    assert len(lines(runs / "dapo-4-none")) == 3
     events = lines(runs / "dapo-4-full-half-on-2", "events.jsonl")
     assert [event["kind"] for event in events].count("resume") == 1

@@ -17,7 +17,6 @@ from dapo.rollout.local.engine import LocalEngine
 FOLDER = os.environ.get("DAPO_REAL_MODEL", "")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
     pytest.mark.skipif(not FOLDER, reason="DAPO_REAL_MODEL names no model folder"),
 ]

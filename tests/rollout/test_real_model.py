@@ -20,7 +20,6 @@ THINGS = ("apples", "stones", "ships", "letters", "candles", "coins", "horses", 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not FOLDER, reason="DAPO_REAL_MODEL names no model folder")
 def test_sixty_four_prompts():
     policy = load_policy(FOLDER, dtype=torch.float32, device="cpu")

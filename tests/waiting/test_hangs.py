@@ -16,7 +16,7 @@ from toy import recipe_file
 
 from dapo.checkpoints.load import newest_intact
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 LIMIT_S = 12
 STEPS = 3
 
