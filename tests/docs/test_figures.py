@@ -31,7 +31,7 @@ from figures import (
 from safetensors import safe_open
 
 from dapo.evaluation.avg_at_k import bootstrap
-from dapo.report.paired import paired_difference, resampled_means
+from dapo.report.paired import Difference, paired_difference, resampled_means
 
 LEFT_OUT = ("log.md", "keys.md")
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in LEFT_OUT}
@@ -228,6 +228,42 @@ def test_the_differences_of_the_half_billion_model_are_those_of_its_problems():
     resampled = resampled_means(gains[0]) / resampled_means(gains[1])
     found = [gains[0].mean() / gains[1].mean(), *np.quantile(resampled, [0.025, 0.975])]
     assert [round(float(value), 2) for value in found] == ratio
+    for pair, shown_of_pair in read("figures/gsm8k-0.5b.json")["runs"][4]["values"].items():
+        found_of_pair = paired_difference(*(scores(arm, 1) for arm in pair.split(" / ")))
+        assert as_points(found_of_pair) == shown_of_pair
+
+
+def as_points(found: Difference) -> list[float]:
+    return [round(100 * x, 1) for x in (found.value, found.low, found.high)]
+
+
+def test_the_gains_over_four_and_sixteen_bits_are_those_of_the_problems():
+    problems = read("qlora-coder-1.5b/problems.json")
+
+    def scores(arm: str, step: int) -> np.ndarray:
+        """[seeds, problems]"""
+        return np.array([[int(right) / 4 for right in problems[f"{arm}-seed{seed}"][str(step)]] for seed in (0, 1)])
+
+    shown = read("figures/qlora.json")["runs"][1]["values"]
+    gains = {arm: scores(arm, 20) - scores(arm, 0) for arm in ("lora", "nf4")}
+    assert {arm: round(100 * gain.mean(), 1) for arm, gain in gains.items()} == shown["gains, points"]
+    resampled = resampled_means(gains["nf4"]) / resampled_means(gains["lora"])
+    ratio = [gains["nf4"].mean() / gains["lora"].mean(), *np.quantile(resampled, [0.025, 0.975])]
+    assert [round(float(value), 2) for value in ratio] == shown["ratio of gains"]
+    found = paired_difference(scores("nf4", 20), scores("lora", 20))
+    *points, p = shown["nf4 / lora, last scores"]
+    assert as_points(found) == points
+    assert is_shown(str(p), found.p)
+
+
+def test_the_differences_between_two_ranks_and_one_are_those_of_the_problems():
+    problems = read("two-ranks-coder-0.5b/problems.json")
+    scores = {
+        layout: np.array([[int(right) / 2 for right in problems[layout]["10"]]])
+        for layout in ("one", "replicated", "sharded")
+    }
+    for pair, shown in read("figures/two-ranks.json")["runs"][2]["values"].items():
+        assert as_points(paired_difference(*(scores[layout] for layout in pair.split(" / ")))) == shown
 
 
 @pytest.mark.parametrize("name", ["parity", "toy"])
