@@ -14,8 +14,10 @@ difficulty lies in doing all steps with care: carries, borrows, the order of ope
 import hashlib
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from dapo.types import Problem
 
@@ -23,6 +25,15 @@ SOURCE = "quickstart"
 LARGEST = 29  # size of a number on the right path; wrong paths may leave it
 LARGEST_FACTOR = 5
 EVAL_ONE_IN = 8  # one question in eight may be asked in evaluation, and those are never trained on
+
+
+class Step(NamedTuple):
+    """One operation that was worked out."""
+
+    operator: str
+    left: int
+    right: int
+    result: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +60,23 @@ class Expression:
         )
 
     def next_operator(self) -> int:
-        """Index of the operation to do next: products first, then from the left."""
-        return self.operators.index("*") if "*" in self.operators else 0
+        return first_operator(self.operators)
+
+    def steps(self) -> list[Step]:
+        """The operations in their right order."""
+        numbers, operators = [*self.numbers], [*self.operators]
+        done = []
+        while operators:
+            index = first_operator(operators)
+            left, right = numbers[index : index + 2]
+            operator = operators.pop(index)
+            done.append(Step(operator, left, right, apply(operator, left, right)))
+            numbers[index : index + 2] = [done[-1].result]
+        return done
 
     def path(self) -> list[int]:
         """The results of the operations in their right order; the last one is the value."""
-        results = []
-        rest = self
-        while rest.operators:
-            index = rest.next_operator()
-            result = apply(rest.operators[index], rest.numbers[index], rest.numbers[index + 1])
-            results.append(result)
-            rest = rest.reduce(index, result)
-        return results
+        return [step.result for step in self.steps()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +86,12 @@ class Level:
     number: int
     needs: str  # in words, for tables
     shapes: tuple[str, ...]  # operators in order
-    fits: Callable[[Expression], bool]
+    fits: Callable[[list[Step]], bool]
+
+
+def first_operator(operators: Sequence[str]) -> int:
+    """Index of the operation to do next: products first, then from the left."""
+    return operators.index("*") if "*" in operators else 0
 
 
 def apply(operator: str, left: int, right: int) -> int:
@@ -93,43 +113,33 @@ def has_carry(operator: str, left: int, right: int) -> bool:
     return operator == "-" and large % 10 < small % 10
 
 
-def _is_easy(expression: Expression) -> bool:
+def _is_easy(steps: list[Step]) -> bool:
     """Every step within two digits, and every sum or difference with a number of one digit, on the right path."""
-    rest = expression
-    for result in expression.path():
-        index = rest.next_operator()
-        pair = rest.numbers[index : index + 2]
-        if abs(result) > LARGEST or (rest.operators[index] != "*" and min(map(abs, pair)) > 9):
-            return False
-        rest = rest.reduce(index, result)
-    return True
+    return all(
+        abs(result) <= LARGEST and (operator == "*" or min(abs(left), abs(right)) <= 9)
+        for operator, left, right, result in steps
+    )
 
 
-def n_carries(expression: Expression) -> int:
+def n_carries(steps: list[Step]) -> int:
     """How many steps of the right path carry or borrow."""
-    rest = expression
-    n = 0
-    for result in expression.path():
-        index = rest.next_operator()
-        n += has_carry(rest.operators[index], *rest.numbers[index : index + 2])
-        rest = rest.reduce(index, result)
-    return n
+    return sum(has_carry(operator, left, right) for operator, left, right, _ in steps)
 
 
-def _is_never_negative(expression: Expression) -> bool:
-    return min(expression.path()) >= 0
+def _is_never_negative(steps: list[Step]) -> bool:
+    return min(step.result for step in steps) >= 0
 
 
-def _ends_negative(expression: Expression) -> bool:
-    *before, value = expression.path()
+def _ends_negative(steps: list[Step]) -> bool:
+    *before, value = (step.result for step in steps)
     return value < 0 <= min(before, default=0)
 
 
 LEVELS = (
-    Level(1, "plain steps", ("++", "+-", "--", "++-", "+--"), lambda e: _is_never_negative(e) and n_carries(e) == 0),
-    Level(2, "a carry or a borrow", ("++", "+-", "--"), lambda e: _is_never_negative(e) and n_carries(e) == 1),
-    Level(3, "the right order", ("+*", "-*", "-+", "-+-"), lambda e: _is_never_negative(e) and n_carries(e) <= 1),
-    Level(4, "all of these", ("+-*", "-+*", "+*-", "-*+"), lambda e: _is_never_negative(e) and n_carries(e) >= 1),
+    Level(1, "plain steps", ("++", "+-", "--", "++-", "+--"), lambda s: _is_never_negative(s) and n_carries(s) == 0),
+    Level(2, "a carry or a borrow", ("++", "+-", "--"), lambda s: _is_never_negative(s) and n_carries(s) == 1),
+    Level(3, "the right order", ("+*", "-*", "-+", "-+-"), lambda s: _is_never_negative(s) and n_carries(s) <= 1),
+    Level(4, "all of these", ("+-*", "-+*", "+*-", "-*+"), lambda s: _is_never_negative(s) and n_carries(s) >= 1),
     Level(5, "a negative result", ("+-", "--", "-*", "+-*", "-+-"), _ends_negative),
 )
 
@@ -141,7 +151,8 @@ def draw_expression(level: Level, rng: random.Random) -> Expression:
         around = zip(operators, (*operators[1:], ""), strict=True)
         rest = (rng.randint(2, LARGEST_FACTOR if "*" in pair else 9) for pair in around)
         expression = Expression((rng.randint(2, 9 if level.number == 5 else LARGEST), *rest), operators)
-        if _is_easy(expression) and level.fits(expression):
+        steps = expression.steps()
+        if _is_easy(steps) and level.fits(steps):
             return expression
 
 
@@ -155,11 +166,13 @@ def is_for_evaluation(question: str) -> bool:
     return _digest(question)[0] % EVAL_ONE_IN == 0
 
 
+@cache  # a process may ask for them many times
 def train_problems(seed: int = 0, *, per_level: int = 600) -> tuple[Problem, ...]:
     """Training problems, all levels mixed, the same for the same seed."""
     return _draw_problems(random.Random(f"train {seed}"), per_level=per_level, for_evaluation=False)
 
 
+@cache
 def eval_problems(seed: int = 0, *, per_level: int = 40) -> tuple[Problem, ...]:
     """Held-out problems, all levels mixed; disjoint from every seed's training problems by normalised text."""
     return _draw_problems(random.Random(f"eval {seed}"), per_level=per_level, for_evaluation=True)
