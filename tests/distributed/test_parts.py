@@ -1,6 +1,7 @@
 """The parts of a distributed run that need no second process: messages, splitting, slots, and what is refused."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from dapo.config.schema import ClusterConfig
 from dapo.distributed.judge import SharedJudge
 from dapo.distributed.message import from_bytes, to_bytes
 from dapo.distributed.staging import StagedAllGather, StagedReduceScatter, card_of, sum_on_host
-from dapo.distributed.world import Ranks, World, buckets, check_launch, end_with, one_rank
+from dapo.distributed.world import ENVELOPE_BYTES, Ranks, World, buckets, check_launch, end_with, one_rank
 from dapo.errors import ConfigError, EngineError, OutOfMemoryError
 from dapo.learner.microbatches import Micro, own_microbatches, own_rows, split_over_ranks
 from dapo.rollout.engine import NoiseKey, Request, SamplingParams
@@ -338,3 +339,31 @@ def test_gradients_are_reduced_as_was_asked(monkeypatch: pytest.MonkeyPatch):
     )
     StagedReduceScatter()(torch.zeros(1), torch.zeros(2), group="both", op=torch.distributed.ReduceOp.MAX)
     assert asked == [(torch.distributed.ReduceOp.MAX, "both")]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "n_collectives"),
+    [((0, 0, 0), 1), ((1, 0, ENVELOPE_BYTES), 1), ((2, ENVELOPE_BYTES + 1, 0), 2), ((5000, ENVELOPE_BYTES, 7000), 2)],
+)
+def test_messages_of_any_length_arrive_whole_short_ones_in_one_collective(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], n_collectives: int
+):
+    messages = [bytes((7 * rank + place) % 256 for place in range(n)) for rank, n in enumerate(lengths)]
+    table: dict[int, torch.Tensor] = {}
+    gathers: list[int] = []
+    all_are_here = threading.Barrier(len(messages))
+
+    def gathered(own: torch.Tensor, size: int, rank: int) -> list[torch.Tensor]:
+        table[rank] = own.clone()
+        gathers.append(rank)
+        all_are_here.wait(30)
+        parts = [table[other].clone() for other in range(size)]
+        all_are_here.wait(30)
+        return parts
+
+    monkeypatch.setattr("dapo.distributed.world.gathered", gathered)
+    ranks = [Ranks(rank, len(messages), group=rank) for rank in range(len(messages))]
+    with ThreadPoolExecutor(len(messages)) as threads:
+        for told in threads.map(lambda rank: rank.exchange(messages[rank.rank]), ranks):
+            assert told == messages
+    assert len(gathers) == n_collectives * len(messages)

@@ -9,7 +9,7 @@ import pytest
 from command_line import dapo
 from dapo.errors import DataError
 from dapo.report.answers import BAD, PLAIN, went
-from dapo.report.ledger import Entry, balance, balance_of_run, ledger_line, rows_of
+from dapo.report.ledger import Entry, Step, balance, balance_of_run, ledger_line, rows_of
 from dapo.report.load import load_run
 
 TRAINED, DROPPED = ("trained", 4, 40, 2, 7), ("all_wrong", 4, 20, 0, 7)
@@ -19,8 +19,8 @@ def entry(problem: str, visit: int, fate: str, *counts: int) -> Entry:
     return Entry(problem, visit, fate, *counts)
 
 
-def steps(*groups: list[Entry]) -> list[tuple[int, list[Entry]]]:
-    return list(enumerate(groups, 1))
+def steps(*groups: list[Entry]) -> list[Step]:
+    return [Step(number, entries) for number, entries in enumerate(groups, 1)]
 
 
 def test_a_group_may_wait_and_come_again_and_ends_once():
@@ -64,6 +64,49 @@ def test_what_is_lost_or_used_twice_is_named(later: list[Entry], says: str):
     assert passed_over == ([] if "never sampled" in says else found.faults)
 
 
+FIRST = [entry("a", 0, *TRAINED), entry("b", 0, "in_flight"), entry("c", 0, "returned")]
+SECOND = [entry("b", 0, *TRAINED), entry("c", 0, *DROPPED), entry("d", 0, *TRAINED)]
+
+
+def test_every_prompt_taken_from_the_order_is_named():
+    value = [Step(1, [entry("v", 0, *TRAINED)], (0, 1))]
+    found = balance(value, [Step(1, FIRST, (1, 3)), Step(2, SECOND, (3, 5)), Step(3, [], (5, 5))], skips_visits=False)
+    assert found.faults == []
+
+
+@pytest.mark.parametrize(
+    ("orders", "says"),
+    [
+        ([(0, 2), (62, 64)], "step 2: begins after 62 prompts of the order, .* ended after 2: 60 never sampled"),
+        ([(0, 2), (1, 3)], "step 2: begins after 1 prompts of the order, .* ended after 2: 1 sampled again"),
+        ([(7, 9), (9, 11)], "step 1: begins after 7 prompts .* ended after 0: 7 never sampled"),
+        ([(0, 3), (3, 5)], "step 1: took 3 prompts from the order and names 2"),
+        ([(0, 2), (2, 3)], "step 2: took 1 prompts from the order and names 2"),
+    ],
+)
+def test_prompts_that_the_order_passed_and_no_step_names_are_told(orders: list[tuple[int, int]], says: str):
+    lines = [Step(number, groups, at) for number, groups, at in zip((1, 2), (FIRST, SECOND), orders, strict=True)]
+    found = balance([], lines, skips_visits=False)
+    assert len(found.faults) == 1
+    assert re.search(says, found.faults[0])
+    passed_over = balance([], lines, skips_visits=True).faults
+    assert passed_over == ([] if "took 3" in says else found.faults)  # selection may pass over a prompt
+
+
+def test_after_lines_of_an_earlier_version_the_order_is_checked_from_the_first_that_tells_it():
+    lines = [Step(1, FIRST), Step(2, SECOND, (40, 42)), Step(3, [], (43, 43))]
+    assert [fault[:6] for fault in balance([], lines, skips_visits=False).faults] == ["step 3"]
+
+
+def test_the_ledger_of_another_run_with_as_many_steps_is_refused(tmp_path: Path):
+    run = run_folder(tmp_path / "run", line(1, *FIRST), line(2, *SECOND))
+    counted = [{"step": 1, "sampling/prompts_tried": 2}, {"step": 2, "sampling/prompts_tried": 2}]
+    assert balance_of_run(run, skips_visits=False, metrics=counted).faults == []
+    counted[1]["sampling/prompts_tried"] = 3
+    with pytest.raises(DataError, match=r"names 2 new prompts in step 2, metrics\.jsonl 3: the files of two runs"):
+        balance_of_run(run, skips_visits=False, metrics=counted)
+
+
 @pytest.mark.parametrize(
     ("numbers", "done", "says"),
     [
@@ -71,7 +114,7 @@ def test_what_is_lost_or_used_twice_is_named(later: list[Entry], says: str):
         ([1, 1], 0, "step 1 comes again after step 1"),
         ([4, 5], 0, "begins with step 4: the steps before it were run by a version of dapo without a ledger"),
         ([1, 3], 0, "step 3 follows step 1: lines are lost"),
-        ([1, 2], 3, "ends with step 2, metrics.jsonl with 3: the files of two runs"),
+        ([1, 2], 3, "ends with step 2, metrics.jsonl with 3: lines of it are lost, or these are the files of two runs"),
         ([1, 2, 3, 4], 2, "ends with step 4, metrics.jsonl with 2"),
     ],
 )
@@ -102,7 +145,10 @@ def run_folder(path: Path, *lines: str, config: str = "") -> Path:
 
 
 def line(step: int, *entries: Entry) -> str:
-    return json.dumps(ledger_line(step, entries))
+    """As an earlier version wrote it, without its place in the order."""
+    written = ledger_line(step, entries, (0, 0))
+    del written["order"]
+    return json.dumps(written)
 
 
 def test_the_command_shows_each_fate_and_says_that_it_balances(tmp_path: Path):
@@ -159,6 +205,11 @@ def test_gaps_are_no_loss_where_problems_may_be_passed_over(tmp_path: Path):
         '{"step": 2, "groups": [["a", 0, "trained", 1, 2, 3, 4, 5]]}',
         '{"step": 2, "groups": [["a", 0, "trained", 1.5]]}',
         '{"step": 2, "groups": 3}',
+        '{"step": 2, "groups": [], "order": [1]}',
+        '{"step": 2, "groups": [], "order": [0, 1, 2]}',
+        '{"step": 2, "groups": [], "order": [3, 2]}',
+        '{"step": 2, "groups": [], "order": [0, 2.0]}',
+        '{"step": 2, "groups": [], "order": 0}',
     ],
 )
 def test_a_torn_or_foreign_line_is_named(tmp_path: Path, torn: str):

@@ -120,12 +120,17 @@ def finish(
 def fingerprint(folder: Path) -> str:
     """SHA-256 over the final weights' bytes, the ledger, which must balance, and the metrics without clock times."""
     digest = hashlib.sha256((newest_of(folder) / "model.safetensors").read_bytes())
-    assert balance_of_run(folder, skips_visits=load_run(folder).skips_visits).faults == []
+    assert_balanced(folder)
     digest.update((folder / LEDGER).read_bytes())
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         kept = {key: value for key, value in json.loads(line).items() if not key.startswith("timing.")}
         digest.update(json.dumps(kept).encode())
     return digest.hexdigest()
+
+
+def assert_balanced(folder: Path) -> None:
+    run = load_run(folder)
+    assert balance_of_run(folder, skips_visits=run.skips_visits, metrics=run.metrics).faults == []
 
 
 def newest_of(folder: Path) -> Path:
@@ -136,7 +141,7 @@ def is_same(folder: Path, straight: Path) -> bool:
     """On one rank to the last bit. On several: the ledger, which must balance, and weights within rounding."""
     if RANKS == 1:
         return fingerprint(folder) == fingerprint(straight)
-    assert balance_of_run(folder, skips_visits=load_run(folder).skips_visits).faults == []
+    assert_balanced(folder)
     ours, theirs = (
         {name: tensor for file in newest_of(one).glob("*.safetensors") for name, tensor in load_file(file).items()}
         for one in (folder, straight)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from toy import recipe
 from dapo.checkpoints.manifest import manifest_of
 from dapo.checkpoints.save import in_order
 from dapo.config.load import load_recipe, parse_override
+from dapo.data.order import ProblemOrder
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.files import read_lines
 from dapo.learner.learner import load_reference
@@ -181,9 +183,10 @@ def test_a_run_with_drafts_samples_the_same_groups_and_resumes_exactly(tmp_path:
 def check_ledger(folder: Path) -> None:
     """It balances, and agrees with what the metrics count."""
     run = load_run(folder)
-    assert balance_of_run(folder, skips_visits=run.skips_visits).faults == []
-    for (step, entries), line in zip(read_ledger(folder / LEDGER), run.metrics, strict=True):
+    assert balance_of_run(folder, skips_visits=run.skips_visits, metrics=run.metrics).faults == []
+    for (step, entries, order), line in zip(read_ledger(folder / LEDGER), run.metrics, strict=True):
         assert step == line["step"]
+        assert order is not None
         fates = Counter(entry.fate for entry in entries)
         assert fates["trained"] == line["sampling/groups_trained"]
         if run.key("sampling", "dynamic"):
@@ -191,6 +194,22 @@ def check_ledger(folder: Path) -> None:
             assert fates["all_wrong"] == line["sampling/groups_all_wrong"]
         trained = sum(entry.tokens or 0 for entry in entries if entry.fate == "trained")
         assert trained == line["tokens/trained"] + line["tokens/wasted_truncated"]
+
+
+def test_prompts_that_a_resume_passes_over_are_found_by_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As peers lose them: the cursor comes back a little further on, and nothing else differs."""
+    stopped = run_toy(tmp_path, "stopped", observers=[StopAfter(3)])
+    restore = ProblemOrder.restore
+    monkeypatch.setattr(ProblemOrder, "restore", lambda state, **rest: restore(further(state), **rest))
+
+    def further(state: Mapping[str, Any]) -> dict[str, Any]:
+        return {**state, "position": state["position"] + 2, "step": []}
+
+    resumed = resume_run(stopped.folder)
+    train(resumed)
+    resumed.close()
+    faults = balance_of_run(resumed.folder, skips_visits=False).faults
+    assert any(re.search(r"step 2: begins after .* prompts of the order.*: 2 never sampled", one) for one in faults)
 
 
 def test_a_signal_in_the_middle_of_sampling_takes_the_step_back_and_resume_is_exact(tmp_path: Path):

@@ -237,7 +237,10 @@ def test_a_silent_rank_comes_before_all_others():
     (found,) = holders([beat(0, together(9), now), beat(1, [Waited("file x", 9.0)], now), silent], now)
     assert found.rank == 2
     assert "has not been heard of for 11 s; then it waited for all ranks (exchange)" in found.text
+    assert "the process lives, so the file system of the run's folder may block" in found.text  # nothing is written
     assert found.stack == ["loop.py:1 in train"]
+    (found,) = holders([beat(0, together(9), now), beat(1, [], now), replace(silent, born=-1)], now)
+    assert found.text.endswith("for 11 s; then it waited for all ranks (exchange)")  # it may have ended
 
 
 def test_a_stopped_process_is_told_from_a_silent_one():

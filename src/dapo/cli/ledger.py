@@ -39,7 +39,7 @@ def command(
     dapo ledger runs/first
     """
     run = load_run(folder)
-    found = balance_of_run(folder, skips_visits=run.skips_visits, steps_done=run.steps)
+    found = balance_of_run(folder, skips_visits=run.skips_visits, metrics=run.metrics)
     rows = rows_of(found)
     if as_json:
         typer.echo(json.dumps({"run": str(folder), "balanced": not found.faults, "faults": found.faults,
@@ -73,4 +73,5 @@ def print_rows(rows: list[Row], found: Balance) -> None:
         console.print(Text(text))
     if not found.faults:
         n = len(found.ended) + len(found.open) + len(found.given_back)
-        console.print(Text(f"OK: each of {n:,} groups is accounted for exactly once."))
+        told = f"OK: each of {n:,} groups is accounted for exactly once." if n else "No step has sampled a group yet."
+        console.print(Text(told))

@@ -54,8 +54,12 @@ class OrderedSource:
         return self.order.n_problems
 
     @property
+    def n_submitted(self) -> int:
+        return self.order.n_submitted
+
+    @property
     def has_seen_all(self) -> bool:
-        return self.order.n_submitted >= self.n_problems
+        return self.n_submitted >= self.n_problems
 
     def start_step(self) -> None:
         self.order.start_step()

@@ -24,6 +24,8 @@ from dapo.waiting.registry import waiting
 
 BUCKET_BYTES = 1 << 26  # tensors are summed together up to this size
 ERROR_KEY = "dapo/error"
+ENVELOPE_BYTES = 1024  # a message that fits is exchanged at once
+LENGTH_BYTES = 8
 GRACE_S = 3.0  # for the rank that failed first to report why, before others report that they lost it
 
 
@@ -99,16 +101,20 @@ class Ranks(World):
         return Ranks(self.rank, self.size, group, self.timeout)
 
     def exchange(self, data: bytes) -> list[bytes]:
+        """In one collective where every message fits into an envelope, else in two: the engine does this every tick."""
+        head, rest = data[:ENVELOPE_BYTES], data[ENVELOPE_BYTES:]
         with self.together("exchange"):
-            lengths = [int(length) for length in gathered(torch.tensor([len(data)]), self.size, self.group)]
-            longest = max(lengths)
-            if longest == 0:
-                return [b""] * self.size
-            own = torch.zeros(longest, dtype=torch.uint8)
-            if data:
-                own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            everything = gathered(own, self.size, self.group)
-        return [part[:length].numpy().tobytes() for part, length in zip(everything, lengths, strict=True)]
+            envelopes = self._gathered(len(data).to_bytes(LENGTH_BYTES, "little") + head, LENGTH_BYTES + ENVELOPE_BYTES)
+            lengths = [int.from_bytes(envelope[:LENGTH_BYTES], "little") for envelope in envelopes]
+            n_more = max(max(lengths) - ENVELOPE_BYTES, 0)
+            rests = self._gathered(rest, n_more) if n_more else [b""] * self.size
+        whole = (envelope[LENGTH_BYTES:] + more for envelope, more in zip(envelopes, rests, strict=True))
+        return [message[:length] for message, length in zip(whole, lengths, strict=True)]
+
+    def _gathered(self, data: bytes, size: int) -> list[bytes]:
+        """Every rank's bytes, filled up to `size`."""
+        own = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+        return [part.numpy().tobytes() for part in gathered(own, self.size, self.group)]
 
     def gather(self, value: Any) -> list[Any]:
         return [json.loads(data) for data in self.exchange(json.dumps(value).encode())]

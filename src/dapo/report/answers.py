@@ -177,7 +177,7 @@ def went(run: RunRecord) -> Answer:
     """Every group sampled, by its fate; kept against dropped lengths show whether long responses are dropped."""
     question = "Where did the prompts go?"
     try:
-        found = balance_of_run(run.folder, skips_visits=run.skips_visits, steps_done=run.steps)
+        found = balance_of_run(run.folder, skips_visits=run.skips_visits, metrics=run.metrics)
     except DataError as error:
         return Answer("prompts", question, "Cannot be read", error.message, BAD)
     if found.faults:

@@ -1,8 +1,9 @@
 """The ledger of a run: what became of every group it sampled, step by step, and whether each is accounted for once.
 
-A line of ledger.jsonl is a step, {"step": 3, "groups": [...]}, with an `Entry` for each group. A group is one visit of
-one problem: a problem's visits are its submissions, counted from 0. It is trained on or dropped once; before that it
-may be kept for a later step, which names it again, or be returned to the data queue and resampled later.
+A line of ledger.jsonl is a step, {"step": 3, "order": [57, 121], "groups": [...]}, with an `Entry` for each group. A
+group is one visit of one problem: a problem's visits are its submissions, counted from 0. It is trained on or dropped
+once; before that it may be kept for a later step, which names it again, or be returned to the data queue and resampled
+later. `order` are the prompts taken from the data's order before the step and after it, those returned not counted.
 """
 
 from __future__ import annotations
@@ -55,12 +56,19 @@ class Entry(NamedTuple):
     version: int | None = None  # of the weights that sampled its first token
 
 
-Step = tuple[int, list[Entry]]
+class Step(NamedTuple):
+    """A line of the ledger."""
+
+    step: int
+    entries: list[Entry]
+    order: tuple[int, int] | None = None  # None in a line of an earlier version
+
+
 Key = tuple[str, int]
 
 
-def ledger_line(step: int, entries: Iterable[Entry]) -> dict[str, Any]:
-    return {"step": step, "groups": [list(entry) for entry in entries]}
+def ledger_line(step: int, entries: Iterable[Entry], order: tuple[int, int]) -> dict[str, Any]:
+    return {"step": step, "order": list(order), "groups": [list(entry) for entry in entries]}
 
 
 # ------------------------------------------------------------------ reading
@@ -81,16 +89,22 @@ def read_ledger(path: Path) -> list[Step]:
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise DataError(
                     f"{path.name}, line {number}: not a step of a ledger ({type(error).__name__}: {error}).",
-                    remedy="`dapo resume RUN` repairs the files of a killed run.",
+                    remedy="A killed run leaves such a last line, and `dapo resume RUN` does its step again; a "
+                    "finished run cannot get it back.",
                 ) from None
     return steps
 
 
 def read_step(line: Any) -> Step:
-    step, entries = line["step"], [Entry(*group) for group in line["groups"]]
+    step, entries, order = line["step"], [Entry(*group) for group in line["groups"]], line.get("order")
     if type(step) is not int or not all(map(is_entry, entries)):
         raise ValueError("a field of the wrong type")
-    return step, entries
+    if order is None:
+        return Step(step, entries)
+    before, after = order
+    if not (is_count(before) and is_count(after) and before <= after):
+        raise ValueError("its place in the order is none")
+    return Step(step, entries, (before, after))
 
 
 def is_entry(entry: Entry) -> bool:
@@ -114,6 +128,8 @@ class Balance:
     open: dict[Key, Entry] = field(default_factory=dict)  # kept by the last step for the next
     given_back: dict[Key, Entry] = field(default_factory=dict)  # returned, and not resampled yet
     n_returns: int = 0
+    n_taken: int | None = 0  # prompts taken from the order so far; None: not known
+    n_new: dict[str, int] = field(default_factory=dict)  # by step: groups it began and kept
     faults: list[str] = field(default_factory=list)
 
     def by_fate(self) -> dict[str, list[Entry]]:
@@ -129,21 +145,25 @@ def balance(value_steps: Sequence[Step], steps: Sequence[Step], *, skips_visits:
     """
     out = Balance()
     for stage, name in ((value_steps, "value pretraining, "), (steps, "")):
-        for step, entries in stage:
-            take_step(out, f"{name}step {step}", entries)
+        for line in stage:
+            step = f"{name}step {line.step}"
+            out.n_new[step] = take_step(out, step, line.entries)
+            check_order(out, step, line.order, skips_visits=skips_visits)
     if not skips_visits:
         out.faults += islice(missing_visits([*out.ended, *out.open, *out.given_back]), MOST_MISSING)
     return out
 
 
-def take_step(out: Balance, step: str, entries: Sequence[Entry]) -> None:
+def take_step(out: Balance, step: str, entries: Sequence[Entry]) -> int:
+    """Account for a step's groups; how many it began and did not return."""
     waiting, out.open = out.open, {}
+    n_new = 0
     for entry in entries:
         key = (entry.problem, entry.visit)
         if before := out.ended.get(key) or out.open.get(key):
             out.faults.append(f"{step}: {in_words(key)} {FATES[entry.fate]}; but before: {FATES[before.fate]}.")
             continue
-        waiting.pop(key, None)
+        n_new += waiting.pop(key, None) is None and entry.fate != RETURNED
         out.given_back.pop(key, None)
         if entry.fate == RETURNED:
             out.n_returns += 1
@@ -151,6 +171,23 @@ def take_step(out: Balance, step: str, entries: Sequence[Entry]) -> None:
         else:
             (out.open if entry.fate in KEPT_OPEN else out.ended)[key] = entry
     out.faults += [f"{step}: {in_words(key)} lost; before: {FATES[lost.fate]}." for key, lost in waiting.items()]
+    return n_new
+
+
+def check_order(out: Balance, step: str, order: tuple[int, int] | None, *, skips_visits: bool) -> None:
+    """A step goes on in the order where the one before it ended, and names every prompt that it took."""
+    before, after = order or (None, None)
+    if before is not None and out.n_taken is not None and before != out.n_taken:
+        what = "never sampled" if before > out.n_taken else "sampled again"
+        out.faults.append(
+            f"{step}: begins after {before:,} prompts of the order, the step before it ended after {out.n_taken:,}: "
+            f"{abs(before - out.n_taken):,} {what}."
+        )
+    if before is not None and after is not None:
+        n_named, n_taken = out.n_new[step], after - before
+        if n_named > n_taken or (n_named < n_taken and not skips_visits):
+            out.faults.append(f"{step}: took {n_taken:,} prompts from the order and names {n_named:,}.")
+    out.n_taken = after
 
 
 def missing_visits(keys: Iterable[Key]) -> Iterator[str]:
@@ -199,7 +236,7 @@ def has_ledger(folder: Path) -> bool:
 def refuse_foreign(name: str, steps: Sequence[Step], steps_done: int | None) -> None:
     """DataError where the steps are not those of one run from its first on; `steps_done`: by its metrics."""
     before = 0
-    for step, _ in steps:
+    for step in (line.step for line in steps):
         if step == before + 1:
             before = step
             continue
@@ -213,7 +250,17 @@ def refuse_foreign(name: str, steps: Sequence[Step], steps_done: int | None) -> 
             why = f"step {step} follows step {before}: lines are lost"
         raise not_one_run(name, why)
     if steps_done and not steps_done <= before <= steps_done + 1:  # a step is in the ledger before it is in the metrics
-        raise not_one_run(name, f"ends with step {before}, metrics.jsonl with {steps_done}: the files of two runs")
+        why = "lines of it are lost, or these are the files of two runs"
+        raise not_one_run(name, f"ends with step {before}, metrics.jsonl with {steps_done}: {why}")
+
+
+def refuse_other_counts(found: Balance, metrics: Sequence[Mapping[str, Any]]) -> None:
+    """DataError where the metrics count other prompts than the ledger names: it is that of another run."""
+    for line in metrics:
+        tried, named = line.get("sampling/prompts_tried"), found.n_new.get(f"step {line['step']}")
+        if is_count(tried) and named is not None and tried != named:
+            why = f"names {named:,} new prompts in step {line['step']}, metrics.jsonl {tried:,}: the files of two runs"
+            raise not_one_run(LEDGER, why)
 
 
 def not_one_run(name: str, why: str) -> DataError:
@@ -223,10 +270,10 @@ def not_one_run(name: str, why: str) -> DataError:
     )
 
 
-def balance_of_run(folder: Path, *, skips_visits: bool, steps_done: int | None = None) -> Balance:
+def balance_of_run(folder: Path, *, skips_visits: bool, metrics: Sequence[Mapping[str, Any]] = ()) -> Balance:
     """The balance of a run folder; DataError where it has no ledger, or one that cannot be read or is not this run's.
 
-    `steps_done`: the last step of the run's metrics.
+    `metrics`: the lines of metrics.jsonl, each with its step.
     """
     if not has_ledger(folder):
         raise DataError(
@@ -234,6 +281,10 @@ def balance_of_run(folder: Path, *, skips_visits: bool, steps_done: int | None =
             remedy="Only runs of this version or newer have a ledger.",
         )
     stages = [read_ledger(folder / name) if (folder / name).is_file() else [] for name in (VALUE_LEDGER, LEDGER)]
+    steps_done = int(metrics[-1]["step"]) if metrics else None
     for name, stage, done in zip((VALUE_LEDGER, LEDGER), stages, (None, steps_done), strict=True):
         refuse_foreign(name, stage, done)
-    return balance(*stages, skips_visits=skips_visits)
+    found = balance(*stages, skips_visits=skips_visits)
+    if not found.faults:  # which say more than that counts differ
+        refuse_other_counts(found, metrics)
+    return found

@@ -45,6 +45,7 @@ def train(run: Run) -> None:
 def train_step(run: Run, step: int) -> None:
     """One step; an interruption while it samples rolls it back."""
     run.begin_step()
+    n_before = run.ordered.n_submitted
     sampled = sample_step(
         run.collector, run.source, run.config, run.sampling, version=run.version, progress=run.on_groups
     )
@@ -61,7 +62,7 @@ def train_step(run: Run, step: int) -> None:
         run.event("reward", message)
     if run.is_recorded(step, sampled.accounting.generated_tokens):
         write_record(run, step, sampled, batch, record)
-    run.write_line(LEDGER, ledger_line(step, sampled.entries))
+    run.write_line(LEDGER, ledger_line(step, sampled.entries, (n_before, run.ordered.n_submitted)))
     metrics = step_metrics(step, sampled, batch, version) | updated
     metrics |= selection_metrics(run.config, run.posteriors, [one.name for one in run.problems.sources], sampled)
     run.track(metrics | {"engine/faults": faults} | run.drafts() | run.timing(sampled))

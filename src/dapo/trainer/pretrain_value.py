@@ -66,6 +66,7 @@ def outcome_of(run: Run, sampling: SamplingConfig) -> str:
 def value_step(run: Run, number: int, sampling: SamplingConfig) -> None:
     start = time.perf_counter()
     run.begin_step()
+    n_before = run.ordered.n_submitted
     sampled = sample_groups(
         run.collector,
         run.source,
@@ -110,7 +111,7 @@ def value_step(run: Run, number: int, sampling: SamplingConfig) -> None:
             "timing.step_s": time.perf_counter() - start,
         }
     )
-    run.write_line(VALUE_LEDGER, ledger_line(number, sampled.entries))
+    run.write_line(VALUE_LEDGER, ledger_line(number, sampled.entries, (n_before, run.ordered.n_submitted)))
     run.write_line("value.jsonl", line)
     run.budget.spend(line)
     run.tell(lambda observer: observer.on_value_step(line, run.pretrain_steps))

@@ -66,6 +66,8 @@ def holder_of(beat: Heartbeat, now: float) -> Holder:
         text = f"{who}: is stopped by a signal since about {ago:.0f} s; kill -CONT {beat.pid} lets it go on"
     elif ago > SILENT_S:
         text = f"{who}: has not been heard of for {ago:.0f} s" + (f"; then it waited for {wait.what}" if wait else "")
+        if is_alive(beat):
+            text += "; the process lives, so the file system of the run's folder may block, or the process hangs"
     elif wait is not None:
         text = f"{who}: waits for {' > '.join(one.what for one in beat.waits)}, since {wait.seconds + ago:.0f} s"
     else:
@@ -79,7 +81,10 @@ def stack_of(wait: Waited | None, beat: Heartbeat) -> list[str]:
     return list(wait.holders) if wait is not None and wait.holders else list(beat.stack)
 
 
+def is_alive(beat: Heartbeat) -> bool:
+    """Whether the process is known to live; one on another host may or may not."""
+    return beat.host == this_host() and born(beat.pid) == beat.born
+
+
 def is_stopped(beat: Heartbeat) -> bool:
-    return (
-        beat.host == this_host() and born(beat.pid) == beat.born and status_of(beat.pid)[:1] in [[s] for s in STOPPED]
-    )
+    return is_alive(beat) and status_of(beat.pid)[:1] in [[s] for s in STOPPED]

@@ -42,6 +42,10 @@ class MixtureSource:
         return sum(one.n_problems for one in self.ordered.values())
 
     @property
+    def n_submitted(self) -> int:
+        return sum(one.n_submitted for one in self.ordered.values())
+
+    @property
     def has_seen_all(self) -> bool:
         return all(one.has_seen_all for one in self.ordered.values())
 
