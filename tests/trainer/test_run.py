@@ -203,7 +203,7 @@ def test_prompts_that_a_resume_passes_over_are_found_by_the_ledger(tmp_path: Pat
     monkeypatch.setattr(ProblemOrder, "restore", lambda state, **rest: restore(further(state), **rest))
 
     def further(state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**state, "position": state["position"] + 2, "step": []}
+        return {**state, "position": state["position"] + len(state["step"]) + 2, "step": []}
 
     resumed = resume_run(stopped.folder)
     train(resumed)
