@@ -120,10 +120,12 @@ def send_garbage(n: int) -> None:
 
 
 def run_short_of_memory(run: Run, tokens: int) -> None:
-    """This rank has memory for a pass over so many tokens, and for no more."""
+    """This rank has memory for a pass over so many tokens, and for no more; NAME.shortages counts what was refused."""
 
     def allocate(_policy: Any, arguments: tuple[Any, ...]) -> None:
         if arguments[0].n_tokens > tokens:
+            with run.folder.with_suffix(".shortages").open("a") as file:
+                file.write(f"{arguments[0].n_tokens}\n")
             raise torch.OutOfMemoryError(f"Tried to allocate {arguments[0].n_tokens} tokens")
 
     for policy in {run.learner.policy, run.learner.whole}:

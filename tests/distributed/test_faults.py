@@ -99,6 +99,7 @@ def test_a_rank_with_a_third_of_the_memory_only_makes_the_micro_batches_smaller(
     assert code == 0, err
     assert written(root / f"short-{shard}") == written(root / "straight")
     assert furthest(weights(root / f"short-{shard}"), weights(root / "straight")) < 1e-9
+    assert len((root / f"short-{shard}.shortages").read_text().split()) >= 2  # from 60 to 30, and from 30 to 15
     if shard == "full":  # else it is rank 1's own business, and the first rank writes the events
         told = (root / f"short-{shard}" / "events.jsonl").read_text()
         assert "rank 1: Tried to allocate" in told
