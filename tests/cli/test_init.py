@@ -156,6 +156,23 @@ def test_letters_are_judged_as_choices_and_words_exactly(here: Path):
 
 
 @pytest.mark.parametrize(
+    ("answers", "verifier"),
+    [
+        (["", "2", "3", "4"], "math"),  # a missing answer is no unreadable one
+        (["", "", "A", "B"], "choice"),
+        (["", "blue sky", "red, or green?", "x → y"], "exact"),
+        (["cats and dogs 7"], "exact"),  # math can read none of them
+    ],
+)
+def test_the_verifier_is_chosen_by_the_answers_that_are_there(here: Path, answers: list[str], verifier: str):
+    rows = [f'Question {i}?,"{answers[i % len(answers)]}"' for i in range(100)]
+    (here / "my.csv").write_text("\n".join(["question,answer", *rows]))
+    done = dapo("init", *TOY, "--data", "my.csv")
+    assert done.returncode == 0, done.stderr
+    assert load_recipe("my-recipe.toml").config.rewards.verifier == verifier
+
+
+@pytest.mark.parametrize(
     ("asked", "said"),
     [
         (("a.json",), "a recipe is a TOML file"),

@@ -20,7 +20,9 @@ from dapo.config.hub import model_file
 from dapo.config.machine import gpu_memory_gib
 from dapo.config.model_shapes import BUNDLED, config_of, positions_of, shape_of
 from dapo.config.own_verifier import GYM_PREFIX, own_verifier
-from dapo.data.check import Report, check
+from dapo.data.answer_types import answer_type
+from dapo.data.check import Report, report_on
+from dapo.data.inventory import Inventory, judge, take_inventory
 from dapo.data.names import KNOWN
 from dapo.data.prepare.clean import prepare
 from dapo.data.problems import load_problems
@@ -127,17 +129,23 @@ def is_terminal() -> bool:
 def checked(data: str, fields: dict[str, str]) -> tuple[Report, str]:
     """What is in the file, and the verifier that can read its answers: its own, math, choice, or exact."""
     own = own_verifier(data)
-    report = check(data, fields=fields or None, verifier=own or "math")
-    if own is not None:
-        return report, own
-    n = sum(report.answer_types.values())
-    if report.answer_types.get("choice", 0) > n / 2:
-        verifier = "choice"
-    elif len(report.unparseable) > n / 5:
-        verifier = "exact"
-    else:
-        return report, "math"
-    return check(data, fields=fields or None, verifier=verifier), verifier
+    inventory = take_inventory([data], fields=fields or None, verifier=own or "math")
+    verifier = own or verifier_for(inventory)
+    if own is None and verifier != "math":
+        judge(inventory.entries, verifier)
+    return report_on(data, inventory), verifier
+
+
+def verifier_for(inventory: Inventory) -> str:
+    """By the answers of a set that math has judged: choice for letters, exact where math cannot read many of them.
+
+    Rows without an answer are dropped whatever the verifier, and say nothing about the others.
+    """
+    given = [one for entry in inventory.entries for one in entry.references if one.text]
+    n = sum(len(one.rows) for one in given)
+    if sum(len(one.rows) for one in given if answer_type(one.text) == "choice") > n / 2:
+        return "choice"
+    return "exact" if sum(len(one.rows) for one in given if one.error) > n / 5 else "math"
 
 
 def with_evaluation(answers: Answers, out: Path) -> Answers:
