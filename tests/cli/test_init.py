@@ -97,6 +97,21 @@ def test_a_csv_of_ones_own_is_split(here: Path):
     assert config.data.fields == {}  # what was prepared has the usual columns
 
 
+def test_a_set_made_from_one_template_is_split_with_the_option_that_its_refusal_names(here: Path):
+    hens = "A farmer has {} red hens and {} white hens in the yard behind the old barn. How many hens are there in all?"
+    rows = [f"{hens.format(i // 10, i % 10)},{i // 10 + i % 10}" for i in range(250)]  # long runs of equal words too
+    (here / "my.csv").write_text("\n".join(["question,answer", *rows]))
+    asked = ("init", *TOY, "--data", "my.csv")
+    refused = dapo(*asked)
+    assert refused.returncode == 2
+    assert "every problem resembles one of the 25 held out" in refused.stderr
+    assert "--keep-near-duplicates" in refused.stderr
+    assert [path.name for path in here.iterdir()] == ["my.csv"]
+    done = dapo(*asked, "--keep-near-duplicates")
+    assert done.returncode == 0, done.stderr
+    assert "225 problems to train on" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("text", "said", "remedy"),
     [
@@ -177,6 +192,7 @@ def test_the_verifier_is_chosen_by_the_answers_that_are_there(here: Path, answer
     [
         (("a.json",), "a recipe is a TOML file"),
         (("--goal", "win"), "--goal win: no such goal."),
+        (("--keep-near-duplicates", "--eval", "gsm8k"), "no effect with --eval gsm8k"),
         (("--card", "24tb"), "--card 24tb: neither a memory size nor a known GPU"),
     ],
 )

@@ -50,6 +50,13 @@ Share = Annotated[
         help="Fraction of an evaluation problem's 13-grams that counts as contamination.",
     ),
 ]
+KeepNear = Annotated[
+    bool,
+    typer.Option(
+        "--keep-near-duplicates",
+        help="Keep problems that differ from an evaluation problem by numbers and names only.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -117,13 +124,7 @@ def prepare_command(
     n_held: Annotated[
         int, typer.Option("--hold-out", min=0, help="Hold out this many problems for evaluation: OUT.held-out.jsonl.")
     ] = 0,
-    keep_near: Annotated[
-        bool,
-        typer.Option(
-            "--keep-near-duplicates",
-            help="Keep problems that differ from a held-out or --against one by numbers and names only.",
-        ),
-    ] = False,
+    keep_near: KeepNear = False,
     integer_answers: Annotated[
         bool,
         typer.Option(

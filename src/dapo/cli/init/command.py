@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dapo.cli.data import Field, parse_fields, show
+from dapo.cli.data import Field, KeepNear, parse_fields, show
 from dapo.cli.init.recipe import GOALS, Answers, Setting, settings_of, toml_of, with_choices
 from dapo.commands import dapo_command, visible
 from dapo.config import load_recipe
@@ -22,6 +22,7 @@ from dapo.config.model_shapes import BUNDLED, config_of, positions_of, shape_of
 from dapo.config.own_verifier import GYM_PREFIX, own_verifier
 from dapo.data.answer_types import answer_type
 from dapo.data.check import Report, report_on
+from dapo.data.contamination import SHARE
 from dapo.data.inventory import Inventory, judge, take_inventory
 from dapo.data.names import KNOWN
 from dapo.data.prepare.clean import prepare
@@ -55,6 +56,7 @@ def command(
         typer.Option("--eval", metavar="DATA", help="Evaluation problems; default: a tenth is held out, at most 200."),
     ] = None,
     field: Field = None,
+    keep_near: KeepNear = False,
     probe: Annotated[
         int, typer.Option(min=0, metavar="N", help="Measure how hard N problems are for the model; loads it.")
     ] = 0,
@@ -77,6 +79,11 @@ def command(
     goal = goal or ask(f"Goal ({'; '.join(f'{name}: {what}' for name, what in GOALS.items())})", "--goal", "try")
     if goal not in GOALS:
         raise ConfigError(f"--goal {goal}: no such goal.", remedy=f"Use {' or '.join(GOALS)}.")
+    if keep_near and eval_:
+        raise ConfigError(
+            f"--keep-near-duplicates: has no effect with --eval {eval_}: nothing is held out.",
+            remedy="Leave one of them out.",
+        )
     device_gib = None if card == "cpu" else card_gib(card, option="--card")
 
     fields = parse_fields(field) or {}
@@ -100,7 +107,7 @@ def command(
     if probe:
         answers = probed(answers, probe)
     if not eval_:
-        answers = with_evaluation(answers, out)
+        answers = with_evaluation(answers, out, near=not keep_near)
     title = f"{visible(model)} on {visible(data)}. Every key: docs/keys.md, or dapo explain {visible(str(out))}."
     replace_file(out, toml_of(fitted(answers, card, device_gib), title))
     load_recipe(str(out), [])
@@ -148,8 +155,11 @@ def verifier_for(inventory: Inventory) -> str:
     return "exact" if sum(len(one.rows) for one in given if one.error) > n / 5 else "math"
 
 
-def with_evaluation(answers: Answers, out: Path) -> Answers:
-    """Problems that are not trained on: a known test set, a gym's others, or a tenth of one's own, written aside."""
+def with_evaluation(answers: Answers, out: Path, *, near: bool = True) -> Answers:
+    """Problems that are not trained on: a known test set, a gym's others, or a tenth of one's own, written aside.
+
+    `near`: what equals one of that tenth up to numbers and names is not trained on either.
+    """
     data, usable = answers.train, answers.n_problems
     known = KNOWN.get(data)
     if known is not None:
@@ -161,7 +171,10 @@ def with_evaluation(answers: Answers, out: Path) -> Answers:
         typer.echo(f"No evaluation: {usable:,} problems are too few to hold some out. Name some with --eval.")
         return answers
     train = out.with_name(f"{out.stem}.train.jsonl")
-    prepared = prepare(data, train, fields=answers.fields or None, verifier=answers.verifier, n_held=n_held)
+    share = SHARE if near else 1.0  # a long template has most of its word sequences in common, whatever the numbers
+    prepared = prepare(
+        data, train, fields=answers.fields or None, verifier=answers.verifier, share=share, near=near, n_held=n_held
+    )
     n_left = len(prepared.problems)
     typer.echo(f"{train}: {n_left:,} problems to train on; {prepared.held_out}: {n_held:,} held out for evaluation.")
     return replace(answers, train=str(train), eval=(str(prepared.held_out),), fields={}, n_problems=n_left)

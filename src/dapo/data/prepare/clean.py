@@ -120,7 +120,7 @@ def without_resemblance(problems: ProblemSet, held: ProblemSet, *, share: float,
         raise DataError(
             f"{problems.name}: every problem resembles one of the {len(held):,} held out: "
             f"{looked_for(share=share, near=near)}.",
-            remedy=f"Hold out fewer{KEEP_NEAR if near else '.'}",
+            remedy=f"Hold out fewer or evaluate on another set{KEEP_NEAR if near else ', or raise --ngram-overlap.'}",
         )
     return rest
 
