@@ -121,6 +121,37 @@ def test_every_format_gives_the_same_set(tmp_path):
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("sign", [",", ";", "\t"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_a_csv_is_separated_as_its_header_is(sign, quoting, tmp_path):
+    rows = [["question", "answer"], ["How much, in all; roughly?", "12,5"], ['Say\t"a"\nagain', "7;8"]]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file, delimiter=sign, quoting=quoting).writerows(rows)
+    assert [list(row.values()) for _, row in read_rows(tmp_path / "a.csv")] == rows[1:]
+
+
+@pytest.mark.parametrize(
+    ("header", "sign", "names"),
+    [
+        ("Frage;Antwort", ";", ["Frage", "Antwort"]),
+        ("a;b,c", ",", ["a;b", "c"]),  # the comma first
+        ("a\tb;c", ";", ["a\tb", "c"]),
+        ('"a,b";c', ";", ["a,b", "c"]),
+        ('"a";"b,c"', ";", ["a", "b,c"]),
+        ('"say ""a,b""";c', ";", ['say "a,b"', "c"]),
+        ('"a;b",c', ",", ["a;b", "c"]),
+        ('5" pipe;c', ";", ['5" pipe', "c"]),  # a quote within a field is none
+        ('"a;b"', ",", ["a;b"]),
+        ("a", ",", ["a"]),
+    ],
+)
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_border_a_separator_counts_outside_quotes_only(header, sign, names, ends, tmp_path):
+    cells = ["1;,\t1"] * len(names)
+    (tmp_path / "a.csv").write_text(header + ends + sign.join(f'"{cell}"' for cell in cells) + ends, newline="")
+    assert [row for _, row in read_rows(tmp_path / "a.csv")] == [dict(zip(names, cells, strict=True))]
+
+
 def test_checksum_is_of_questions_and_answers(write_jsonl):
     def digest(answer: str, **more: object) -> str:
         return load_problems(str(write_jsonl([{"question": "q?", "answer": answer, **more}]))).sha256

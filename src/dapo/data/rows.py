@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 MAX_LINE_BYTES = 16 * 2**20  # a problem is a few thousand characters; a code problem's tests a few megabytes
 MAX_JSON_BYTES = 2**31  # a JSON list is parsed in one piece
 PARQUET_MAGIC = b"PAR1"
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}  # of a CSV's fields
+QUOTED = re.compile(r'(^|[,;\t])"(?:[^"]|"")*(?:"|$)')  # a quoted field and what stands before it
 ROW_BYTES = (
     128  # that a row of a set counts at least; it is streamed, and a published set repeats each row a hundred times
 )
@@ -214,9 +218,12 @@ def first_line(error: Exception) -> str:
 
 
 def read_csv(path: Path) -> Rows:
-    """Comma-separated with a header line; quoted fields may span lines."""
+    """With a header line, whose separator is the file's; quoted fields may span lines."""
     csv.field_size_limit(MAX_LINE_BYTES)
-    reader = csv.reader((line for _, line in lines(path)), strict=True)
+    texts = (line for _, line in lines(path))
+    first = next(texts, "")
+    separator = separator_in(first)
+    reader = csv.reader(chain([first], texts), strict=True, delimiter=separator)
     number = 0
     try:
         header = [name.strip() for name in next(reader, [])]
@@ -231,7 +238,7 @@ def read_csv(path: Path) -> Rows:
             if len(fields) != len(header):
                 raise DataError(
                     f"{path}: row {number}: {len(fields)} fields, but the header has {len(header)}.",
-                    remedy='Quote fields that contain commas or line breaks: "a, b".',
+                    remedy=f'Quote fields that contain {SEPARATORS[separator]} or line breaks: "a{separator} b".',
                 )
             yield number, dict(zip(header, fields, strict=True))
     except csv.Error as error:
@@ -239,3 +246,9 @@ def read_csv(path: Path) -> Rows:
             f"{path}: row {number + 1}: not CSV: {error}.",
             remedy="Quote fields, double the quotes inside them, or use JSONL.",
         ) from None
+
+
+def separator_in(header: str) -> str:
+    """The first of `SEPARATORS` that the line has outside quotes; a comma where it has none, as with one column."""
+    bare = QUOTED.sub(r"\1", header)
+    return next((sign for sign in SEPARATORS if sign in bare), ",")

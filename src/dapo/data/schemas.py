@@ -74,11 +74,6 @@ def recognise(row: Row, fields: Mapping[str, str] | None, *, where: str, needs_a
             f"{where}: has tests, but no answer, and this verifier compares answers.",
             remedy="Problems with tests are for the verifier code: rewards.verifier = code, or --verifier code.",
         )
-    if len(row) == 1 and (other := next((sign for sign in (";", "\t") if sign in next(iter(row))), None)):
-        raise DataError(
-            f"{where}: has one column, {next(iter(row))!r}; its fields seem to be separated by {other!r}.",
-            remedy="Separate them by commas, or write JSONL.",
-        )
     raise DataError(
         f"{where}: no known schema has the columns {', '.join(row) or '(none)'}.",
         remedy='Map them: data.fields = {question = "COLUMN", answer = "COLUMN.SUB"}, or on the command line '
