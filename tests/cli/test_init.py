@@ -209,6 +209,37 @@ def test_an_existing_recipe_is_never_overwritten(here: Path):
     assert (here / "my-recipe.toml").read_text() == "mine"
 
 
+def test_a_deleted_recipe_is_written_again_over_the_same_problems(here: Path):
+    asked = ("init", "x.toml", *TOY, "--data", own_csv(here / "my.csv"), *COLUMNS)
+    assert dapo(*asked).returncode == 0
+    files = {path: path.read_bytes() for path in here.iterdir()}
+    times = {path: path.stat().st_mtime_ns for path in files if path.suffix != ".toml"}
+    (here / "x.toml").unlink()
+    (here / "x.train.held-out.jsonl").unlink()
+    times.pop(here / "x.train.held-out.jsonl")
+    done = dapo(*asked)
+    assert done.returncode == 0, done.stderr
+    assert {path: path.read_bytes() for path in here.iterdir()} == files
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+BESIDE = ("x.train.jsonl", "x.train.held-out.jsonl", "x.train.jsonl.manifest.json")
+
+
+@pytest.mark.parametrize("there", [BESIDE, BESIDE[:1], BESIDE[1:2], BESIDE[2:]])
+def test_other_problems_are_kept_and_every_file_in_the_way_is_named(here: Path, there: tuple[str, ...]):
+    data = own_csv(here / "my.csv")
+    for name in there:
+        (here / name).write_text("mine")
+    done = dapo("init", "x.toml", *TOY, "--data", data, *COLUMNS)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert ": exists already, and is not what would be written." in done.stderr
+    assert all(name in done.stderr.partition("Remove ")[2] for name in there)
+    assert {path.name: path.read_text() for path in here.iterdir() if path.name != "my.csv"} == dict.fromkeys(
+        there, "mine"
+    )
+
+
 def test_every_goal_gives_a_recipe_that_needs_no_more_than_it_says(here: Path):
     own_csv(here / "my.csv")
     for goal in GOALS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import filecmp
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,19 @@ def refuse_existing(*paths: Path) -> None:
             )
         if not path.parent.is_dir():
             raise DataError(f"{path}: there is no folder {path.parent}.", remedy="Make the folder first.")
+
+
+def holds_already(path: Path, write: Callable[[Path], None]) -> bool:
+    """Whether the file is what `write` would make of it."""
+    if not path.is_file():
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        aside = Path(folder) / path.name
+        write(aside)
+        try:
+            return filecmp.cmp(aside, path, shallow=False)
+        except OSError:  # a file that cannot be read
+            return False
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:

@@ -173,8 +173,9 @@ def with_evaluation(answers: Answers, out: Path, *, near: bool = True) -> Answer
     train = out.with_name(f"{out.stem}.train.jsonl")
     share = SHARE if near else 1.0  # a long template has most of its word sequences in common, whatever the numbers
     prepared = prepare(
-        data, train, fields=answers.fields or None, verifier=answers.verifier, share=share, near=near, n_held=n_held
-    )
+        data, train, fields=answers.fields or None, verifier=answers.verifier, share=share, near=near, n_held=n_held,
+        again=True,
+    )  # fmt: skip
     n_left = len(prepared.problems)
     typer.echo(f"{train}: {n_left:,} problems to train on; {prepared.held_out}: {n_held:,} held out for evaluation.")
     return replace(answers, train=str(train), eval=(str(prepared.held_out),), fields={}, n_problems=n_left)

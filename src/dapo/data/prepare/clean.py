@@ -19,7 +19,7 @@ from dapo.data.prepare.journal import Journal
 from dapo.data.prepare.restate import PROMPT_VERSION, NotVerified, ask_for_restatement, cannot_verify
 from dapo.data.problems import Drop, ProblemSet, Why, hold_out, load_problems
 from dapo.data.schemas import asked
-from dapo.data.whole_file import refuse_existing, write_whole
+from dapo.data.whole_file import holds_already, refuse_existing, write_whole
 from dapo.errors import DataError
 from dapo.files import sha256_of
 from dapo.types import Problem
@@ -58,17 +58,20 @@ def prepare(
     integer_answers: bool = False,
     server: ChatServer | None = None,
     n_workers: int = 8,
+    again: bool = False,
 ) -> Prepared:
     """Load, clean, take out evaluation problems, make answers integers and hold some out where asked.
 
     `near`: what equals an evaluation problem or one held out up to numbers and names is taken out too.
-    Sets and manifest are written whole, or nothing is.
+    Sets and manifest are written whole, or nothing is. `again`: files that an equal call wrote are left as they are.
     """
     manifest_path, journal_path = out.with_name(f"{out.name}.manifest.json"), out.with_name(f"{out.name}.journal.jsonl")
     held_path = out.with_name(f"{out.stem}.held-out{out.suffix}")
     if out.suffix.lower() not in OUT_SUFFIXES:
         raise DataError(f"--out {out}: suffix {out.suffix!r}.", remedy=f"Write {' or '.join(OUT_SUFFIXES)}.")
-    refuse_existing(out, manifest_path, *([held_path] if n_held else []))
+    places = [out, manifest_path, *([held_path] if n_held else [])]
+    if not again:
+        refuse_existing(*places)
     problems = load_problems(source, fields=fields, verifier=verifier)
     problems = without_contaminated(problems, against, share=share, near=near)
     restated: list[Restated] = []
@@ -81,17 +84,29 @@ def prepare(
         n_like_held = len(rest) - len(problems)
         sets = {held_path: held, out: problems}
     written: list[Path] = []
+
+    def put(path: Path, write: Callable[[Path], None]) -> None:
+        if again and holds_already(path, write):
+            return
+        if again and path.exists():
+            there = [str(place) for place in places if place.exists() and place not in written]
+            raise DataError(
+                f"{path}: exists already, and is not what would be written.",
+                remedy=f"Remove {', '.join(there)}, or choose another name; nothing is overwritten.",
+            )
+        write_whole(path, write)
+        written.append(path)
+
     try:
         for path, one in sets.items():
-            write_whole(path, partial(write_problems, problems=one.problems, suffix=out.suffix.lower()))
-            written.append(path)
+            put(path, partial(write_problems, problems=one.problems, suffix=out.suffix.lower()))
         manifest = describe(problems, restated, out, against=against, server=server)
         if n_held:
             manifest["held_out"] = {
                 "out": held_path.name, "out_sha256": sha256_of(held_path), "problems": n_held,
                 "resembling_dropped": n_like_held, "looked_for": looked_for(share=share, near=near),
             }  # fmt: skip
-        write_whole(manifest_path, lambda path: write_json(path, manifest))
+        put(manifest_path, lambda path: write_json(path, manifest))
     except BaseException:
         for path in written:  # a set without its manifest is half a result; a file that appeared meanwhile is not ours
             path.unlink(missing_ok=True)
