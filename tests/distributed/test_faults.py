@@ -90,31 +90,40 @@ def test_a_rank_that_sends_garbage_stops_the_run_by_name_and_nobody_trains_on_it
     goes_on_exactly(root, "garbage")
 
 
-@pytest.mark.parametrize("shard", ["full", "none"])
-def test_a_rank_with_a_third_of_the_memory_only_makes_the_micro_batches_smaller(root: Path, shard: str):
-    """It runs out of memory on micro-batches that the other one has room for: both go on with a quarter of them."""
-    keys = [*STEPS, f"cluster.shard={shard}", "train.tokens_per_microbatch=60"]
-    plan: dict[str, Any] = {"name": f"short-{shard}", "overrides": keys, "memory": [1, 20]}
-    code, _, err = end_of(torchrun(2, RANKS, str(root), json.dumps([plan])))
+@pytest.fixture(scope="module")
+def finished(root: Path) -> Path:
+    """Runs that end well, by one start: a rank with a third of the memory, and collectives by way of the host."""
+    plans: list[dict[str, Any]] = []
+    for shard in ("full", "none"):
+        keys = [*STEPS, f"cluster.shard={shard}"]
+        short = [*keys, "train.tokens_per_microbatch=60"]
+        plans.append({"name": f"short-{shard}", "overrides": short, "memory": [1, 20]})
+        plans.append({"name": f"staged-{shard}", "overrides": keys, "stages": True})
+    code, _, err = end_of(torchrun(2, RANKS, str(root), json.dumps(plans)))
     assert code == 0, err
-    assert written(root / f"short-{shard}") == written(root / "straight")
-    assert furthest(weights(root / f"short-{shard}"), weights(root / "straight")) < 1e-9
-    assert len((root / f"short-{shard}.shortages").read_text().split()) >= 2  # from 60 to 30, and from 30 to 15
+    return root
+
+
+@pytest.mark.parametrize("shard", ["full", "none"])
+def test_a_rank_with_a_third_of_the_memory_only_makes_the_micro_batches_smaller(finished: Path, shard: str):
+    """It runs out of memory on micro-batches that the other one has room for: both go on with a quarter of them."""
+    run = finished / f"short-{shard}"
+    assert written(run) == written(finished / "straight")
+    assert furthest(weights(run), weights(finished / "straight")) < 1e-9
+    assert len(run.with_suffix(".shortages").read_text().split()) >= 2  # from 60 to 30, and from 30 to 15
     if shard == "full":  # else it is rank 1's own business, and the first rank writes the events
-        told = (root / f"short-{shard}" / "events.jsonl").read_text()
+        told = (run / "events.jsonl").read_text()
         assert "rank 1: Tried to allocate" in told
         assert "tokens_per_microbatch 60 -> 30" in told
         assert "tokens_per_microbatch 30 -> 15" in told
 
 
 @pytest.mark.parametrize("shard", ["full", "none"])
-def test_collectives_by_way_of_the_host_change_nothing(root: Path, shard: str):
+def test_collectives_by_way_of_the_host_change_nothing(finished: Path, shard: str):
     """As for ranks that share a card; here the tensors are on the host already."""
-    plan: dict[str, Any] = {"name": f"staged-{shard}", "overrides": [*STEPS, f"cluster.shard={shard}"], "stages": True}
-    code, _, err = end_of(torchrun(2, RANKS, str(root), json.dumps([plan])))
-    assert code == 0, err
-    assert written(root / f"staged-{shard}") == written(root / "straight")
-    assert furthest(weights(root / f"staged-{shard}"), weights(root / "straight")) < 1e-9
+    run = finished / f"staged-{shard}"
+    assert written(run) == written(finished / "straight")
+    assert furthest(weights(run), weights(finished / "straight")) < 1e-9
 
 
 def test_five_kills_of_one_of_two_ranks_lose_no_prompt(tmp_path: Path):
