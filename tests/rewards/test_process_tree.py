@@ -50,7 +50,9 @@ def test_a_process_and_the_children_it_has_waited_for():
 
 def test_living_descendants_and_zombies():
     grandchild = (
-        "if os.fork() == 0:\n    if os.fork() == 0:\n        work(0.3)\n    " + REST.replace("\n", "\n    ") + "\n"
+        "if os.fork() == 0:\n    if os.fork() == 0:\n        work(0.3)\n    "
+        + REST.replace("\n", "\n    ")
+        + "os._exit(0)\n"
     )
     with started(grandchild + "time.sleep(600)\n") as parent:
         assert len(tree(parent.pid)) == 3
