@@ -102,27 +102,10 @@ def check(
     prompt: PromptFormat | None = None,
     max_prompt_tokens: int | None = None,
     root: str | Path | None = None,
+    inventory: Inventory | None = None,
 ) -> Report:
-    """Read the whole set once and count what a training run would stumble over."""
-    inventory = take_inventory([source], fields=fields, verifier=verifier, use=use, root=root)
-    return report_on(
-        source, inventory, against=against, share=share, tokenizer=tokenizer, prompt=prompt,
-        max_prompt_tokens=max_prompt_tokens, root=root,
-    )  # fmt: skip
-
-
-def report_on(
-    source: str,
-    inventory: Inventory,
-    *,
-    against: Sequence[str] = (),
-    share: float = SHARE,
-    tokenizer: Tokenizer | None = None,
-    prompt: PromptFormat | None = None,
-    max_prompt_tokens: int | None = None,
-    root: str | Path | None = None,
-) -> Report:
-    """The report on what has been read and judged."""
+    """Read the whole set once and count what a training run would stumble over; `inventory`: it has been read."""
+    inventory = inventory or take_inventory([source], fields=fields, verifier=verifier, use=use, root=root)
     problems = clean(inventory)
     lengths = token_lengths(problems, tokenizer, prompt or PromptFormat(chat=False))
     over = sum(n > max_prompt_tokens for n in lengths) if lengths and max_prompt_tokens else None

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from dapo.config.schema import ClusterConfig
+from dapo.distributed.message import LENGTH_BYTES
 from dapo.errors import ConfigError, DapoError, EngineError, out_of_memory
 from dapo.waiting.registry import waiting
 
 BUCKET_BYTES = 1 << 26  # tensors are summed together up to this size
 ERROR_KEY = "dapo/error"
 ENVELOPE_BYTES = 1024  # a message that fits is exchanged at once
-LENGTH_BYTES = 8
 GRACE_S = 3.0  # for the rank that failed first to report why, before others report that they lost it
 
 

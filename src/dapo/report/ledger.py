@@ -176,18 +176,19 @@ def take_step(out: Balance, step: str, entries: Sequence[Entry]) -> int:
 
 def check_order(out: Balance, step: str, order: tuple[int, int] | None, *, skips_visits: bool) -> None:
     """A step goes on in the order where the one before it ended, and names every prompt that it took."""
-    before, after = order or (None, None)
-    if before is not None and out.n_taken is not None and before != out.n_taken:
-        what = "never sampled" if before > out.n_taken else "sampled again"
+    expected, out.n_taken = out.n_taken, order[1] if order else None
+    if order is None:
+        return
+    before, after = order
+    if expected is not None and before != expected:
+        what = "never sampled" if before > expected else "sampled again"
         out.faults.append(
-            f"{step}: begins after {before:,} prompts of the order, the step before it ended after {out.n_taken:,}: "
-            f"{abs(before - out.n_taken):,} {what}."
+            f"{step}: begins after {before:,} prompts of the order, the step before it ended after {expected:,}: "
+            f"{abs(before - expected):,} {what}."
         )
-    if before is not None and after is not None:
-        n_named, n_taken = out.n_new[step], after - before
-        if n_named > n_taken or (n_named < n_taken and not skips_visits):
-            out.faults.append(f"{step}: took {n_taken:,} prompts from the order and names {n_named:,}.")
-    out.n_taken = after
+    n_named, n_taken = out.n_new[step], after - before
+    if n_named > n_taken or (n_named < n_taken and not skips_visits):
+        out.faults.append(f"{step}: took {n_taken:,} prompts from the order and names {n_named:,}.")
 
 
 def missing_visits(keys: Iterable[Key]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from dapo.config.machine import gpu_memory_gib
 from dapo.config.model_shapes import BUNDLED, config_of, positions_of, shape_of
 from dapo.config.own_verifier import GYM_PREFIX, own_verifier
 from dapo.data.answer_types import answer_type
-from dapo.data.check import Report, report_on
+from dapo.data.check import Report, check
 from dapo.data.contamination import SHARE
 from dapo.data.inventory import Inventory, judge, take_inventory
 from dapo.data.names import KNOWN
@@ -140,7 +140,7 @@ def checked(data: str, fields: dict[str, str]) -> tuple[Report, str]:
     verifier = own or verifier_for(inventory)
     if own is None and verifier != "math":
         judge(inventory.entries, verifier)
-    return report_on(data, inventory), verifier
+    return check(data, inventory=inventory), verifier
 
 
 def verifier_for(inventory: Inventory) -> str:
