@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpu_time import cpu_seconds
-from dapo.data.answer_types import answer_type
+from dapo.data.answer_types import answer_type, may_be_decimal
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,14 @@ def test_every_text_has_a_kind(answer):
 )
 def test_no_text_takes_long(answer):
     assert cpu_seconds(lambda: answer_type(answer)) < 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("12,5", True), ("-0,25", True), ("3,1416", True), ("$12,5$", True),
+        ("12,500", False), ("1,234,567", False), ("(12,5)", False), ("12.5", False), ("1, 2", False), ("12,", False),
+    ],
+)  # fmt: skip
+def test_a_comma_that_may_be_a_decimal_comma(answer: str, expected: bool):
+    assert may_be_decimal(answer) is expected

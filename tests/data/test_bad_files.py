@@ -150,3 +150,17 @@ def main_returns(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(argv)
     assert exit.value.code == 0
+
+
+@pytest.mark.parametrize("n_commas", [1, 2])
+def test_border_more_than_a_tenth_with_a_decimal_comma_is_told(
+    n_commas: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "rows.jsonl"
+    answers = ["12,5", "0,75"][:n_commas] + ["7"] * (10 - n_commas)
+    rows = [{"question": f"Problem {i}: what is it?", "answer": answer} for i, answer in enumerate(answers)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main_returns(["data", "check", str(path)])
+    said = capsys.readouterr().out
+    assert ("write a point" in said) is (n_commas == 2)
+    assert ("row 1: 12,5" in said) is (n_commas == 2)

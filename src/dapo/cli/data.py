@@ -271,6 +271,10 @@ def defects(report: Report) -> list[tuple[str, list[str]]]:
         ("Conflicting answers", conflicts),
         ("Rows without reference", [f"row {row}" for row in report.no_reference]),
         ("Unparseable references", [f"row {bad.row}: {brief(bad.answer)}: {bad.why}" for bad in report.unparseable]),
+        (
+            "Read as lists of two numbers (if the comma is a decimal comma, write a point)",
+            [f"row {one.row}: {brief(one.answer)}" for one in report.decimal_commas],
+        ),
     ]
     for one in report.contamination:
         shared = [f"{overlap.how} {overlap.share:.2f}: {brief(overlap.question)}" for overlap in one.found]

@@ -13,7 +13,13 @@ DECIMAL = re.compile(r"[+-]?\d*\.\d+")
 CHOICE = re.compile(r"\(?[A-E]\)?|\\text(?:bf)?\{\(?[A-E]\)?\}")
 TEXT_COMMAND = re.compile(r"\\(?:text|mbox|textbf|textrm)\b")
 NOT_TEXT = re.compile(r"[^A-Za-z一-鿿 ,.'{}()-]|\b[A-Za-z]\b")
+COMMA = re.compile(r"[+-]?\d+,(?!\d{3}$)\d+")
 LIST = re.compile(r",|\\cup|\\cap|\\infty|\\begin\{.?matrix\}|\\pm")
+
+
+def may_be_decimal(answer: str) -> bool:
+    """12,5: a list of two numbers, or 12.5 as much of Europe writes it; 12,500 is a number with a separator."""
+    return COMMA.fullmatch(plain_answer(answer)) is not None
 
 
 def answer_type(answer: str) -> str:

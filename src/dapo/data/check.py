@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.own_verifier import own_verifier
-from dapo.data.answer_types import answer_type
+from dapo.data.answer_types import answer_type, may_be_decimal
 from dapo.data.contamination import SHARE, Contamination, EvaluationTexts, find_contamination
 from dapo.data.inventory import Inventory, take_inventory
 from dapo.data.names import Use
@@ -18,6 +18,7 @@ from dapo.data.prompts import PromptFormat, Tokenizer
 from dapo.errors import DataError
 
 N_EXAMPLES = 3
+MANY_COMMAS = 0.1  # of the references; fewer are lists of two numbers, as in MATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Report:
     conflicts: tuple[Conflict, ...]
     no_reference: tuple[int, ...]
     unparseable: tuple[BadReference, ...]
+    decimal_commas: tuple[BadReference, ...]
     answer_types: dict[str, int]
     question_chars: Lengths
     prompt_tokens: Lengths | None
@@ -123,6 +125,7 @@ def check(
         conflicts=conflicts(inventory),
         no_reference=tuple(sorted(row for entry in inventory.entries for row in entry.rows_without)),
         unparseable=unparseable(inventory),
+        decimal_commas=decimal_commas(inventory),
         answer_types=types(inventory),
         question_chars=Lengths.of(len(entry.question) for entry in inventory.entries),
         prompt_tokens=Lengths.of(lengths) if lengths else None,
@@ -152,6 +155,19 @@ def unparseable(inventory: Inventory) -> tuple[BadReference, ...]:
         for row in reference.rows
     ]
     return tuple(sorted(bad, key=lambda one: one.row))
+
+
+def decimal_commas(inventory: Inventory) -> tuple[BadReference, ...]:
+    """References like 12,5, where a set has many of them; they are read as lists."""
+    given = [reference for entry in inventory.entries for reference in entry.references if reference.text]
+    found = [
+        BadReference(row, reference.text, "read as two numbers")
+        for reference in given
+        if may_be_decimal(reference.text)
+        for row in reference.rows
+    ]
+    n_rows = sum(len(reference.rows) for reference in given)
+    return tuple(sorted(found, key=lambda one: one.row)) if len(found) > MANY_COMMAS * n_rows else ()
 
 
 def types(inventory: Inventory) -> dict[str, int]:
