@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -68,9 +69,21 @@ def metrics(run_folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any
     return [{key: value for key, value in line.items() if not key.startswith("timing.")} for line in lines]
 
 
-def test_a_run_leaves_behind_what_the_design_says(tmp_path: Path):
-    run = run_toy(tmp_path, "run")
-    folder = run.folder
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy run to its end, beside the model that it began with. Whoever changes something takes a copy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
+        return run_toy(tmp_path_factory.mktemp("finished"), "run", "checkpoint.keep=3").folder
+
+
+@pytest.fixture
+def copy_of_finished(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def test_a_run_leaves_behind_what_the_design_says(finished: Path):
+    folder = finished
     lines = metrics(folder)
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert next(iter(lines[0])) == "step"
@@ -98,10 +111,10 @@ def test_a_run_leaves_behind_what_the_design_says(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_weights_move_and_a_learning_rate_of_zero_moves_nothing(tmp_path: Path):
-    moved = weights(run_toy(tmp_path, "run").folder)
+def test_the_weights_move_and_a_learning_rate_of_zero_moves_nothing(finished: Path, tmp_path: Path):
+    moved = weights(finished)
     still = weights(run_toy(tmp_path, "still", "train.lr=0.0").folder)
-    base = load_file(tmp_path / "model" / "model.safetensors")
+    base = load_file(finished.parent / "model" / "model.safetensors")
     assert any(not torch.equal(moved[name], base[name]) for name in base)
     assert all(torch.equal(still[name], base[name]) for name in base)
 
@@ -212,15 +225,14 @@ def test_prompts_that_a_resume_passes_over_are_found_by_the_ledger(tmp_path: Pat
     assert any(re.search(r"step 2: begins after .* prompts of the order.*: 2 never sampled", one) for one in faults)
 
 
-def test_a_signal_in_the_middle_of_sampling_takes_the_step_back_and_resume_is_exact(tmp_path: Path):
-    straight = run_toy(tmp_path, "straight")
+def test_a_signal_in_the_middle_of_sampling_takes_the_step_back_and_resume_is_exact(finished: Path, tmp_path: Path):
     stopped = run_toy(tmp_path, "stopped", observers=[StopAfter(3)])
     assert stopped.step == 1
     resumed = resume_run(tmp_path / "stopped")
     train(resumed)
     resumed.close()
-    assert metrics(resumed.folder) == metrics(straight.folder)
-    assert all(torch.equal(w, weights(resumed.folder)[n]) for n, w in weights(straight.folder).items())
+    assert metrics(resumed.folder) == metrics(finished)
+    assert all(torch.equal(w, weights(resumed.folder)[n]) for n, w in weights(finished).items())
 
 
 @pytest.mark.slow
@@ -263,27 +275,25 @@ def test_a_signal_in_the_middle_of_an_evaluation_loses_neither_the_step_nor_the_
     assert [step for step, _ in scores[0]] == [0, 1, 2, 3]
 
 
-def test_a_torn_or_tampered_checkpoint_is_skipped_by_name(tmp_path: Path):
-    run = run_toy(tmp_path, "run", "checkpoint.keep=3")
-    newest = sorted((run.folder / "checkpoints").glob("step-*"))[-1]
+def test_a_torn_or_tampered_checkpoint_is_skipped_by_name(copy_of_finished: Path):
+    newest = sorted((copy_of_finished / "checkpoints").glob("step-*"))[-1]
     tensors = newest / "state.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-7])
-    resumed = resume_run(run.folder)
+    resumed = resume_run(copy_of_finished)
     resumed.close()
     assert resumed.step == 2
-    events = (run.folder / "events.jsonl").read_text()
+    events = (copy_of_finished / "events.jsonl").read_text()
     assert "state.safetensors" in events
     assert "step-000003" in events
 
 
-def test_without_an_intact_checkpoint_a_run_starts_over(tmp_path: Path):
-    run = run_toy(tmp_path, "run")
-    for manifest in run.folder.glob("checkpoints/*/MANIFEST.json"):
+def test_without_an_intact_checkpoint_a_run_starts_over(copy_of_finished: Path):
+    for manifest in copy_of_finished.glob("checkpoints/*/MANIFEST.json"):
         manifest.unlink()
-    resumed = resume_run(run.folder)
+    resumed = resume_run(copy_of_finished)
     resumed.close()
     assert resumed.step == 0
-    assert metrics(run.folder) == []
+    assert metrics(copy_of_finished) == []
 
 
 @pytest.mark.slow
@@ -298,12 +308,13 @@ def test_without_regular_checkpoints_start_and_end_are_still_written(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_run_that_keeps_its_model_alone_writes_no_state_and_says_so_on_resume(tmp_path: Path):
-    whole = run_toy(tmp_path, "whole")
+def test_a_run_that_keeps_its_model_alone_writes_no_state_and_says_so_on_resume(finished: Path, tmp_path: Path):
     alone = run_toy(tmp_path, "alone", "checkpoint.resumable=false", "checkpoint.every_steps=0", "checkpoint.keep=9")
     (only,) = in_order(alone.folder / "checkpoints")
     assert only.name == "step-000003"
-    weights = [(run.folder / "checkpoints/step-000003/model/model.safetensors").read_bytes() for run in (whole, alone)]
+    weights = [
+        (folder / "checkpoints/step-000003/model/model.safetensors").read_bytes() for folder in (finished, alone.folder)
+    ]
     assert weights[0] == weights[1]
     assert (only / "state.safetensors").stat().st_size < 100
     with pytest.raises(CheckpointError, match="model alone") as refused:
@@ -313,15 +324,14 @@ def test_a_run_that_keeps_its_model_alone_writes_no_state_and_says_so_on_resume(
     assert f"{alone.learner.updates} updates" in (tmp_path / "exported" / "README.md").read_text()
 
 
-def test_a_run_whose_checkpoints_are_gone_keeps_its_record_aside(tmp_path: Path):
-    run = run_toy(tmp_path, "run", "train.steps=3", "checkpoint.every_steps=1")
-    record = (run.folder / "metrics.jsonl").read_bytes()
-    shutil.rmtree(run.folder / "checkpoints")
-    resumed = resume_run(run.folder)
+def test_a_run_whose_checkpoints_are_gone_keeps_its_record_aside(copy_of_finished: Path):
+    record = (copy_of_finished / "metrics.jsonl").read_bytes()
+    shutil.rmtree(copy_of_finished / "checkpoints")
+    resumed = resume_run(copy_of_finished)
     resumed.close()
     assert resumed.step == 0
-    assert (run.folder / "metrics.lost.jsonl").read_bytes() == record
-    said = [line["message"] for line in read_lines(run.folder / "events.jsonl")]
+    assert (copy_of_finished / "metrics.lost.jsonl").read_bytes() == record
+    said = [line["message"] for line in read_lines(copy_of_finished / "events.jsonl")]
     assert any("3 steps it had recorded are in metrics.lost.jsonl" in message for message in said)
 
 
@@ -403,24 +413,22 @@ def test_a_resumed_run_keeps_its_loss_scale_and_repeats_the_straight_one(
         assert torch.equal(weight, weights(resumed.folder)[name])
 
 
-def test_a_changed_config_is_refused_unless_the_keys_are_safe(tmp_path: Path):
-    run = run_toy(tmp_path, "run")
+def test_a_changed_config_is_refused_unless_the_keys_are_safe(copy_of_finished: Path):
     with pytest.raises(ConfigError, match=r"train\.lr = 0\.5 \(was 0\.01\)"):
-        resume_run(run.folder, [parse_override("train.lr=0.5")])
+        resume_run(copy_of_finished, [parse_override("train.lr=0.5")])
     with pytest.raises(ConfigError, match="stepz: no such key"):
-        resume_run(run.folder, [parse_override("train.stepz=5")])
-    resumed = resume_run(run.folder, [parse_override("train.steps=5"), parse_override("checkpoint.keep=1")])
+        resume_run(copy_of_finished, [parse_override("train.stepz=5")])
+    resumed = resume_run(copy_of_finished, [parse_override("train.steps=5"), parse_override("checkpoint.keep=1")])
     resumed.close()
     assert resumed.config.train.steps == 5
 
 
-def test_a_run_does_not_end_before_what_it_has_trained(tmp_path: Path):
-    run = run_toy(tmp_path, "run", "train.steps=3")
+def test_a_run_does_not_end_before_what_it_has_trained(copy_of_finished: Path):
     with pytest.raises(ConfigError, match=r"train\.steps = 2: the run has trained 3 steps already"):
-        resume_run(run.folder, [parse_override("train.steps=2")])
-    assert read_run_config(run.folder, ()).train.steps == 3
+        resume_run(copy_of_finished, [parse_override("train.steps=2")])
+    assert read_run_config(copy_of_finished, ()).train.steps == 3
     with pytest.raises(ConfigError, match=r"nope: no such key\.") as caught:
-        resume_run(run.folder, [parse_override("nope=1")])
+        resume_run(copy_of_finished, [parse_override("nope=1")])
     assert "config.toml" not in caught.value.message
 
 
@@ -440,14 +448,13 @@ def test_a_run_whose_learning_rate_falls_towards_its_end_keeps_that_end(tmp_path
     same.close()
 
 
-def test_other_problems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_problems_are_refused(copy_of_finished: Path, monkeypatch: pytest.MonkeyPatch):
     import toy
 
-    run = run_toy(tmp_path, "run")
     fewer = list(toy.problems())[:30]
     monkeypatch.setattr(toy, "problems", lambda: iter(fewer))
     with pytest.raises(CheckpointError, match="other problems"):
-        resume_run(run.folder)
+        resume_run(copy_of_finished)
 
 
 def test_an_existing_folder_and_a_folder_that_is_no_run_are_refused(tmp_path: Path):
