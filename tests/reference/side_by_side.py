@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from reference_trainer import Critic as ReferenceCritic
 from reference_trainer import ReferenceTrainer, Step
@@ -24,7 +25,7 @@ from dapo.learner.learner import Learner, make_learner
 from dapo.learner.update import update_policy
 from dapo.models.critic import HEAD_FILE, Critic, save_critic
 from dapo.models.device import choose_dtype
-from dapo.models.load import save_policy
+from dapo.models.load import load_pretrained, save_policy
 from dapo.models.policy import Policy
 from dapo.trainer.assemble import make_policy
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
@@ -179,8 +180,14 @@ def spy(optimizer: Any) -> list[dict[str, Tensor]]:
 
 def our_learner(folder: Path, config: Config) -> Learner:
     start, dtype = str(folder / "policy"), choose_dtype(config.model.dtype, "cpu")
-    policy = make_policy(config, start, dtype, "cpu")
-    return make_learner(config, policy, start, None, dtype, "cpu", ALONE)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("load", "critic"):  # some hundred learners begin with the same three folders
+            patch.setattr(f"dapo.models.{module}.load_pretrained", lambda *what, **how: deepcopy(read(*what, **how)))
+        policy = make_policy(config, start, dtype, "cpu")
+        return make_learner(config, policy, start, None, dtype, "cpu", ALONE)
+
+
+read = cache(load_pretrained)
 
 
 def train_ours(learner: Learner, config: Config, steps: Sequence[tuple[int, list[Group]]]) -> list[Ours]:
