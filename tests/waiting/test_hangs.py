@@ -14,6 +14,7 @@ import pytest
 from launch import TESTS, children, environment, torchrun
 from toy import recipe_file
 
+from command_line import dapo
 from dapo.checkpoints.load import newest_intact
 
 pytestmark = pytest.mark.slow
@@ -35,16 +36,12 @@ def start(arguments: list[str], **more: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, *arguments], env=env, cwd=TESTS.parent, **outputs)  # type: ignore[call-overload]
 
 
-def doctor(run: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dapo", "doctor", str(run)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-
-
 def named(run: Path, process: subprocess.Popen[bytes] | subprocess.Popen[str], wanted: str) -> str:
     """What the doctor says while the run is held up, once it says that."""
     while process.poll() is None:
-        if wanted in (told := doctor(run).stdout):
+        if wanted in (told := dapo("doctor", str(run)).stdout):
             return told
+        time.sleep(0.2)
     raise AssertionError(f"the run ended before the doctor said {wanted!r}")
 
 
@@ -63,8 +60,8 @@ def resumes(run: Path, **more: object) -> None:
     out, err = process.communicate()
     assert process.returncode == 0, err.decode()
     assert f"Done: {STEPS} steps" in out.decode()
-    ledger = subprocess.run([sys.executable, "-m", "dapo", "ledger", str(run), "--json"], env=environment(),
-                            capture_output=True, text=True, check=True)  # fmt: skip
+    ledger = dapo("ledger", str(run), "--json")
+    assert ledger.returncode == 0, ledger.stderr
     assert json.loads(ledger.stdout)["balanced"]
 
 
@@ -144,6 +141,9 @@ def test_a_rank_that_is_stopped(tmp_path: Path):
     os.kill(ranks[1], signal.SIGSTOP)
     told = named(run, process, "is stopped by a signal")
     assert f"rank 1 (process {ranks[1]} on" in told
+    while Path(f"/proc/{ranks[0]}").exists():  # it ends by itself
+        time.sleep(0.1)
+    os.kill(ranks[1], signal.SIGKILL)  # as torchrun does 30 s after a SIGTERM, which a stopped process does not hear
     _, err = process.communicate()
     assert process.returncode != 0
     assert "rank 0 of 2 has waited" in err
