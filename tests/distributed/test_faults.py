@@ -92,13 +92,17 @@ def test_a_rank_that_sends_garbage_stops_the_run_by_name_and_nobody_trains_on_it
 
 @pytest.fixture(scope="module")
 def finished(root: Path) -> Path:
-    """Runs that end well, by one start: a rank with a third of the memory, and collectives by way of the host."""
+    """Runs that end well, by one start: a rank with a third of the memory, collectives by way of the host, a resume."""
     plans: list[dict[str, Any]] = []
     for shard in ("full", "none"):
         keys = [*STEPS, f"cluster.shard={shard}"]
         short = [*keys, "train.tokens_per_microbatch=60"]
         plans.append({"name": f"short-{shard}", "overrides": short, "memory": [1, 20]})
         plans.append({"name": f"staged-{shard}", "overrides": keys, "stages": True})
+    sharded = [*STEPS, "cluster.shard=full"]
+    plans.append({"name": "sharded", "overrides": sharded})
+    plans.append({"name": "half", "overrides": [*sharded, "train.steps=2"]})
+    plans.append({"name": "half", "overrides": STEPS, "resumes": True})
     code, _, err = end_of(torchrun(2, RANKS, str(root), json.dumps(plans)))
     assert code == 0, err
     return root
@@ -195,14 +199,10 @@ def test_a_full_disk_stops_the_run_by_name_and_the_older_checkpoint_is_intact(
     goes_on_exactly(root, run.name)
 
 
-def test_on_the_same_ranks_a_sharded_run_goes_on_bit_for_bit(root: Path):
-    plan: dict[str, Any] = {"overrides": [*STEPS, "cluster.shard=full"]}
-    half = {**plan, "name": "half", "overrides": [*plan["overrides"], "train.steps=2"]}
-    rest = {"name": "half", "overrides": STEPS, "resumes": True}
-    process = torchrun(2, RANKS, str(root), json.dumps([{**plan, "name": "sharded"}, half, rest]))
-    assert end_of(process)[0] == 0
-    assert furthest(weights(root / "half"), weights(root / "sharded")) == 0
-    assert lines(root / "half") == lines(root / "sharded")
+def test_on_the_same_ranks_a_sharded_run_goes_on_bit_for_bit(finished: Path):
+    assert furthest(weights(finished / "half"), weights(finished / "sharded")) == 0
+    assert lines(finished / "half") == lines(finished / "sharded")
+    assert [line["kind"] for line in lines(finished / "half", "events.jsonl")].count("resume") == 1
 
 
 def command_line(root: Path, *arguments: str) -> list[str]:
