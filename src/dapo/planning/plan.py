@@ -204,7 +204,7 @@ def _dynamic(config: Config) -> str:
 # ------------------------------------------------------------------ memory
 
 # Torch's allocator keeps blocks that nothing fits into: so much of what comes and goes. With it the estimate is within
-# 9 % of the card's own count for eight recipes on an H200 (docs/results/capped-recipes.json).
+# 9 % of the card's own count for every recipe on an H200 (docs/results/capped-recipes.json).
 UNUSED_PART = 4
 COME_AND_GO = ("activations", "output head", "engine's logits", "dequantized matrices")
 NOT_HELD = (*COME_AND_GO, "allocator's unused blocks", "CUDA itself")  # by the run itself, all the time
