@@ -15,6 +15,9 @@ import pytest
 import toy
 from cases import ELSEWHERE, NOT_IN_A_STEP
 
+from dapo.models.critic import Critic
+from dapo.models.policy import Policy
+from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import SamplingParams
 from dapo.trainer.interrupt import watched
 from dapo.trainer.loop import train
@@ -43,7 +46,8 @@ ASSEMBLE, EVALUATE, MAKE = "dapo.trainer.assemble", "dapo.trainer.evaluate", "da
 POOL, ENGINE, COLLECTOR = f"{ASSEMBLE}:VerifierPool", f"{MAKE}:LocalEngine", f"{ASSEMBLE}:Collector"
 POLICY, LORA, CRITIC = f"{ASSEMBLE}:load_policy", f"{ASSEMBLE}:add_lora", "dapo.learner.learner:load_critic"
 REFERENCE, TRACKERS = "dapo.learner.learner:load_policy", "dapo.trainer.track:make_trackers"
-VLLM, MEMORY = f"{MAKE}:VllmEngine", f"{ASSEMBLE}:limit_memory"
+PLAIN, VLLM, MEMORY = f"{MAKE}:PlainEngine", f"{MAKE}:VllmEngine", f"{ASSEMBLE}:limit_memory"
+PART, RECOMPUTED = "dapo.rewards.parts:VerifierPool", "dapo.learner.learner:checkpoint_layers"
 PROBLEMS, PROMPT = "dapo.data.encoded:load_problems", "dapo.data.encoded:PromptFormat"
 EVALUATION, ENVIRONMENTS = f"{EVALUATE}:evaluate", "dapo.trainer.episodes:EnvironmentPool"
 SCENES = {
@@ -79,6 +83,15 @@ SCENES = {
         ("preset=grpo-naive", "data.eval=['toy:problems']", "eval.every_steps=1"),
         is_trained=True,
     ),
+    "a part of the reward": Scene(
+        (
+            Arrival("rewards.parts.NAME.function", "", PART, "verifier", "toy:short"),
+            Arrival("rewards.cpu_seconds", "3.5", PART, "seconds"),
+            Arrival("rewards.memory_mb", "777", PART, "memory_mb"),
+            Arrival("rewards.workers", "3", PART, "workers"),
+        ),
+        ("rewards.parts={short={function='toy:short', weight=0.5}}",),
+    ),
     "selection": Scene(
         (
             Arrival("sampling.predictive", "true", f"{ASSEMBLE}:PredictiveSource", "G", 3),
@@ -111,6 +124,13 @@ SCENES = {
         ),
         ("preset=ppo",),
     ),
+    "recomputed activations": Scene(
+        (
+            Arrival("train.gradient_checkpointing", "true", RECOMPUTED, "module", Policy, of=type),
+            Arrival("train.gradient_checkpointing", "true", RECOMPUTED, "module", Critic, of=type),
+        ),
+        ("preset=ppo",),
+    ),
     "a critic of the same model": Scene(
         (Arrival("model.revision", "abc", CRITIC, "revision"),), ("preset=ppo",), ends_with=CRITIC
     ),
@@ -120,6 +140,11 @@ SCENES = {
             Arrival("model.kernels", "plain", REFERENCE, "is_fused", False),
         ),
         ("preset=grpo",),
+    ),
+    "a teacher of an adapter": Scene(
+        (Arrival("algorithm.kl.path", "FOLDER/other", REFERENCE, "path"),),
+        ("preset=grpo", "model.lora.rank=2"),  # without a teacher its base is the reference, and nothing is loaded
+        ends_with=REFERENCE,
     ),
     "a reference": Scene((Arrival("model.revision", "abc", REFERENCE, "revision"),), ("preset=grpo",), REFERENCE),
     "a GPU": Scene((Arrival("model.gpu_memory_gib", "7.5", MEMORY, "gib"),), ("model.device=cuda",), MEMORY),
@@ -156,6 +181,16 @@ SCENES = {
             Arrival("tracking.project", "mine", TRACKERS, "project"),
         ),
         ends_with=TRACKERS,
+    ),
+    "the plain engine": Scene(
+        (
+            Arrival("sampling.temperature", "0.9", PLAIN, "sampling", SamplingParams(temperature=0.9)),
+            Arrival("rollout.max_concurrent_sequences", "19", PLAIN, "max_concurrent"),
+            Arrival("rollout.draft_tokens", "3", PLAIN, "drafting", Drafting(3, 5)),
+            Arrival("rollout.draft_below_rows", "5", PLAIN, "drafting", Drafting(3, 5)),
+        ),
+        ("rollout.engine=plain",),
+        ends_with=PLAIN,
     ),
     "vLLM": Scene(
         (
