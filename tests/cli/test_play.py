@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -11,6 +12,8 @@ from dapo.cli.play import ending, show, source_of, typed_turn
 from dapo.config import load_recipe, to_toml
 from dapo.console import Pipe
 from dapo.data.prompts import PromptFormat
+from dapo.environments.conversation import Conversation
+from dapo.environments.pool import EnvironmentPool
 from dapo.errors import ConfigError
 from dapo.evaluation.offline import OfflineEval, run_offline_eval
 from dapo.evaluation.play import Played, Spoken, play, play_yourself
@@ -65,6 +68,29 @@ def test_the_model_plays_what_an_evaluation_draws_and_every_turn_is_told_once(tm
     assert played.n_tokens == answers[ID, 0].n_tokens
     assert played.judgement is not None
     assert (played.judgement.verdict, played.judged_by) == (answers[ID, 0].verdict, "verifier math")
+
+
+class Noted(EnvironmentPool):
+    """Remembers the seeds that prompts and episodes were made from."""
+
+    begun: ClassVar[list[int]] = []
+    played: ClassVar[list[int]] = []
+
+    def opening(self, problem: Problem, seed: int) -> str:
+        self.begun.append(seed)
+        return super().opening(problem, seed)
+
+    def ask(self, conversation: Conversation) -> int:
+        self.played.append(conversation.seed)
+        return super().ask(conversation)
+
+
+def test_the_prompt_of_an_evaluation_tells_of_the_game_that_is_played(game: str, monkeypatch: pytest.MonkeyPatch):
+    """Both are made from a seed, which is to be the same; and of turns there are as many as the plan says."""
+    monkeypatch.setattr("dapo.evaluation.offline.EnvironmentPool", Noted)
+    run_offline_eval(plan(data="one.jsonl", environment=game, max_turns=1))
+    assert len(Noted.begun) == len(Noted.played) == 1
+    assert Noted.begun == Noted.played
 
 
 def test_without_an_environment_an_episode_is_one_turn():

@@ -15,15 +15,21 @@ from kill_runs import fingerprint
 from test_run import StopAfter
 from toy import HERE, recipe
 
+from dapo.environments.conversation import Conversation
 from dapo.errors import ConfigError, DataError
+from dapo.evaluation.offline import OfflineEval, answering
+from dapo.models.load import save_policy
+from dapo.rollout.episodes import EpisodeEngine
 from dapo.rollout.turn_marks import TurnMarks
 from dapo.trainer.episodes import refuse_environments
+from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.loop import train
 from dapo.trainer.resume import resume_run
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
 from dapo.trainer.trust import code_named
-from tiny_models import tiny_tokenizer
+from dapo.types import Problem
+from tiny_models import tiny_policy, tiny_tokenizer
 
 TALK = ("data.environment=talking:Talker", "limits.max_response_tokens=32", "limits.max_turns=4")
 
@@ -117,6 +123,43 @@ def test_evaluation_sets_have_their_environment_too(tmp_path: Path):
     trained(run)
     line = json.loads((tmp_path / "run" / "eval.jsonl").read_text().splitlines()[0])
     assert 0 < line["avg@k"] < 1
+
+
+def test_an_evaluations_prompts_begin_as_the_environments_of_its_episodes_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Both are made from a seed; of two seeds, the prompt would tell of another game than the one that is played.
+
+    And its episodes have as many turns as those of training.
+    """
+    (tmp_path / "held.jsonl").write_text(
+        "".join(json.dumps({"question": f"w1{i} w11", "answer": str(i)}) + "\n" for i in range(3))
+    )
+    keys = (f"data.eval=['{tmp_path / 'held.jsonl'}']", "eval.every_steps=1", "eval.k=1", "preset=grpo", *TALK)
+    keys = (*keys, "limits.max_turns=2")
+    run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
+    assert isinstance(run.engine, EpisodeEngine)
+    pool, begun, played, turns = run.engine.environments, dict[str, int](), dict[str, int](), list[int]()
+    opening, ask = pool.opening, pool.ask
+
+    def noted_opening(problem: Problem, seed: int) -> str:
+        begun[problem.id] = seed
+        return opening(problem, seed)
+
+    def noted_ask(conversation: Conversation) -> int:
+        played[conversation.problem.id] = conversation.seed
+        turns.append(len(conversation.said))
+        return ask(conversation)
+
+    monkeypatch.setattr(pool, "opening", noted_opening)
+    monkeypatch.setattr(pool, "ask", noted_ask)
+    try:
+        evaluate_run(run)
+    finally:
+        run.close()
+    assert begun == played
+    assert len({*begun.values()}) == 3
+    assert max(turns) == 2
 
 
 def test_an_environment_of_one_source_leaves_the_others_alone(tmp_path: Path):
@@ -213,6 +256,23 @@ def test_a_later_turn_is_encoded_by_the_templates_own_marks():
     assert words.convert_ids_to_tokens(marks.encode("w7 w8", "tool", after=5)) == said  # a string ended the turn
     assert words.convert_ids_to_tokens(marks.encode("w7 w8", "tool", after=2)) == said[1:]  # the model drew <eos>
     assert TurnMarks(words, chat=False, eos_ids=(2,)).encode("w7 w8", "tool", after=2) == (7, 8)
+
+
+def test_a_run_and_an_evaluation_encode_later_turns_by_the_template_as_they_do_prompts(tmp_path: Path):
+    policy = tiny_policy("llama", seed=1)
+    policy.tokenizer.chat_template = MARKS
+    save_policy(policy, tmp_path / "model")
+    run = start_run(recipe(tmp_path, "data.chat_template=true", *TALK), tmp_path / "run")
+    run.close()
+    plan = OfflineEval(
+        model=str(tmp_path / "model"), data="toy:problems", use="eval", k=1, temperature=1.0, top_p=1.0,
+        max_response_tokens=32, max_prompt_tokens=16, template="raw", chat=True, verifier="toy:contains", seed=0,
+        concurrent=4, device="cpu", environment="talking:Talker",
+    )  # fmt: skip
+    with answering(plan, plan.model, run.problems.by_id) as (engine, _, _):
+        for made in (run.engine, engine):
+            assert isinstance(made, EpisodeEngine)
+            assert made.marks.encode("w7", "user", after=2) == (1, 0, 7, 2, 1, 0)  # roles are no words of this model
 
 
 @pytest.mark.parametrize(
