@@ -34,6 +34,13 @@ def test_each_type_is_sampled_and_scored_by_itself(tmp_path: Path, monkeypatch: 
     assert off.kl == pytest.approx(torch.tensor(0.25).expm1().item() - 0.25, abs=1e-6)
 
 
+def test_trainer_and_engine_are_compared_at_the_temperature_that_samples(tmp_path: Path):
+    config = recipe(tmp_path, "rollout.engine=plain", "sampling.temperature=0.5").config
+    (double,) = measure_precisions(config, (torch.float64,), "cpu")
+    assert double.tokens > 0
+    assert double.largest < 1e-6
+
+
 def test_border_rows_are_scored_once_in_order_however_many_fit(tmp_path: Path):
     config = recipe(tmp_path).config
     rows = [(Row(range(3)), Row(range(n))) for n in (1, 2, 3, 4, 5)]  # costs 4 to 8

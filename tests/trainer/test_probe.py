@@ -116,6 +116,19 @@ def test_a_killed_examination_goes_on_without_repeating(model: Path, tmp_path: P
         run_offline_eval(offline(model, seed=1), journal=journal)
 
 
+def test_responses_are_drawn_as_the_plan_says(model: Path):
+    def texts(**changes: object) -> list[str]:
+        plan = offline(model, k=2, max_response_tokens=6, verifier="exact", **changes)
+        answers = run_offline_eval(plan).answers
+        return [answers[key].text for key in sorted(answers)]
+
+    greedy = texts(temperature=0.0)
+    assert texts(top_p=1e-6) == texts(temperature=1e-4) == greedy  # the nucleus is the likeliest token alone
+    assert greedy[::2] == greedy[1::2]
+    first, other = texts(), texts(seed=1)
+    assert greedy != first != other
+
+
 def test_selection_keeps_ids_and_order(model: Path):
     result = run_offline_eval(offline(model))
     table = difficulties(result.problems, result.answers, k=4)
