@@ -137,12 +137,16 @@ def test_partial_rollouts(tmp_path: Path, is_partial: str):
     assert bool(steps.state.pending) == (is_partial == "true")
 
 
-@pytest.mark.parametrize("is_finished", ["true", "false"])
-def test_finish_overtaken(tmp_path: Path, is_finished: str):
-    """Groups get longer from one to the next, so that later ones are left behind: once at most, or time and again."""
+@pytest.mark.parametrize(("is_finished", "epochs"), [("true", 1), ("true", 2), ("false", 1)])
+def test_finish_overtaken(tmp_path: Path, is_finished: str, epochs: int):
+    """Groups get longer from one to the next, so that later ones are left behind: once at most, or time and again.
+
+    A step has four updates, as many as a group may be old, in one epoch or in two.
+    """
     steps = Steps(
         tmp_path, *CARRYING, "sampling.partial_rollouts=true", f"sampling.finish_overtaken={is_finished}",
-        "train.updates_per_step=4", "sampling.max_prompts_tried_per_step=60",
+        f"train.updates_per_step={4 // epochs}", f"train.epochs_per_step={epochs}",
+        "sampling.max_prompts_tried_per_step=60",
     )  # fmt: skip
     seen = 0
     for step in range(3):
@@ -161,16 +165,19 @@ def test_max_staleness_updates(tmp_path: Path, bound: int, is_used: bool):
     assert set(carried).isdisjoint(steps.chosen(5)) != is_used
 
 
-@pytest.mark.parametrize("is_predictive", ["true", "false"])
-def test_predictive(tmp_path: Path, is_predictive: str):
-    """Problems that were never right in a hundred responses are mostly passed over."""
+@pytest.mark.parametrize(("is_predictive", "retire_above"), [("true", "none"), ("true", "0.8"), ("false", "0.8")])
+def test_predictive(tmp_path: Path, is_predictive: str, retire_above: str):
+    """Problems that were never right in a hundred responses are mostly passed over, solved ones retired beside that."""
     keys = CARRYING[0], "sampling.max_staleness_updates=4", f"sampling.predictive={is_predictive}"
-    steps = Steps(tmp_path, *keys)
+    steps = Steps(tmp_path, *keys, f"sampling.retire_above={retire_above}")
     problems = [Problem(str(i), "", "") for i in range(40)]
-    posteriors = Posteriors(counts={str(i): (0.0, 100.0) for i in range(0, 40, 2)})
+    solved = {str(i): (20.0, 0.0) for i in (1, 3, 5, 7)}
+    posteriors = Posteriors(counts={str(i): (0.0, 100.0) for i in range(0, 40, 2)} | solved)
     ordered = OrderedSource(EncodedSet("set", "", tuple(problems), ((1,),) * 40), ProblemOrder(40, seed=0))
     source = selected(steps.config, ordered, posteriors)
     source.start_step()
     came = [int(given[0].id) for _ in range(10) if (given := source.next()) is not None]
     hopeless = sum(i % 2 == 0 for i in came)
     assert hopeless <= 2 if is_predictive == "true" else hopeless >= 4
+    if retire_above != "none":
+        assert not {1, 3, 5, 7} & {*came}
