@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dapo.config.schema import RewardsConfig
-from dapo.rewards import VerifierPool
+from dapo.rewards import VerifierPool, VerifierPools
 from dapo.rewards.functions import score_of
 from dapo.rewards.parts import PartsJudge, with_parts
 from dapo.rewards.worker import MAX_PARTS, encoded
@@ -70,6 +70,17 @@ def test_a_judgement_carries_every_part_and_the_verifier_alone_says_what_is_corr
     # A function reads a truncated response; a verifier calls it wrong, as always.
     (cut,) = judged(judge, "42", stop=StopReason.LENGTH)
     assert (cut.verdict, dict(cut.parts)) == (Verdict.WRONG, {"length": 2.0, "same": -1.0})
+
+
+def test_a_source_with_a_verifier_of_its_own_has_the_parts_of_all():
+    config = rewards(length=function("length"), same={"verifier": "exact", "weight": 1.0})
+    with VerifierPool("math", workers=1) as own, VerifierPool("exact", workers=1) as other:
+        judge = PartsJudge(VerifierPools(own, [other]), config)
+        tickets = [judge.submit(Task("\\boxed{42.0}", "42", StopReason.EOS, verifier=name)) for name in ("", "exact")]
+        found = judge.wait(tickets)
+        judge.close()
+    assert [found[ticket].verdict for ticket in tickets] == [Verdict.CORRECT, Verdict.WRONG]  # by its own verifier
+    assert [dict(found[ticket].parts) for ticket in tickets] == [{"length": 12.0, "same": -1.0}] * 2
 
 
 @pytest.mark.parametrize("judge", [rewards(length=function("length"))], indirect=True)
