@@ -1,16 +1,20 @@
 """When value pretraining ends: by what the critic knew of new problems, step by step."""
 
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+from toy import recipe
 
 from dapo.algorithms.diagnostics import ExplainedSums
 from dapo.config.schema import SamplingConfig
 from dapo.learner.critic import HeldOutFit, Values, explained_variance_of, has_stopped_rising, latest_fit
 from dapo.learner.ragged import Ragged
-from dapo.trainer.pretrain_value import outcome_of
+from dapo.trainer.pretrain_value import outcome_of, pretraining_of
+from dapo.trainer.start import start_run
 
 
 def fit(explained: float, problems: int = 100) -> HeldOutFit:
@@ -22,6 +26,27 @@ def values_of(old: torch.Tensor, outcome: torch.Tensor, lengths: list[int]) -> V
     ragged = [Ragged(lengths, torch.float64) for _ in range(2)]
     ragged[0].flat, ragged[1].flat = old, outcome
     return Values(ragged[0], ragged[0], ragged[1])
+
+
+RESPONSES = "algorithm.critic.pretrain_responses=40"  # 16 in a step
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps", "each"),
+    [
+        ([RESPONSES], 3, 1),
+        ([RESPONSES, "rewards.control=shuffled"], 3, 4),  # one response to a problem cannot be shuffled
+        (["algorithm.critic.path=FOLDER/model"], 0, 1),  # it has been pretrained
+    ],
+)
+def test_how_many_steps_it_has_and_how_many_responses_to_a_problem(
+    tmp_path: Path, keys: list[str], steps: int, each: int
+):
+    named = [key.replace("FOLDER", str(tmp_path)) for key in keys]
+    run = start_run(recipe(tmp_path, "preset=vapo", *named), tmp_path / "run")
+    run.close()
+    sampling = pretraining_of(run)
+    assert (run.pretrain_steps, sampling.responses_per_prompt, sampling.prompts_per_step) == (steps, each, 16 // each)
 
 
 def test_sums_of_steps_explain_what_their_tokens_would_together():

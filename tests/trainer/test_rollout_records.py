@@ -135,10 +135,17 @@ def test_the_first_and_the_last_step_are_recorded_whatever_lies_between(tmp_path
 
 @pytest.mark.parametrize(
     ("every", "budget", "expected"),
-    [(3, None, [1, 3, 6, 8]), (100, None, [1, 8]), (0, None, []), (100, 35, [1, 4, 5, 6, 7, 8]), (0, 35, [])],
+    [
+        (3, None, [1, 3, 6, 8]),
+        (100, None, [1, 8]),
+        (0, None, []),
+        (100, 35, [1, 4, 5, 6, 7, 8]),
+        (100, 40, [1, 4, 5, 6, 7, 8]),
+        (0, 35, []),
+    ],
 )
 def test_a_step_that_spends_the_budget_of_tokens_is_a_last_one(every: int, budget: int | None, expected: list[int]):
-    """Ten tokens a step: the fourth spends 35. (A run ends there; those after it would spend it too.)"""
+    """Ten tokens a step: the fourth spends 35, and 40. (A run ends there; those after it would spend it too.)"""
     limits = SimpleNamespace(steps=8, max_generated_tokens=budget, max_minutes=None)
     config = SimpleNamespace(records=SimpleNamespace(every_steps=every), train=limits)
     run = SimpleNamespace(config=config, budget=RunBudget(limits), is_due=partial(Run.is_due, None))
