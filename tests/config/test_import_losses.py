@@ -162,6 +162,32 @@ def having(keys: dict[str, object], **wanted: object) -> bool:
             "grpo-naive",
             {"correction__cap": 2.0, "correction__floor": None, "correction__kind": "truncate"},
         ),
+        (
+            "OpenRLHF",
+            ["--algo.advantage.is_correction_enable"],
+            "grpo-naive",
+            {"correction__cap": 5.0, "correction__floor": 0.5, "correction__kind": "truncate"},
+        ),
+        (
+            "OpenRLHF",
+            ["--algo.advantage.is_correction_enable", "--algo.advantage.is_correction_type icepop"],
+            "grpo-naive",
+            {"correction__cap": 5.0, "correction__floor": 0.5, "correction__kind": "mask"},
+        ),
+        (
+            "OpenRLHF",
+            ["--enable_vllm_is_correction", "--vllm_is_correction_type icepop"],
+            "grpo-naive",
+            {"correction__cap": 5.0, "correction__kind": "mask", "correction__level": "token"},
+        ),
+        ("OpenRLHF", ["--enable_vllm_is_correction", "--use_icepop"], "grpo-naive", {"correction__kind": "mask"}),
+        ("OpenRLHF", ["--algo.advantage.is_correction_type icepop"], "grpo-naive", {"correction__cap": None}),
+        (  # neither of our kinds
+            "OpenRLHF",
+            ["--algo.advantage.is_correction_enable", "--algo.advantage.is_correction_type seq-mask-tis"],
+            "grpo-naive",
+            {"correction__cap": None},
+        ),
     ],
 )
 def test_a_peers_name_is_our_key(

@@ -25,6 +25,7 @@ ADVANTAGES: dict[str, dict[str, str]] = {  # of a group, what differs from eq. 9
 }
 MEANS = {"token-mean": "token", "seq-mean-token-mean": "sequence"}
 LOSSES = {"ppo": "clip", "gspo": "gspo"}
+TYPES = {"tis": "clip", "icepop": "mask"}  # of weights per token
 LEVELS = {"token": "token", "seq": "sequence", "sequence": "sequence", "geo": "geometric"}
 ENGINE = "our own engine generates the responses, in the trainer's process."
 MEMORY = "cluster.shard = full is FSDP2; train.moments = host offloads the moments."
@@ -196,9 +197,12 @@ def algorithm(s: Settings, out: Translation, has_critic: bool) -> None:
 def correction(s: Settings, out: Translation) -> None:
     """Weights against vLLM's log-probs: a level, mask or clip, and [low, high] or an upper bound alone."""
     level = s.text("algo.advantage.is_correction_level", default="off")
-    older = s.flag("enable_vllm_is_correction", "vllm_enable_is_correction", default=False)  # a flag, per token
-    icepop = s.flag("use_icepop", default=False)
-    shape = s.text("algo.advantage.is_correction_mode", default="mask" if icepop.value or not older.value else "clip")
+    older = s.flag(  # a flag, per token
+        "algo.advantage.is_correction_enable", "enable_vllm_is_correction", "vllm_enable_is_correction", default=False
+    )
+    kinds = ("algo.advantage.is_correction_type", "vllm_is_correction_type")
+    named = s.text(*kinds, default="icepop" if s.flag("use_icepop", default=False).value else "tis")
+    shape = s.text("algo.advantage.is_correction_mode", default=TYPES.get(named.value, "") if older.value else "mask")
     gating = s.text("algo.advantage.is_correction_gating", default="ratio")
     threshold = s.reals("algo.advantage.is_correction_threshold", "vllm_is_truncated_threshold")
     name = "token" if older.value else level.value
@@ -207,6 +211,12 @@ def correction(s: Settings, out: Translation) -> None:
     if name not in LEVELS or gating.value != "ratio":
         unknown = gating if name in LEVELS else level
         out.has_none(unknown.origin, "importance weights are bounded by their own value: algorithm.correction.")
+        return
+    if not shape.value:
+        why = (
+            "responses are masked by their geometric mean, and tokens have weights of their own: algorithm.correction."
+        )
+        out.has_none(named.origin, why)
         return
     bounds = threshold.value or [0.5, 5.0]
     kind = "truncate" if shape.value == "clip" else "mask"
