@@ -135,6 +135,17 @@ def test_kl_in_the_loss_and_in_the_reward(tmp_path: Path):
     assert "advantage per token" in said(in_reward.missing, "use_kl_in_reward")
 
 
+def test_each_place_of_the_kl_has_a_coefficient_of_its_own(tmp_path: Path):
+    both = ("actor_rollout_ref.actor.kl_loss_coef=0.02", "algorithm.kl_ctrl.kl_coef=0.03", "data.train_batch_size=256")
+    for place, switch, coefficient, kind in (
+        ("loss", "actor_rollout_ref.actor.use_kl_loss=True", 0.02, "k3"),
+        ("reward", "algorithm.use_kl_in_reward=True", 0.03, "k1"),
+    ):
+        keys = loaded(verl(tmp_path, "algorithm.adv_estimator=gae", switch, *both), tmp_path)
+        found = [keys[f"algorithm.kl.{name}"] for name in ("place", "coefficient", "kind")]
+        assert found == [place, coefficient, kind]
+
+
 def test_ppo_keeps_its_critic(tmp_path: Path):
     extra = ("algorithm.adv_estimator=gae", "critic.optim.lr=2e-6", "algorithm.lam=0.95", "trainer.critic_warmup=50")
     extra += ("actor_rollout_ref.rollout.n=4",)
@@ -453,6 +464,17 @@ def test_what_trl_defines_otherwise_is_said(tmp_path: Path, given: str, setting:
     assert why is None or why in found[0]
 
 
+def test_updates_of_several_epochs_are_fewer_steps(tmp_path: Path):
+    """Hugging Face counts updates, of which a step of ours has one for each mini-batch and epoch."""
+    lines = ("max_steps: 240", "num_iterations: 3", "steps_per_generation: 2", "save_steps: 60", "eval_steps: 30")
+    out = translate(write(tmp_path, "a.yaml", "\n".join(["num_generations: 8", *lines, "warmup_steps: 12"])))
+    keys = loaded(out, tmp_path)
+    found = [keys[key] for key in ("train.updates_per_step", "train.epochs_per_step", "train.steps")]
+    assert found == [2, 3, 240 // 6]
+    assert (keys["checkpoint.every_steps"], keys["train.warmup_steps"]) == (60 // 6, 12 // 6)
+    assert f"eval.every_steps = {30 // 6}" in said(out.missing, "eval_steps")
+
+
 def test_steps_below_one_are_a_share_of_all(tmp_path: Path):
     def trl(*lines: str) -> Translation:
         return translate(write(tmp_path, "a.yaml", "\n".join(["num_generations: 8", *lines])))
@@ -517,6 +539,108 @@ def test_dotted_flags_are_the_same_as_the_older_ones(tmp_path: Path):
         loaded(translate(write(tmp_path, name, text)), tmp_path) for name, text in (("o.sh", old), ("n.sh", new))
     )
     assert first == second
+
+
+def test_steps_in_which_only_the_critic_learns_are_counted_in_responses(tmp_path: Path):
+    sizes = "--rollout_batch_size 64 --n_samples_per_prompt 4 --train_batch_size 128 --freezing_actor_steps 10"
+    text = f"openrlhf.cli.train_ppo_ray --pretrain org/m --prompt_data d.jsonl {sizes} --critic_learning_rate 2e-6"
+    keys = loaded(translate(write(tmp_path, "a.sh", text), rows=6400), tmp_path)
+    assert (keys["algorithm.critic.pretrain_responses"], keys["algorithm.critic.lr"]) == (10 * 64 * 4, 2e-6)
+
+
+# ------------------------------------------------------------------ what a file leaves out
+
+# What all of them have where a file says nothing.
+COMMON: dict[str, object] = {
+    "algorithm.clip.low": 0.2,
+    "algorithm.clip.high": 0.2,
+    "algorithm.kl.coefficient": 0.0,
+    "algorithm.loss": "clip",
+    "algorithm.loss_aggregation": "token",
+    "sampling.dynamic": False,
+    "sampling.temperature": 1.0,
+    "shaping.overlong_filter": False,
+    "shaping.overlong_penalty": 0.0,
+    "train.epochs_per_step": 1,
+    "train.lr": 1e-6,
+    "train.max_grad_norm": 1.0,
+    "train.weight_decay": 0.0,
+}
+DEFAULTS: dict[str, tuple[str, dict[str, object]]] = {
+    "trl": (
+        "max_steps: 1000",
+        {
+            "algorithm.clip.dual": "none",
+            "algorithm.group.eps": 1e-4,
+            "algorithm.group.std": "sample",
+            "checkpoint.every_steps": 500,
+            "limits.max_response_tokens": 512,
+            "sampling.responses_per_prompt": 8,
+            "train.gradient_checkpointing": True,
+            "train.lr_decay": "linear",
+            "train.seed": 42,
+            "train.warmup_steps": 0,
+        },
+    ),
+    "verl": (
+        "trainer.total_training_steps=1000",
+        {
+            "algorithm.advantage": "gae",
+            "algorithm.clip.dual": 3.0,
+            "algorithm.critic.lr": 1e-5,
+            "algorithm.critic.pretrain_responses": 0,
+            "algorithm.critic.value_clip": 0.5,
+            "algorithm.gae.gamma": 1.0,
+            "algorithm.gae.lam": 1.0,
+            "cluster.gpus": 8,
+            "limits.max_prompt_tokens": 512,
+            "limits.max_response_tokens": 512,
+            "sampling.prompts_per_step": 1024,
+            "sampling.responses_per_prompt": 1,
+            "train.gradient_checkpointing": True,
+            "train.lr_decay": "none",
+            "train.tokens_per_microbatch": 16384,
+            "train.updates_per_step": 1024 // 256,
+            "train.warmup_steps": 0,
+            "train.weight_decay": 0.01,
+        },
+    ),
+    "openrlhf": (
+        "openrlhf.cli.train_ppo_ray --num_episodes 1",
+        {
+            "algorithm.advantage": "gae",
+            "algorithm.clip.dual": "none",
+            "algorithm.critic.lr": 9e-6,
+            "algorithm.critic.pretrain_responses": 0,
+            "algorithm.critic.value_clip": 0.5,
+            "algorithm.gae.gamma": 1.0,
+            "algorithm.gae.lam": 1.0,
+            "algorithm.kl.coefficient": 0.01,
+            "algorithm.kl.kind": "k1",
+            "algorithm.kl.place": "reward",
+            "cluster.gpus": 8,
+            "data.chat_template": False,
+            "limits.max_response_tokens": 1024,
+            "sampling.prompts_per_step": 1024,
+            "sampling.responses_per_prompt": 1,
+            "train.betas": [0.9, 0.95],
+            "train.gradient_checkpointing": False,
+            "train.lr_decay": "cosine",
+            "train.seed": 42,
+            "train.updates_per_step": 1024 // 128,
+            "train.warmup_steps": 30,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("peer", DEFAULTS)
+def test_what_a_file_leaves_out_is_as_the_peer_has_it(tmp_path: Path, peer: str):
+    """Of TRL 1.16, verl 0.9 and OpenRLHF 0.11; what changes there has to change here too."""
+    text, own = DEFAULTS[peer]
+    out = translate(write(tmp_path, "a.yaml" if peer == "trl" else "a.sh", text), peer=peer, rows=1024 * 1000)
+    wanted = COMMON | own
+    assert {key: out.keys[key] for key in wanted} == wanted
 
 
 # ------------------------------------------------------------------ nothing runs; bad input
