@@ -25,11 +25,13 @@ from dapo.checkpoints.manifest import manifest_of
 from dapo.checkpoints.save import in_order
 from dapo.config.load import load_recipe, parse_override
 from dapo.data.order import ProblemOrder
+from dapo.distributed.world import ALONE
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.files import read_lines
-from dapo.learner.learner import load_reference
+from dapo.learner.learner import load_reference, make_learner
 from dapo.learner.loss_scale import LossScale
 from dapo.learner.step import Step
+from dapo.models.critic import Critic
 from dapo.models.load import save_policy
 from dapo.models.policy import Policy
 from dapo.release.export import export_run
@@ -38,6 +40,7 @@ from dapo.report.ledger import LEDGER, VALUE_LEDGER, balance_of_run, read_ledger
 from dapo.report.load import load_run
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.claim import release
+from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
 from dapo.trainer.resume import read_run_config, resume_run
@@ -273,6 +276,19 @@ def test_a_signal_in_the_middle_of_an_evaluation_loses_neither_the_step_nor_the_
     scores = [[(line["step"], line["avg@k"]) for line in lines] for lines in evaluations]
     assert scores[0] == scores[1]
     assert [step for step, _ in scores[0]] == [0, 1, 2, 3]
+
+
+def test_of_several_evaluation_sets_those_without_a_line_are_evaluated_after_a_resume(tmp_path: Path):
+    sets = "data.eval={one={path='toy:problems'}, two={path='toy:problems'}}"
+    keys = (sets, "eval.every_steps=1", "eval.k=1", "limits.max_response_tokens=5")
+    run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
+    run.write_line("eval.jsonl", {"step": 0, "set": "one"})
+    run.write_line("eval.jsonl", {"step": 1, "set": "two"})
+    lines = evaluate_run(run)
+    again = evaluate_run(run)
+    run.close()
+    assert [(line["step"], line["set"]) for line in lines] == [(0, "two")]
+    assert again == []
 
 
 def test_a_torn_or_tampered_checkpoint_is_skipped_by_name(copy_of_finished: Path):
@@ -527,6 +543,23 @@ def test_a_teacher_has_commits_of_its_own(monkeypatch: pytest.MonkeyPatch):
     assert asked == [("me/base", "abc"), ("me/teacher", None)]
 
 
+def test_a_critic_of_its_own_has_commits_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[str, str | None]] = []
+
+    def load(path: str, *, revision: str | None, **_: object) -> Critic:
+        asked.append((path, revision))
+        return Critic(tiny_policy().backbone)
+
+    monkeypatch.setattr("dapo.learner.learner.load_critic", load)
+    config = load_recipe("quickstart", ["preset=ppo", "model.path=me/base", "model.revision=abc"]).config
+    for own, saved in ((None, None), ("me/critic", None), ("me/critic", "run/critic")):
+        critic = config.algorithm.critic.model_copy(update={"path": own})
+        algorithm = config.algorithm.model_copy(update={"critic": critic})
+        changed = config.model_copy(update={"algorithm": algorithm})
+        make_learner(changed, tiny_policy(), "me/base", saved, torch.float32, "cpu", ALONE)
+    assert asked == [("me/base", "abc"), ("me/critic", None), ("run/critic", None)]
+
+
 def test_a_teacher_may_have_a_larger_head_and_not_a_smaller_one(tmp_path: Path):
     """Qwen2.5 has one tokenizer, and heads of 151,936 tokens up to 3 B and of 152,064 from 7 B on."""
     for name, size in ("smaller", 38), ("larger", 48):
@@ -635,6 +668,27 @@ def test_value_pretraining_goes_on_where_it_was_stopped(tmp_path: Path, stop, ev
         for name in ("model.safetensors", "critic/model.safetensors", "critic/value_head.safetensors"):
             file = Path("checkpoints") / f"step-{step:06d}" / "model" / name
             assert (folder / file).read_bytes() == (straight / file).read_bytes()
+
+
+def test_a_checkpoint_within_value_pretraining_has_the_critics_moments_its_fits_and_what_was_spent(tmp_path: Path):
+    shorter = ("algorithm.critic.pretrain_responses=24", "checkpoint.every_steps=2", "train.steps=0")
+    run = run_toy(tmp_path, "run", *PRETRAINING, *shorter)
+    kept, *later = in_order(run.folder / "checkpoints")
+    for folder in later:
+        shutil.rmtree(folder)
+    lines = metrics(run.folder, "value.jsonl")
+    resumed = resume_run(run.folder)
+    resumed.close()
+    assert (kept.name, resumed.value_steps, len(lines)) == ("value-000002", 2, 3)
+    assert resumed.held_out_fits == run.held_out_fits[:2]
+    assert resumed.budget.generated_tokens == sum(line["tokens/generated"] for line in lines[:2])
+    for name in ("value.jsonl", VALUE_LEDGER):
+        assert [line["step"] for line in read_lines(run.folder / name)] == [1, 2]
+    assert resumed.learner.critic is not None
+    saved = load_file(kept / "state.safetensors")
+    found = resumed.learner.critic.optimizer.tensors()
+    assert found
+    assert all(torch.equal(tensor, saved[f"critic_optimizer.{name}"]) for name, tensor in found.items())
 
 
 def test_a_checkpoint_within_value_pretraining_gives_way_to_later_ones(tmp_path: Path):
