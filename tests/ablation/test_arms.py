@@ -1,6 +1,7 @@
 """The arms are config diffs: the last rung is DAPO, each rung changes one switch, every arm runs on every recipe."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ from dapo.ablation.arms import ARMS, LADDER, arm_config, choose_arms
 from dapo.ablation.published import PAPER, REPRODUCTION, VAPO, published
 from dapo.cli.ladder import SMOKE
 from dapo.config import load_recipe
-from dapo.config.load import flatten, recipe_names
+from dapo.config.load import find_recipe, flatten, recipe_names
 from dapo.config.schema import Config
 from dapo.errors import ConfigError
 
@@ -88,6 +89,14 @@ def test_ppo_gets_no_piece_of_vapo_and_as_many_updates_as_the_others():
     ppo, naive = (arm_config("ladder", ARMS[name])[0] for name in ("ppo", "naive"))
     assert ppo.algorithm.gae.length_adaptive_alpha is None
     assert ppo.updates_per_step == naive.updates_per_step
+
+
+def test_rloo_has_one_update_per_step_whatever_the_recipe_says(tmp_path: Path):
+    """Its loss has no ratio that could correct for an older policy."""
+    recipe = tmp_path / "several.toml"
+    recipe.write_text(find_recipe("quickstart").read_text().replace("[train]\n", "[train]\nepochs_per_step = 3\n"))
+    assert arm_config(str(recipe), ARMS["naive"])[0].train.epochs_per_step == 3
+    assert arm_config(str(recipe), ARMS["rloo"])[0].updates_per_step == 1
 
 
 def test_the_controls_are_controls():

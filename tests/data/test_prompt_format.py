@@ -6,7 +6,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from dapo.config import load_recipe
+from dapo.config.sources import eval_sources
 from dapo.data import PromptFormat, Why, encode_problems, load_problems
+from dapo.data.encoded import load_encoded, load_train
 from dapo.data.prepare.clean import write_problems
 from dapo.data.prompts import EXAMPLES, TEMPLATES
 from dapo.data.wrappers import DAPO_PREFIX, DAPO_SUFFIX
@@ -120,6 +123,23 @@ def test_a_template_without_a_system_role_is_refused_not_ignored(tokenizer, temp
         PromptFormat("raw", system="Brief").encode(PROBLEM, other)
     assert "system_prompt" in error.value.remedy
     assert PromptFormat("raw").encode(PROBLEM, other)
+
+
+def test_each_source_of_a_run_has_a_template_and_a_system_prompt_of_its_own(tokenizer, tmp_path):
+    """In training and in evaluation. And a verifier gets the data source that a row names, not the mixture's."""
+    path = write_rows(tmp_path / "rows.jsonl", {"question": "What is $2 + 3$?", "answer": "5", "data_source": "Gauss"})
+    table = f"{{a={{path='{path}', template='raw', system_prompt='Brief'}}, b={{path='{path}', template='raw'}}}}"
+    keys = ["data.chat_template=true", f"data.train={table}", f"data.eval={table}", "limits.max_prompt_tokens=512"]
+    config = load_recipe("quickstart", keys).config
+    encoded = load_train(config, tokenizer)
+    evaluated = [load_encoded(source, config, tokenizer, use="eval") for source in eval_sources(config)]
+    for sources in (encoded.sources, evaluated):
+        with_system, without = (tokenizer.decode(source.prompts[0]) for source in sources)
+        assert with_system.startswith("system > Brief")
+        assert without.startswith("user > What is")
+        assert [source.format.system for source in sources] == ["Brief", ""]
+    for problem in encoded.problems:
+        assert (problem.source, problem.for_verifier()["data_source"]) == (problem.id[0], "Gauss")
 
 
 def write_rows(path, *rows: dict[str, object]) -> str:

@@ -216,6 +216,18 @@ def test_lora_starts_as_the_base_trains_only_itself_and_exports_merged(tmp_path:
     )
 
 
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_a_folder_keeps_what_ends_a_response_and_the_chat_template(has_adapter: bool, tmp_path: Path):
+    policy = tiny_policy("qwen2", torch.float32)
+    policy.base.generation_config.eos_token_id = [EOS, 7]
+    policy.tokenizer.chat_template = "{{ messages[0].content }} >"
+    policy.eos_ids = end_tokens(policy.base, policy.tokenizer)
+    save_policy(add_lora(policy, rank=2, alpha=4.0) if has_adapter else policy, tmp_path)
+    loaded = load_policy(str(tmp_path), dtype=torch.float32, device="cpu")
+    assert loaded.eos_ids == policy.eos_ids == tuple(sorted((EOS, 7)))
+    assert loaded.tokenizer.chat_template == policy.tokenizer.chat_template
+
+
 @pytest.mark.parametrize("rank_stabilized", [False, True])
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("down_proj",), ()])
 def test_lora_on_some_layers_and_its_scale(targets: tuple[str, ...], rank_stabilized: bool, tmp_path: Path):

@@ -19,6 +19,7 @@ from dapo.environments.conversation import Conversation
 from dapo.errors import ConfigError, DataError
 from dapo.evaluation.offline import OfflineEval, answering
 from dapo.models.load import save_policy
+from dapo.rollout.engine import NoiseKey
 from dapo.rollout.episodes import EpisodeEngine
 from dapo.rollout.turn_marks import TurnMarks
 from dapo.trainer.episodes import refuse_environments
@@ -170,6 +171,23 @@ def test_an_environment_of_one_source_leaves_the_others_alone(tmp_path: Path):
     prompts = {row["source"]: len(row["prompt_tokens"]) for row in table}
     assert prompts == {"a": 4, "b": 3}
     assert all(all(row["own"]) for row in table if row["source"] == "b")
+
+
+def test_what_an_environment_adds_is_encoded_in_the_format_of_its_source(tmp_path: Path):
+    """One word more than the prompt without it, whatever the source's template says around the question."""
+    source = "{path='toy:problems', environment='talking:Plain', template='TEMPLATE'}"
+    sources = ", ".join(f"{name}={source.replace('TEMPLATE', name)}" for name in ("raw", "boxed"))
+    keys = (f"data.train={{{sources}}}", "limits.max_prompt_tokens=99", "limits.max_turns=4", "preset=grpo")
+    run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
+    parts = run.problems.sources
+    try:
+        opened = [
+            run.collector.opening(NoiseKey(0, "train", part.problems[0].id, 0, 0), part.prompts[0]) for part in parts
+        ]
+    finally:
+        run.close()
+    assert [prompt[:-1] for prompt in opened] == [part.prompts[0] for part in parts]
+    assert len(parts[1].prompts[0]) > len(parts[0].prompts[0])
 
 
 def test_the_environment_of_the_docs_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

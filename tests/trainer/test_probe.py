@@ -255,6 +255,14 @@ def test_a_run_starts_from_the_counts_and_resumes_without_the_file(tmp_path: Pat
     assert resumed.posteriors.counts == run.posteriors.counts
 
 
+def test_in_a_mixture_the_counts_are_those_of_each_source_that_has_the_problem(tmp_path: Path):
+    path = write_counts(tmp_path / "probe.jsonl", {"toy-3": (6, 8), "other": (1, 2)})
+    mixture = "data.train={a={path='toy:problems', template='boxed'}, b={path='toy:problems', template='raw'}}"
+    run = start_run(toy.recipe(tmp_path, "preset=dapo-fast", f"sampling.posteriors={path}", mixture), tmp_path / "run")
+    run.close()
+    assert run.posteriors.counts == {"a/toy-3": (6.0, 2.0), "b/toy-3": (6.0, 2.0)}
+
+
 def test_counts_of_other_problems_and_a_key_without_effect_are_refused(tmp_path: Path):
     path = write_counts(tmp_path / "probe.jsonl", {"other": (1, 2)})
     with pytest.raises(ConfigError, match="holds none of the problems"):
