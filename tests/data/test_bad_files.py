@@ -152,15 +152,17 @@ def main_returns(argv: list[str]) -> None:
     assert exit.value.code == 0
 
 
-@pytest.mark.parametrize("n_commas", [1, 2])
-def test_border_more_than_a_tenth_with_a_decimal_comma_is_told(
-    n_commas: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("n_commas", "verifier", "is_told"), [(1, "math", False), (2, "math", True), (2, "exact", False)]
+)
+def test_border_more_than_a_tenth_with_a_decimal_comma_is_told_where_it_makes_a_list(
+    n_commas: int, verifier: str, is_told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     path = tmp_path / "rows.jsonl"
     answers = ["12,5", "0,75"][:n_commas] + ["7"] * (10 - n_commas)
     rows = [{"question": f"Problem {i}: what is it?", "answer": answer} for i, answer in enumerate(answers)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    main_returns(["data", "check", str(path)])
+    main_returns(["data", "check", str(path), "--verifier", verifier])
     said = capsys.readouterr().out
-    assert ("write a point" in said) is (n_commas == 2)
-    assert ("row 1: 12,5" in said) is (n_commas == 2)
+    assert ("write a point" in said) is is_told
+    assert ("row 1: 12,5" in said) is is_told

@@ -125,7 +125,7 @@ def check(
         conflicts=conflicts(inventory),
         no_reference=tuple(sorted(row for entry in inventory.entries for row in entry.rows_without)),
         unparseable=unparseable(inventory),
-        decimal_commas=decimal_commas(inventory),
+        decimal_commas=decimal_commas(inventory) if verifier == "math" else (),
         answer_types=types(inventory),
         question_chars=Lengths.of(len(entry.question) for entry in inventory.entries),
         prompt_tokens=Lengths.of(lengths) if lengths else None,

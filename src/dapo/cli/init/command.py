@@ -140,7 +140,7 @@ def checked(data: str, fields: dict[str, str]) -> tuple[Report, str]:
     verifier = own or verifier_for(inventory)
     if own is None and verifier != "math":
         judge(inventory.entries, verifier)
-    return check(data, inventory=inventory), verifier
+    return check(data, verifier=verifier, inventory=inventory), verifier
 
 
 def verifier_for(inventory: Inventory) -> str:
