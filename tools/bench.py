@@ -50,6 +50,7 @@ GPU = {
     "bench rollout --shape 1.5b --engines local --load few --draft 4": 60,
     "bench rollout --shape 7b --engines local": 90,
     "bench rollout --shape 135m --engines local": 60,
+    "bench rollout --shape qwen3-0.6b --engines local,vllm --load mixed": 120,
     "bench rollout --shape 1.5b --engines vllm --load fixed,few": 150,
     "bench rollout --shape 1.5b --engines local --load open": 120,
     "bench step --sides dapo,trl-vllm --steps 3 --peer-minutes 2": 180,

@@ -4,9 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import dapo
+from dapo.bench import rollout_workloads
+from dapo.bench.rollout_workloads import make_load
 from dapo.cli.bench import command
 
 BUNDLED = str(Path(dapo.__file__).parent / "quickstart" / "model")
@@ -25,3 +28,23 @@ def test_drafts_are_counted_and_the_work_stays_the_same():
         assert "draft" not in without["settings"]
         accepted, drafted = map(int, re.findall(r"drafts of 4: (\d+) of (\d+)", with_drafts["settings"])[0])
         assert 0 < accepted <= drafted < 4 * 8 * 12
+
+
+def test_the_mixed_load_has_a_prompt_for_every_response_and_lengths_from_100_to_1024():
+    load = make_load("mixed", slots=1024, new_tokens=512)
+    requests = load.requests(vocabulary=50_000)
+    assert [len(request.prompt) for request in requests] == list(load.prompt_lengths)
+    assert [request.max_new_tokens for request in requests] == list(load.lengths)
+    assert (len(requests), load.slots) == (256, 256)
+    for lengths in (load.prompt_lengths, load.lengths):
+        assert min(lengths) in range(100, 110)
+        assert max(lengths) in range(1015, 1025)
+    assert load.longest == max(len(request.prompt) + request.max_new_tokens for request in requests)
+
+
+def test_the_mixed_load_is_generated_to_its_last_token(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_workloads, "MIXED", 6)
+    monkeypatch.setattr(rollout_workloads, "MIXED_TOKENS", (3, 9))
+    for row in run("--load", "mixed"):
+        assert (row["load"], row["slots"]) == ("mixed", 6)
+        assert row["tokens"] == sum(make_load("mixed", slots=1024, new_tokens=1).lengths)

@@ -26,12 +26,13 @@ ENGINES = ("local", "plain", "vllm", "transformers")
 
 
 def bench_rollout(
-    shape: Annotated[str, typer.Option(help="Random weights of this size: 135m, 0.5b, 1.5b or 7b.")] = "",
+    shape: Annotated[str, typer.Option(help="Random weights of this size: 135m, 0.5b, qwen3-0.6b, 1.5b or 7b.")] = "",
     model: Annotated[str, typer.Option(help="A model folder instead.")] = "",
     load: Annotated[
         str,
         typer.Option(
-            help="fixed (512 tokens each), closed (log-normal, to the last), open (slots refilled), few (8 at a time)."
+            help="fixed (512 tokens each), closed (log-normal, to the last), open (slots refilled), few (8 at a time), "
+            "mixed (256 prompts and responses of 100 to 1,024 tokens)."
         ),
     ] = "fixed",
     engines: Annotated[str, typer.Option(help="Of local, plain, vllm, transformers; default: what is here.")] = "",
@@ -138,7 +139,7 @@ def ours(
     synchronise = torch.cuda.synchronize if setting.device == "cuda" else lambda: None
     results: list[tuple[RolloutResult | None, str]] = []
     for load in loads:
-        longest = load.prompt_tokens + max(load.lengths)
+        longest = load.longest
         sizes: dict[str, Any] = {"sampling": SamplingParams(), "max_concurrent": load.slots, "max_tokens": longest}
         sizes["drafting"] = Drafting(draft)
         engine: LocalEngine | PlainEngine
@@ -168,7 +169,7 @@ def warm_up(engine: Any, load: RolloutLoad, vocabulary: int) -> None:
     """Every batch size that the load will pass through, a few tokens each."""
     requests = load.requests(vocabulary, seed=1, limit=40)[: load.slots]
     sizes = [len(requests)]
-    if load.kind == "closed":
+    if load.kind in ("closed", "mixed"):
         while sizes[-1] > 1:
             sizes.append(max(1, sizes[-1] * 4 // 5))
     for n in sizes:
@@ -189,7 +190,7 @@ def vllm(setting: BenchSetup, loads: list[RolloutLoad]) -> list[tuple[RolloutRes
                 "kind": load.kind,
                 "slots": load.slots,
                 "requests": [[r.group, r.max_new_tokens] for r in load.requests(setting.shape.vocabulary)],
-                "prompt_tokens": load.prompt_tokens,
+                "prompts": load.prompt_lengths,
             }
             for load in loads
         ]

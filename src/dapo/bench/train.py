@@ -28,7 +28,7 @@ SIDES: dict[str, Callable[[TrainSetting, TrainLoad], Result | None]] = {
 
 
 def bench_train(
-    shape: Annotated[str, typer.Option(help="Random weights of this size: 135m, 0.5b, 1.5b or 7b.")] = "",
+    shape: Annotated[str, typer.Option(help="Random weights of this size: 135m, 0.5b, qwen3-0.6b, 1.5b or 7b.")] = "",
     model: Annotated[str, typer.Option(help="A model folder instead.")] = "",
     loads: Annotated[
         str, typer.Option(help="ROWSxTOKENS (c: checkpointed) and lognormal:ROWS:CAP, with commas between.")

@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
 
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     slots = max(load["slots"] for load in plan["loads"])
-    longest = max(load["prompt_tokens"] + max(n for _, n in load["requests"]) for load in plan["loads"])
+    longest = max(load["prompts"][group] + n for load in plan["loads"] for group, n in load["requests"])
     model: dict[str, Any] = {"model": plan["model"] or str(folder)}
     if not plan["model"]:
         model |= {"load_format": "dummy", "skip_tokenizer_init": True}
@@ -45,8 +45,7 @@ def main(folder: Path) -> None:
 
 def run(engine: Any, vllm: Any, load: dict[str, Any], limit: int | None = None) -> tuple[float, int]:
     generator = np.random.default_rng(0 if limit is None else 1)
-    n_groups = 1 + max(group for group, _ in load["requests"])
-    prompts = generator.integers(3, 40_000, (n_groups, load["prompt_tokens"])).tolist()
+    prompts = [generator.integers(3, 40_000, n).tolist() for n in load["prompts"]]
     inputs = [{"prompt_token_ids": prompts[group]} for group, _ in load["requests"]]
     params = [
         vllm.SamplingParams(

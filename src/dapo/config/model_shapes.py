@@ -90,6 +90,7 @@ KNOWN = {
 BENCH_SHAPES = {
     "135m": KNOWN["huggingfacetb/smollm2-135m"],
     "0.5b": KNOWN["qwen/qwen2.5-0.5b"],
+    "qwen3-0.6b": ModelShape(28, 1024, 3072, 16, 8, 128, 151936, True),  # but for its norms of queries and keys
     "1.5b": KNOWN["qwen/qwen2.5-1.5b"],
     "7b": KNOWN["qwen/qwen2.5-7b"],
 }

@@ -22,13 +22,14 @@ def random_model(shape: ModelShape, *, dtype: torch.dtype, device: str, attentio
 
 def random_config(shape: ModelShape) -> Any:
     """Qwen2 where q, k and v have biases, else Llama."""
-    family = Qwen2Config if shape.has_qkv_bias else LlamaConfig
+    family: Any = Qwen2Config if shape.has_qkv_bias else LlamaConfig
     return family(
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         intermediate_size=shape.feed_forward,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_size,
         vocab_size=shape.vocabulary,
         tie_word_embeddings=shape.is_tied,
         max_position_embeddings=MAX_TOKENS,
