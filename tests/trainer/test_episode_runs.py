@@ -174,6 +174,8 @@ def test_a_step_counts_its_own_drafts_and_waits_and_not_those_of_what_came_befor
     try:
         run.engine.environments.waited_s = 5.0
         run.engine.inner.drafter.count([[10, 11, 12]], 2)
+        assert run.drafts() == {"engine/drafted": 3, "engine/accepted": 2}
+        run.engine.inner.drafter.count([[10, 11, 12]], 2)
         run.begin_step()
         assert run.timing(SampledGroups([], Accounting()))["timing.environments_s"] == 0
         assert run.drafts() == {"engine/drafted": 0, "engine/accepted": 0}

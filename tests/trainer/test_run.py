@@ -21,6 +21,7 @@ from stop_after import StopAfter
 from torch.testing import assert_close
 from toy import recipe
 
+from dapo.algorithms.diagnostics import ExplainedSums
 from dapo.checkpoints.manifest import manifest_of
 from dapo.checkpoints.save import in_order
 from dapo.config.load import load_recipe, parse_override
@@ -28,6 +29,7 @@ from dapo.data.order import ProblemOrder
 from dapo.distributed.world import ALONE
 from dapo.errors import CheckpointError, ConfigError, EngineError
 from dapo.files import read_lines
+from dapo.learner.critic import HeldOutFit
 from dapo.learner.learner import load_reference, make_learner
 from dapo.learner.loss_scale import LossScale
 from dapo.learner.step import Step
@@ -38,6 +40,8 @@ from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
 from dapo.report.ledger import LEDGER, VALUE_LEDGER, balance_of_run, read_ledger
 from dapo.report.load import load_run
+from dapo.sampling.accounting import Accounting
+from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.claim import release
 from dapo.trainer.evaluate import evaluate_run
@@ -46,7 +50,7 @@ from dapo.trainer.observer import Observer
 from dapo.trainer.resume import read_run_config, resume_run
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
-from dapo.types import StopReason
+from dapo.types import Completion, Group, Judgement, StopReason, Verdict
 from tiny_models import tiny_policy
 
 HERE = Path(__file__).parent
@@ -247,6 +251,50 @@ def test_twenty_runs_killed_at_random_moments_end_with_the_same_bytes(tmp_path: 
     assert sum(run["code"] == -9 for run in runs) >= 15  # a few may reach their end before their moment comes
     assert {run["phase"] for run in runs if run["code"] == -9} == {"sampling", "update", "checkpoint"}
     assert all(run["is_same"] for run in runs), runs
+
+
+def test_what_is_done_is_not_rolled_back(tmp_path: Path):
+    """Neither a step whose evaluation is cut off, nor one of value pretraining."""
+    run = start_run(recipe(tmp_path), tmp_path / "run")
+    for end in (
+        lambda: run.end_step(1, SampledGroups([], Accounting())),
+        lambda: run.end_value_step(1, HeldOutFit(0, ExplainedSums())),
+    ):
+        run.begin_step()
+        run.source.start_step()
+        run.source.next()
+        n_submitted = run.ordered.n_submitted
+        end()
+        run.roll_back_step()
+        assert run.ordered.n_submitted == n_submitted
+    run.close()
+
+
+def group_of(run: Run, at: int) -> Group:
+    """The run's problem at that place with one wrong response, longer from one to the next."""
+    tokens, logp = np.full(1 + at, 2, np.int32), np.zeros(1 + at, np.float32)
+    completion, judgement = Completion(tokens, logp, tokens, StopReason.EOS, ""), Judgement(Verdict.WRONG, -1.0)
+    return Group(run.problems.problems[at], 0, run.problems.prompts[at], (completion,), (judgement,))
+
+
+def test_groups_that_are_held_and_carried_come_back_each_to_its_place(tmp_path: Path):
+    run = start_run(recipe(tmp_path), tmp_path / "run")
+    held, carried = [group_of(run, 0), group_of(run, 1)], [group_of(run, 2)]
+    run.sampling.held, run.sampling.carried = held, carried
+    state, tensors = run.sampling_state()
+    run.sampling.held, run.sampling.carried = [], []
+    run.restore_sampling(json.loads(json.dumps(state)), tensors)
+    run.close()
+    came = [[len(group.completions[0].tokens) for group in kept] for kept in (run.sampling.held, run.sampling.carried)]
+    assert came == [[1, 2], [3]]
+
+
+def test_posteriors_count_groups_that_a_step_does_not_train_on(tmp_path: Path):
+    run = start_run(recipe(tmp_path, "preset=dapo-fast"), tmp_path / "run")
+    trained, dropped = group_of(run, 0), group_of(run, 1)
+    run.end_step(1, SampledGroups([trained], Accounting(), resolved=[trained, dropped]))
+    run.close()
+    assert run.posteriors.counts == {group.problem.id: (0, 1) for group in (trained, dropped)}
 
 
 class StopInEvaluation(Observer):
@@ -681,6 +729,7 @@ def test_a_checkpoint_within_value_pretraining_has_the_critics_moments_its_fits_
     resumed.close()
     assert (kept.name, resumed.value_steps, len(lines)) == ("value-000002", 2, 3)
     assert resumed.held_out_fits == run.held_out_fits[:2]
+    assert run.budget.generated_tokens == sum(line["tokens/generated"] for line in lines)
     assert resumed.budget.generated_tokens == sum(line["tokens/generated"] for line in lines[:2])
     for name in ("value.jsonl", VALUE_LEDGER):
         assert [line["step"] for line in read_lines(run.folder / name)] == [1, 2]
