@@ -40,6 +40,7 @@ from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
 from dapo.report.ledger import LEDGER, VALUE_LEDGER, balance_of_run, read_ledger
 from dapo.report.load import load_run
+from dapo.rollout.noise import NoiseKey
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.checkpoint import save_run
@@ -270,6 +271,33 @@ def test_what_is_done_is_not_rolled_back(tmp_path: Path):
     run.close()
 
 
+def test_a_verdict_of_the_clock_is_noted_under_the_weights_of_its_step(tmp_path: Path):
+    """The same visit, resampled under other weights, is another response."""
+    run = start_run(recipe(tmp_path), tmp_path / "run")
+    keys = []
+    for updates in (0, 2):
+        run.learner.updates = updates
+        run.begin_step()
+        keys.append(run.collector.journal.key_of_turn(NoiseKey(0, "train", "p", 0, 1), 3))
+    run.close()
+    assert keys == ["0/p/0/1/turn 3", "2/p/0/1/turn 3"]
+
+
+def test_what_verifiers_notice_becomes_an_event_and_they_hear_of_a_stop(tmp_path: Path):
+    part = "rewards.parts={short={function='toy:short', weight=0.5}}"
+    run = start_run(recipe(tmp_path, part), tmp_path / "run")
+    assert run.parts is not None
+    pools = [*run.pool.each, *run.parts.pools.values()]
+    for at, pool in enumerate(pools):
+        pool.on_notice(f"notice {at}")
+        assert not pool.is_interrupted()
+    run.is_stopping = True
+    assert all(pool.is_interrupted() for pool in pools)
+    run.close()
+    told = [event["message"] for event in read_lines(run.folder / "events.jsonl") if event["kind"] == "judge"]
+    assert told == ["notice 0", "notice 1"]
+
+
 def group_of(run: Run, at: int) -> Group:
     """The run's problem at that place with one wrong response, longer from one to the next."""
     tokens, logp = np.full(1 + at, 2, np.int32), np.zeros(1 + at, np.float32)
@@ -327,16 +355,44 @@ def test_a_signal_in_the_middle_of_an_evaluation_loses_neither_the_step_nor_the_
 
 
 def test_of_several_evaluation_sets_those_without_a_line_are_evaluated_after_a_resume(tmp_path: Path):
-    sets = "data.eval={one={path='toy:problems'}, two={path='toy:problems'}}"
-    keys = (sets, "eval.every_steps=1", "eval.k=1", "limits.max_response_tokens=5")
+    sets = "data.eval={one={path='toy:problems'}, two={path='toy:problems', verifier='toy:never'}}"
+    keys = (sets, "eval.every_steps=1", "eval.k=1", "eval.top_p=0.9", "eval.top_k=7", "limits.max_response_tokens=5")
     run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
     run.write_line("eval.jsonl", {"step": 0, "set": "one"})
     run.write_line("eval.jsonl", {"step": 1, "set": "two"})
     lines = evaluate_run(run)
     again = evaluate_run(run)
     run.close()
-    assert [(line["step"], line["set"]) for line in lines] == [(0, "two")]
+    assert [(line["step"], line["set"], line["avg@k"]) for line in lines] == [(0, "two", 0)]  # by its own verifier
     assert again == []
+    (problems,) = read_lines(run.folder / "eval_problems.jsonl")
+    assert problems["sampling"] == [1.0, 0.9, 7]
+
+
+def test_a_fault_in_an_evaluation_is_an_event(tmp_path: Path):
+    keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=1", "limits.max_response_tokens=5")
+    run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
+    with torch.no_grad():
+        run.policy.backbone.embed_tokens.weight[12] = float("nan")
+    (line,) = evaluate_run(run)
+    run.close()
+    told = [event["message"] for event in read_lines(run.folder / "events.jsonl") if event["kind"] == "fault"]
+    assert len(told) == line["faults"] > 0
+
+
+@pytest.mark.parametrize("kept", [2, None])
+def test_a_resume_drops_every_line_of_the_steps_that_it_will_do_again(copy_of_finished: Path, kept: int | None):
+    checkpoints = in_order(copy_of_finished / "checkpoints")
+    for folder in checkpoints[-1:] if kept else checkpoints:
+        shutil.rmtree(folder)
+    names = ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", LEDGER)
+    for name in names[1:3]:
+        (copy_of_finished / name).write_text("".join(f'{{"step": {step}, "set": "held"}}\n' for step in range(4)))
+    resume_run(copy_of_finished).close()
+    steps = {name: {line["step"] for line in read_lines(copy_of_finished / name)} for name in names}
+    assert steps == {name: set(range("eval" not in name, kept + 1)) if kept else set() for name in names}
+    recorded = sorted(path.name for path in (copy_of_finished / "rollouts").glob("*.parquet"))
+    assert recorded == [f"step-00000{step}.parquet" for step in range(1, (kept or 0) + 1)]
 
 
 def test_a_torn_or_tampered_checkpoint_is_skipped_by_name(copy_of_finished: Path):
@@ -406,7 +462,8 @@ def test_what_memory_taught_a_run_outlives_it_until_the_key_is_changed(tmp_path:
     resumed = resume_run(run.folder)
     resumed.close()
     assert (resumed.learner.tokens_per_microbatch, resumed.learner.recomputes_all) == (100, True)
-    changed = resume_run(run.folder, [parse_override("train.tokens_per_microbatch=5000")])
+    remedy = parse_override("train.gradient_checkpointing=true")  # of a run that ends for want of memory
+    changed = resume_run(run.folder, [parse_override("train.tokens_per_microbatch=5000"), remedy])
     changed.close()
     assert (changed.learner.tokens_per_microbatch, changed.learner.recomputes_all) == (None, False)
 
@@ -734,6 +791,9 @@ def test_a_checkpoint_within_value_pretraining_has_the_critics_moments_its_fits_
     for name in ("value.jsonl", VALUE_LEDGER):
         assert [line["step"] for line in read_lines(run.folder / name)] == [1, 2]
     assert resumed.learner.critic is not None
+    head = load_file(kept / "model" / "critic" / "value_head.safetensors")["weight"]
+    assert head.abs().max() > 0
+    assert torch.equal(resumed.learner.critic.model.value_head.weight.detach(), head)
     saved = load_file(kept / "state.safetensors")
     found = resumed.learner.critic.optimizer.tensors()
     assert found
