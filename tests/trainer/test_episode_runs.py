@@ -18,6 +18,7 @@ from toy import HERE, recipe
 from dapo.environments.conversation import Conversation
 from dapo.errors import ConfigError, DataError
 from dapo.evaluation.offline import OfflineEval, answering
+from dapo.files import read_lines
 from dapo.models.load import save_policy
 from dapo.rollout.engine import NoiseKey
 from dapo.rollout.episodes import EpisodeEngine
@@ -179,6 +180,9 @@ def test_a_step_counts_its_own_drafts_and_waits_and_not_those_of_what_came_befor
         run.begin_step()
         assert run.timing(SampledGroups([], Accounting()))["timing.environments_s"] == 0
         assert run.drafts() == {"engine/drafted": 0, "engine/accepted": 0}
+        run.engine.environments.on_notice("tired")
+        (told,) = read_lines(run.folder / "events.jsonl")
+        assert (told["kind"], told["message"]) == ("environment", "tired")
     finally:
         run.close()
 

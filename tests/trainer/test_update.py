@@ -224,6 +224,20 @@ def test_skipped_updates_of_the_critic_are_bounded_whatever_the_policy_does(tmp_
     assert "algorithm.critic.lr" in caught.value.remedy
 
 
+def test_a_critics_loss_is_the_mean_of_its_own_updates_also_where_the_policys_are_skipped(tmp_path: Path):
+    ppo = recipe(tmp_path, "preset=ppo", "train.updates_per_step=2", "train.epochs_per_step=1").config
+    losses = []
+    for is_broken in (False, True):
+        learner = learner_with_critic()
+        if is_broken:
+            parameter, gradients = next(learner.policy.parameters()), list[torch.Tensor]()
+            parameter.register_hook(lambda g, seen=gradients: seen.append(g) or g * (float("nan") if seen[1:] else 1))
+        metrics = update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=1)
+        assert metrics["policy/skipped_updates"] == is_broken
+        losses.append(metrics["critic/loss"])
+    assert losses[0] == losses[1] > 0
+
+
 def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Config):
     batch = make_batch(groups(3), config, torch.float64)
     rows, every = [0, 3, 4, 7, 11], list(range(12))
