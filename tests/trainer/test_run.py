@@ -27,8 +27,8 @@ from dapo.checkpoints.save import in_order
 from dapo.config.load import load_recipe, parse_override
 from dapo.data.order import ProblemOrder
 from dapo.distributed.world import ALONE
-from dapo.errors import CheckpointError, ConfigError, EngineError
-from dapo.files import read_lines
+from dapo.errors import CheckpointError, ConfigError, EngineError, VerifierStopped
+from dapo.files import cut_back, read_lines
 from dapo.learner.critic import HeldOutFit
 from dapo.learner.learner import load_reference, make_learner
 from dapo.learner.loss_scale import LossScale
@@ -369,6 +369,37 @@ def test_of_several_evaluation_sets_those_without_a_line_are_evaluated_after_a_r
     assert problems["sampling"] == [1.0, 0.9, 7]
 
 
+def test_an_evaluation_that_was_cut_off_is_done_after_a_resume_on_the_draws_of_those_before(tmp_path: Path):
+    """At a learning rate of 0 the weights of both evaluations are the same, so the responses are too."""
+    keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=2", "train.steps=1", "train.lr=0.0")
+    run = run_toy(tmp_path, "run", *keys, "preset=grpo-naive", "limits.max_response_tokens=5")
+    for name in ("eval.jsonl", "eval_problems.jsonl"):
+        cut_back(run.folder / name, 0)
+    resumed = resume_run(run.folder)
+    train(resumed)
+    resumed.close()
+    assert [line["step"] for line in read_lines(run.folder / "eval.jsonl")] == [0, 1]
+    first, second = read_lines(run.folder / "eval_problems.jsonl")
+    assert first["k"] == second["k"] == 2
+    assert first["correct"] == second["correct"]
+    assert {*first["correct"]} >= {0, 1}
+
+
+def test_a_step_whose_verdicts_do_not_come_is_taken_back(tmp_path: Path):
+    class Gone(StopAfter):
+        def on_groups(self, known: int, wanted: int) -> None:
+            super().on_groups(known, wanted)
+            if self.calls == 0:
+                raise VerifierStopped("gone", remedy="")
+
+    run = start_run(recipe(tmp_path), tmp_path / "run", [Gone(3)])
+    with pytest.raises(VerifierStopped):
+        train(run)
+    run.close()
+    (line,) = read_lines(run.folder / LEDGER)
+    assert (run.step, run.ordered.n_submitted) == (1, line["order"][1])
+
+
 def test_a_fault_in_an_evaluation_is_an_event(tmp_path: Path):
     keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=1", "limits.max_response_tokens=5")
     run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
@@ -548,6 +579,10 @@ def test_a_run_does_not_end_before_what_it_has_trained(copy_of_finished: Path):
     with pytest.raises(ConfigError, match=r"train\.steps = 2: the run has trained 3 steps already"):
         resume_run(copy_of_finished, [parse_override("train.steps=2")])
     assert read_run_config(copy_of_finished, ()).train.steps == 3
+    shutil.rmtree(in_order(copy_of_finished / "checkpoints")[-1])
+    resumed = resume_run(copy_of_finished, [parse_override("train.steps=2")])
+    resumed.close()
+    assert (resumed.step, resumed.is_complete) == (2, True)
     with pytest.raises(ConfigError, match=r"nope: no such key\.") as caught:
         resume_run(copy_of_finished, [parse_override("nope=1")])
     assert "config.toml" not in caught.value.message
@@ -798,6 +833,12 @@ def test_a_checkpoint_within_value_pretraining_has_the_critics_moments_its_fits_
     found = resumed.learner.critic.optimizer.tensors()
     assert found
     assert all(torch.equal(tensor, saved[f"critic_optimizer.{name}"]) for name, tensor in found.items())
+
+
+def test_a_stop_in_value_pretraining_leaves_a_checkpoint_also_without_regular_ones(tmp_path: Path):
+    keys = (*PRETRAINING, "checkpoint.every_steps=0", "train.steps=1")
+    run = run_toy(tmp_path, "run", *keys, observers=[StopInPretraining(step=1)])
+    assert [path.name for path in in_order(run.folder / "checkpoints")] == ["value-000001"]
 
 
 def test_a_checkpoint_within_value_pretraining_gives_way_to_later_ones(tmp_path: Path):
