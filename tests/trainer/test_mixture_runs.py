@@ -22,7 +22,7 @@ from dapo.processes import python_command
 from dapo.quickstart.task import train_problems
 from dapo.rewards import judge
 from dapo.sampling.predictive import Posteriors
-from dapo.trainer.assemble import make_source
+from dapo.trainer.assemble import make_pools, make_source
 from dapo.trainer.loop import train
 from dapo.trainer.resume import resume_run
 from dapo.trainer.start import start_run
@@ -111,6 +111,12 @@ def test_each_source_has_its_own_order_and_retires_its_own_problems(tmp_path: Pa
     orders = [[name.partition("/")[2] for name in came if name.startswith(source)] for source in "ab"]
     assert sorted(orders[0]) == sorted(orders[1])  # the same thirty problems
     assert orders[0] != orders[1]
+
+
+def test_verdicts_of_every_sources_judge_are_kept_in_the_run_each_rank_its_own(tmp_path: Path):
+    sources = "data.train={a={path='toy:problems'}, b={path='toy:problems', verifier='exact'}}"
+    pools = make_pools(recipe(tmp_path, sources).config, tmp_path / "verdicts", rank=3)
+    assert [pool._cache for pool in pools.each] == [(tmp_path / "verdicts", 3)] * 2
 
 
 def test_metrics_of_a_source_are_those_of_its_own_problems():
