@@ -102,6 +102,14 @@ def test_a_kv_cache_that_fits_or_was_typed_stays():
     assert keys(fit(large, shape, 139, [key])) == {}
 
 
+def test_vllm_gets_its_own_weights_and_what_is_left():
+    found = fit(*plan("gsm8k-coder-1.5b-h200", "rollout.engine=vllm"), device_gib=80)
+    share = keys(found)["rollout.vllm.gpu_memory_utilization"]
+    assert isinstance(share, float)
+    held = found.memory.fixed - found.memory.parts["engine's own weights"]
+    assert 0 <= (1 - FREE) - held / (80 * GIB) - share < 0.01
+
+
 def test_a_critic_gets_no_adapter():
     assert "model.lora.rank" not in keys(fit(*plan("gsm8k-coder-1.5b-h200", "preset=vapo"), device_gib=24))
 

@@ -274,6 +274,7 @@ def test_the_estimate_is_within_a_tenth_of_the_cards_own_count(name: str):
         (["train.tokens_per_microbatch=256", "limits.max_prompt_tokens=500"], 548),  # one row
         (["train.updates_per_step=3"], 22 * (200 + 16 * 48)),
         (["preset=ppo", "train.tokens_per_microbatch=100000"], 16 * 16 * 248),  # pretraining asks each problem once
+        (["preset=ppo", "algorithm.critic.pretrain_responses=0"], 16 * (200 + 16 * 48)),
     ],
 )
 def test_a_micro_batch_is_no_larger_than_an_update(keys: list[str], tokens: int):

@@ -122,6 +122,15 @@ def test_a_source_smaller_than_its_share_of_a_step_gives_all_it_has_and_nothing_
     assert sources_of(submit(source, 4)).count("a") == 2  # its usual share, no debt
 
 
+def test_all_is_seen_once_every_source_has_given_all_it_has():
+    source = mixture({"a": 2, "b": 3}, [1.0, 1.0])
+    source.start_step()
+    seen = []
+    while source.next() is not None:
+        seen.append((source.n_submitted, source.has_seen_all))
+    assert seen == [(1, False), (2, False), (3, False), (4, False), (5, True)]
+
+
 def test_a_step_that_has_had_every_problem_ends():
     source = mixture({"a": 2, "b": 3}, [1.0, 1.0])
     source.start_step()

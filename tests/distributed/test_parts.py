@@ -175,7 +175,11 @@ class Own:
         return len(self.asked) - 1
 
     def wait(self, tickets: Any) -> dict[int, Judgement]:
-        return {ticket: Judgement(Verdict.CORRECT, 1.0, extracted=self.asked[ticket]) for ticket in tickets}
+        return {ticket: self.verdict(self.asked[ticket]) for ticket in tickets}
+
+    @staticmethod
+    def verdict(response: str) -> Judgement:
+        return Judgement(Verdict.WRONG, 0.5, extracted=response, graded=True, parts={response: 2.0})
 
 
 def test_judging_is_shared_and_everybody_learns_every_verdict():
@@ -184,12 +188,12 @@ def test_judging_is_shared_and_everybody_learns_every_verdict():
         shared = SharedJudge(own, world)
         tickets = [shared.submit(Task(f"r{i}", "", verifier=f"of r{i}")) for i in range(7)]
         judged = shared.wait(tickets)
-        return own.asked, [judged[ticket].extracted for ticket in tickets]
+        return own.asked, [judged[ticket] for ticket in tickets]
 
     results = on_ranks(3, judge)
     assert sorted(response for asked, _ in results for response in asked) == [f"r{i}" for i in range(7)]
     assert all(len(asked) in (2, 3) for asked, _ in results)
-    assert all(extracted == [f"r{i}" for i in range(7)] for _, extracted in results)
+    assert all(verdicts == [Own.verdict(f"r{i}") for i in range(7)] for _, verdicts in results)
 
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}

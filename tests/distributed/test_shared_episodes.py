@@ -15,7 +15,7 @@ from dapo.rollout.engine import SamplingParams
 from dapo.rollout.episodes import EpisodeEngine
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.shared import SharedEngine
-from dapo.types import Problem
+from dapo.types import Judgement, Problem, Verdict
 from engine_episodes import Words, episodes_over, prefilled, requests
 from tiny_models import tiny_policy
 
@@ -86,6 +86,9 @@ def test_more_episodes_than_slots_end_on_several_ranks_too():
     assert one == other
 
 
+ANSWER = Answer("hi", judgement=Judgement(Verdict.WRONG, 0.5, graded=True, parts={"tidy": 2.0}))
+
+
 class Noisy:
     """An environment pool that has something to say whenever it is waited for."""
 
@@ -98,7 +101,7 @@ class Noisy:
 
     def wait(self, tickets: list[int]) -> dict[int, Answer]:
         self.on_notice(f"rank {self.rank}")  # type: ignore[attr-defined]
-        return {ticket: Answer("hi") for ticket in tickets}
+        return dict.fromkeys(tickets, ANSWER)
 
 
 def test_every_rank_is_told_every_notice_once():
@@ -109,7 +112,7 @@ def test_every_rank_is_told_every_notice_once():
             tickets = [
                 shared.ask(Conversation(f"p{i}/0/0", Problem(f"p{i}", "q", "a"), 0, ("hello",))) for i in range(5)
             ]
-            assert set(shared.wait(tickets)) == set(tickets)
+            assert shared.wait(tickets) == dict.fromkeys(tickets, ANSWER)
         return heard
 
     assert on_ranks(2, work) == [["rank 0", "rank 1"] * 2] * 2

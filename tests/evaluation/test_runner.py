@@ -4,14 +4,15 @@ import resource
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dapo.errors import DataError
 from dapo.evaluation.journal import AnswerJournal
-from dapo.evaluation.runner import Answered, evaluate, summarise
+from dapo.evaluation.runner import Answered, answered, evaluate, summarise
 from dapo.planning.virtual import VirtualEngine, VirtualJudge
-from dapo.rollout.engine import Finished, Request
-from dapo.types import Problem, StopReason, Verdict
+from dapo.rollout.engine import Finished, NoiseKey, Request
+from dapo.types import Completion, Judgement, Problem, StopReason, Verdict
 
 PROBLEMS = [Problem(str(i), "", "", source="a" if i < 3 else "b", meta={"pass_rate": i / 5}) for i in range(6)]
 PROMPTS = [(0,)] * 6
@@ -36,6 +37,14 @@ def test_every_problem_is_answered_k_times_and_summed_up():
     assert line["avg@k_interval"][0] <= line["avg@k"] <= line["avg@k_interval"][1]
     assert set(line["by_source"]) == {"a", "b"}
     assert line["pass@k"] >= line["avg@k"]
+
+
+def test_an_episode_is_as_long_as_what_the_model_drew_of_it():
+    four = np.zeros(4, np.int32)
+    own = np.array([True, False, False, True])
+    completion = Completion(four, four.astype(np.float32), four, StopReason.EOS, "", own)
+    request = Request(0, (0,), NoiseKey(0, "eval", "0", 0, 0), 9, group=0)
+    assert answered(PROBLEMS[0], request, completion, Judgement(Verdict.WRONG, -1.0)).n_tokens == 2
 
 
 def test_what_is_known_is_not_asked_again():

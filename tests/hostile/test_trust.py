@@ -18,6 +18,7 @@ from dapo.errors import ConfigError
 from dapo.trainer.trust import (
     ID,
     agree_on_code,
+    code_named,
     is_trusted,
     keys_of,
     record_file,
@@ -28,6 +29,11 @@ from dapo.trainer.trust import (
 
 MODULE = "import pathlib\npathlib.Path({canary!r}).touch()\ndef rows():\n    yield {{}}\nreward = rows\n"
 FILES = ("metrics.jsonl", "eval.jsonl", "events.jsonl")
+
+
+def test_a_part_of_the_reward_names_code_as_a_function_and_as_a_verifier():
+    given = {"a": {"function": "theirs:f"}, "b": {"verifier": "command:rm -r x"}, "c": {"verifier": "exact"}}
+    assert code_named({"rewards.parts": given}) == {"rewards.parts": "a: theirs:f, b: command:rm -r x"}
 
 
 @pytest.fixture

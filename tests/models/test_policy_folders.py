@@ -186,6 +186,7 @@ def test_end_tokens_join_generation_config_and_tokenizer():
     policy.model.generation_config.eos_token_id = [9, EOS]
     assert end_tokens(policy.model, policy.tokenizer) == (EOS, 9)
     policy.model.generation_config.eos_token_id = 9
+    assert end_tokens(policy.model, policy.tokenizer) == (EOS, 9)
     assert end_tokens(policy.model, None) == (9,)
 
 

@@ -68,6 +68,19 @@ def test_dynamic(tmp_path: Path, is_dynamic: str, expected: list[int]):
     assert Steps(tmp_path, f"sampling.dynamic={is_dynamic}").chosen() == expected
 
 
+@pytest.mark.parametrize("is_filtered", ["true", "false"])
+def test_tokens_of_truncated_responses_are_waste_where_they_are_filtered_whatever_the_penalty(
+    tmp_path: Path, is_filtered: str
+):
+    steps = Steps(tmp_path, f"shaping.overlong_filter={is_filtered}")
+    assert steps.config.shaping.overlong_penalty > 0
+    steps.collector.engine.length_of = (  # type: ignore[attr-defined]
+        lambda request: 1000 if request.key.response_index == 1 else 20
+    )
+    accounting = steps.sample().accounting
+    assert accounting.wasted_tokens["truncated"] == (4 * 400 if is_filtered == "true" else 0)
+
+
 @pytest.mark.parametrize(("P", "G"), [(4, 4), (6, 3)])
 def test_prompts_and_responses(tmp_path: Path, P: int, G: int):
     steps = Steps(tmp_path, f"sampling.prompts_per_step={P}", f"sampling.responses_per_prompt={G}")

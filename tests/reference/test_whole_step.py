@@ -212,7 +212,7 @@ def test_value_pretraining_fits_the_critic_to_what_came_out(
 
     monkeypatch.setattr(pretrain_module, "sample_groups", give_up)
     run, stages = toy_run(
-        "preset=vapo", "algorithm.critic.pretrain_responses=45", "algorithm.critic.lr=1e-2", "train.steps=1",
+        "preset=vapo", "algorithm.critic.pretrain_responses=45", "algorithm.critic.lr=7e-3", "train.steps=1",
         "train.seed=3", "sampling.prompts_per_step=3", "sampling.responses_per_prompt=3", "train.warmup_steps=3",
         "algorithm.critic.pretrain_epochs=3",
         "shaping.overlong_filter=true", "shaping.overlong_penalty=1.0",

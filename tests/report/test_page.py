@@ -9,6 +9,7 @@ import pytest
 from fake_runs import byte_level, evaluation, metrics, row, save_tokenizer, write_rollouts, write_run
 
 from command_line import dapo
+from dapo.config.load import load_recipe, to_toml
 from dapo.errors import DataError
 from dapo.report import page_data
 from dapo.report.examined import examine_run
@@ -211,6 +212,25 @@ def test_a_run_that_is_not_the_papers_algorithm_says_so(tmp_path: Path):
     write_run(tmp_path, metrics(3), config="[sampling]\ncarry_over = true\n")
     write_page(tmp_path)
     assert data_of(tmp_path)["runs"][0]["is_paper_algorithm"] is False
+
+
+@pytest.mark.parametrize(
+    ("preset", "key", "value", "is_papers"),
+    [
+        ("dapo", "sampling.schedule", "rounds", True),
+        ("dapo-fast", "sampling.predictive", "false", False),
+        ("dapo", "sampling.predictive", "true", False),
+        ("dapo", "sampling.retire_above", "0.9", False),
+        ("dapo", "rewards.control", "negated", False),
+    ],
+)
+def test_the_report_and_the_config_have_one_rule_for_that(
+    tmp_path: Path, preset: str, key: str, value: str, is_papers: bool
+):
+    config = load_recipe("quickstart", [f"preset={preset}", f"{key}={value}"]).config
+    write_run(tmp_path, metrics(3))
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert config.is_paper_algorithm is load_run(tmp_path).is_paper_algorithm is is_papers
 
 
 # ------------------------------------------------------------------ several runs, other lists, other curves

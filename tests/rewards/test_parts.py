@@ -143,6 +143,12 @@ def test_the_verifiers_own_failure_comes_first():
     assert (found.verdict, found.message, dict(found.parts)) == (Verdict.TIMEOUT, "too slow", {"a": 0.5})
 
 
+def test_a_graded_response_of_which_a_part_failed_is_wrong_and_not_graded():
+    own = Judgement(Verdict.WRONG, 0.75, graded=True)
+    found = with_parts(own, {"b": Judgement(Verdict.CRASH, -1.0, message="gone")})
+    assert (found.verdict, found.value, found.graded) == (Verdict.CRASH, -1.0, False)
+
+
 def test_work_of_all_parts_is_counted():
     found = with_parts(Judgement(Verdict.WRONG, -1.0, seconds=1.0), {"a": Judgement(Verdict.WRONG, 0.5, seconds=2.0)})
     assert found.seconds == 3.0

@@ -165,6 +165,14 @@ def test_drafts_change_no_bit_of_a_response(kind: str, sampling: dict[str, float
     assert engine.take_drafted() == without.take_drafted() == (0, 0)
 
 
+@pytest.mark.parametrize("kind", ["plain", "compiled"])
+def test_every_token_of_a_response_is_drawn_by_a_tick_or_was_accepted(kind: str):
+    done, engine = generated(kind, tiny_policy("qwen3"), [request(0, 0)], Drafting(tokens=4))
+    n_accepted = engine.take_drafted()[1]
+    assert n_accepted > 0
+    assert len(done[0].tokens) == engine.tick + n_accepted
+
+
 @pytest.mark.parametrize("kind", ["plain", "compiled", "pages"])
 def test_drafts_change_no_bit_where_a_string_ends_a_response(kind: str):
     """A draft that is right may go beyond the string: what it has there does not count."""
@@ -191,7 +199,7 @@ def test_drafts_change_no_bit_with_windows_and_other_families(family: str):
 
 
 @pytest.mark.parametrize("kind", ["compiled", "blocks"])
-def test_border_drafts_change_no_bit_where_blocks_of_keys_end(kind: str):
+def test_border_drafts_change_no_bit_where_blocks_of_keys_end(kind: str, monkeypatch: pytest.MonkeyPatch):
     """Past 512 tokens: beyond SAME_SUMS the width of a block decides the last bits."""
     policy = tiny_policy("llama", torch.float32)
     policy.eos_ids = ()
@@ -202,6 +210,12 @@ def test_border_drafts_change_no_bit_where_blocks_of_keys_end(kind: str):
     assert engine.take_drafted()[1] > 20
     room = engine._decoder.draft_room(ints(1, 31, 32, 33, 511, 512, 513, 1039))
     assert room.tolist() == [31, 1, 0, 31, 1, 0, 511, 1], "a draft does not leave its block"
+    asked: list[int] = []
+    monkeypatch.setattr(engine.drafter, "drafts", lambda running: [asked.append(one.room) or [] for one in running])
+    engine.submit([replace(wanted[0], prompt=(wanted[0].prompt * 2)[:509])])
+    for _ in range(3):
+        engine.advance()
+    assert asked == [3, 2, 1]
 
 
 @pytest.mark.parametrize("page_tokens", [2, 5])
@@ -251,11 +265,13 @@ def test_going_on_and_being_restored_make_the_same_drafts(kind: str):
     engine, other = empty(), empty()
     engine.submit(requests())
     early = [item for _ in range(4) for item in engine.advance()]
-    assert engine.drafter._ended
+    other.drafter._ended = dict(engine.drafter._ended)
+    assert other.drafter._ended
     state = engine.snapshot()
     assert not engine.drafter._ended
     fork = engine.fork_for_eval(SamplingParams(**STEADY))
     other.restore(state)
+    assert not other.drafter._ended
     engine.take_drafted()
     results = []
     for one in (engine, other):

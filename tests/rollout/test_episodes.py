@@ -13,15 +13,16 @@ import torch
 from dapo.environments.conversation import Answer, Conversation
 from dapo.models.policy import Policy
 from dapo.rollout.draft import Drafting
-from dapo.rollout.engine import Engine, EngineState, Request, SamplingParams
-from dapo.rollout.episodes import EpisodeEngine
+from dapo.rollout.engine import EngineState, NoiseKey, Request, SamplingParams
+from dapo.rollout.episodes import EpisodeEngine, seed_of
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.kept import KeptResponses
 from dapo.rollout.local.pages import PagePool
 from dapo.rollout.partial import PartialResponse
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.stops import Stops
-from dapo.types import StopReason
+from dapo.sampling.collect import VerdictJournal
+from dapo.types import Judgement, StopReason, Verdict
 from engine_episodes import TURNS, Words, check_logp, episodes_over, logp_gap, prefilled, requests, same
 from engine_requests import by_id, drain, request, shaken
 from tiny_models import VOCABULARY, families, tiny_policy
@@ -516,7 +517,34 @@ def test_later_turns_have_noise_of_their_own(policy: Policy):
     assert turns[0] == key
 
 
-def evaluation(engine: Engine) -> Engine:
+def test_all_responses_of_a_visit_meet_one_environment_and_another_visit_another():
+    key = NoiseKey(0, "train", "p", 0, 0)
+    assert seed_of(replace(key, response_index=3)) == seed_of(key)
+    others = ({"visit": 1}, {"problem": "q"}, {"stream": "eval"}, {"seed": 1})
+    assert len({seed_of(key), *(seed_of(replace(key, **other)) for other in others)}) == 5
+
+
+def test_a_turn_at_which_an_environment_failed_is_not_asked_again(policy: Policy):
+    class Dies(Words):
+        def answer(self, conversation: Conversation) -> Answer:
+            if len(conversation.said) < 3:
+                return super().answer(conversation)
+            return Answer(judgement=Judgement(Verdict.TIMEOUT, -1.0))
+
+    known: dict[str, Judgement] = {}
+    finished, asked = [], []
+    for _ in range(2):
+        words = Dies()
+        engine = engine_of(policy, "local", words)
+        engine.journal = VerdictJournal(known, known.__setitem__)
+        engine.submit([request(1, 120)])
+        finished.append(drain(engine)[0][1].judgement)
+        asked.append(len(words.asked))
+    assert asked == [3, 2]
+    assert finished[0] == finished[1] is not None
+
+
+def evaluation(engine: EpisodeEngine) -> EpisodeEngine:
     return engine.fork_for_eval(SamplingParams(temperature=0))
 
 
@@ -524,7 +552,10 @@ def test_an_evaluation_beside_a_run_has_episodes_of_its_own(policy: Policy, alon
     engine = engine_of(policy, "local", Words(), rows=5)
     engine.submit(requests(12))
     finished = [item for _ in range(9) for item in engine.advance()]
+    engine.journal, engine.parts = VerdictJournal(), ["chatty"]
     fork = evaluation(engine)
+    assert (fork.journal, fork.parts) == (None, ())  # verdicts of training are not its own, nor what a reward adds
+    engine.journal, engine.parts = None, ()
     fork.submit([request(i, 60, stream="eval") for i in range(4)])
     assert len(drain(fork)) == 4
     same(by_id([*finished, *drain(engine)]), alone)

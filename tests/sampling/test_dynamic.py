@@ -383,6 +383,7 @@ def test_border_a_group_may_be_as_old_as_the_bound_and_not_older(bound: int | No
     assert len(state.carried) == (n_carried - N if n_used else 0)
     stale = done.accounting.wasted_tokens["stale"]
     assert stale == (0 if n_used else n_carried * G * 50)
+    assert sum(entry.fate == "stale" for entry in done.entries) == (0 if n_used else n_carried)
     assert done.accounting.trained_tokens == n_used * G * 50
 
 
@@ -400,6 +401,8 @@ def test_border_a_group_on_its_way_is_given_up_once_a_response_is_too_old(versio
     assert len(state.pending) == len(collector.groups) == (2 if is_kept else 0)
     assert sampler.accounting.wasted_tokens["stale"] == (0 if is_kept else 2 * (10 + (G - 1) * 100))
     assert sampler.accounting.wasted_tokens["aborted"] == 0
+    assert sampler.accounting.overtaken_tokens == sampler.accounting.wasted_tokens["stale"]
+    assert sampler.accounting.overtaken_responses == (0 if is_kept else 2 * G)
 
 
 def test_relax_takes_the_youngest_of_the_stale_and_no_more_than_are_missing():

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dapo.sampling.dynamic import ProblemSource
 from dapo.sampling.predictive import Posteriors, PredictiveSource, RetiringSource, n_right
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
@@ -31,6 +32,20 @@ def chance_after(*groups: Group) -> float:
     for group in groups:
         posteriors.observe(group)
     return posteriors.chance("p", G)
+
+
+def test_a_tenth_of_the_visits_of_hopeless_problems_come_other_ones_with_another_seed():
+    """Else the model would never show that it can solve them by now."""
+    base: ProblemSource = None  # type: ignore[assignment]
+    posteriors = Posteriors(counts=dict.fromkeys("pq", (0.0, 1000000.0)))
+    passed = set()
+    for seed in (1, 2):
+        source = PredictiveSource(base, posteriors, G=G, seed=seed)
+        for name in "pq":
+            visits = tuple(visit for visit in range(1000) if source.passes((Problem(name, "", ""), visit, (1,))))
+            assert 70 < len(visits) < 130
+            passed.add(visits)
+    assert len(passed) == 4
 
 
 @pytest.mark.parametrize("n_correct", range(G + 1))

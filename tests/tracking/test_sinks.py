@@ -14,6 +14,7 @@ from dapo.tracking import trackers as sinks
 from dapo.tracking.trackers import Tracker
 from dapo.trainer.loop import train
 from dapo.trainer.start import start_run
+from dapo.trainer.track import TrackerObserver
 
 
 class Kept:
@@ -110,6 +111,14 @@ def test_a_run_with_three_trackers_of_which_one_dies_and_one_hangs(tmp_path: Pat
     assert any("wandb gets nothing more: SystemExit" in message for message in told)
     assert any("trackio was too slow" in message for message in told)
     assert len(told) == 2
+
+
+def test_an_evaluation_is_logged_at_its_step_under_the_name_of_its_set():
+    sink, observer = Kept(), TrackerObserver(())
+    observer.trackers = [Tracker("kept", sink)]
+    observer.on_evaluation({"step": 4, "set": "held", "avg@k": 0.5, "pass@k": 0.75, "maj@k": None, "problems": 9})
+    assert observer.trackers[0].close(120) is None
+    assert sink.lines == [(4, {"eval/held/avg@k": 0.5, "eval/held/pass@k": 0.75})]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_the_run_starts(

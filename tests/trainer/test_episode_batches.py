@@ -15,6 +15,7 @@ from dapo.learner.update import update_policy
 from dapo.models import policy as policy_module
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.state import groups_from_state, groups_to_state
+from dapo.trainer.step_metrics import episode_metrics
 from dapo.types import EpisodeRecord, Group, Judgement, Verdict
 
 
@@ -47,6 +48,15 @@ def test_lengths_count_what_the_model_said_and_the_penalty_counts_all(tmp_path: 
     accounting = Accounting()
     accounting.trained(made, filter_truncated=False)
     assert accounting.trained_tokens == sum(batch.lengths)
+
+
+def test_failures_are_a_share_of_the_calls(tmp_path: Path):
+    told = EpisodeRecord("7", None, turns=2, calls=4, failures=1)
+    made = [
+        replace(group, completions=tuple(replace(c, episode=told) for c in group.completions)) for group in episodes(2)
+    ]
+    batch = make_batch(made, recipe(tmp_path, "shaping.overlong_penalty=0").config, torch.float64)
+    assert episode_metrics(batch) == {"episode/turns": 2, "episode/tool_calls": 4, "episode/tool_failures": 0.25}
 
 
 def test_nothing_flows_back_into_the_prediction_of_what_the_environment_said(

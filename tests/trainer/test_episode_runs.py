@@ -18,10 +18,14 @@ from toy import HERE, recipe
 from dapo.environments.conversation import Conversation
 from dapo.errors import ConfigError, DataError
 from dapo.evaluation.offline import OfflineEval, answering
+from dapo.files import read_lines
 from dapo.models.load import save_policy
 from dapo.rollout.engine import NoiseKey
 from dapo.rollout.episodes import EpisodeEngine
+from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.turn_marks import TurnMarks
+from dapo.sampling.accounting import Accounting
+from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.episodes import refuse_environments
 from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.loop import train
@@ -161,6 +165,26 @@ def test_an_evaluations_prompts_begin_as_the_environments_of_its_episodes_do(
     assert begun == played
     assert len({*begun.values()}) == 3
     assert max(turns) == 2
+
+
+def test_a_step_counts_its_own_drafts_and_waits_and_not_those_of_what_came_before(tmp_path: Path):
+    """An evaluation waits for the same environments; value pretraining drafts, and a resumed run does not repeat it."""
+    run = start_run(recipe(tmp_path, *TALK, "preset=grpo", "rollout.draft_tokens=3"), tmp_path / "run")
+    assert isinstance(run.engine, EpisodeEngine)
+    assert isinstance(run.engine.inner, LocalEngine)
+    try:
+        run.engine.environments.waited_s = 5.0
+        run.engine.inner.drafter.count([[10, 11, 12]], 2)
+        assert run.drafts() == {"engine/drafted": 3, "engine/accepted": 2}
+        run.engine.inner.drafter.count([[10, 11, 12]], 2)
+        run.begin_step()
+        assert run.timing(SampledGroups([], Accounting()))["timing.environments_s"] == 0
+        assert run.drafts() == {"engine/drafted": 0, "engine/accepted": 0}
+        run.engine.environments.on_notice("tired")
+        (told,) = read_lines(run.folder / "events.jsonl")
+        assert (told["kind"], told["message"]) == ("environment", "tired")
+    finally:
+        run.close()
 
 
 def test_an_environment_of_one_source_leaves_the_others_alone(tmp_path: Path):

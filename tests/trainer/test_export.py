@@ -230,7 +230,7 @@ def test_large_rollouts_are_sampled(toy_runs: Path, tmp_path: Path, monkeypatch:
     run = shutil.copytree(toy_runs / "paper", tmp_path / "run")
     (run / "rollouts").mkdir(exist_ok=True)
     source = next((toy_runs / "paper" / "rollouts").glob("*.parquet"), None)
-    for step in range(5):  # all at or before the checkpoint's step 2 count; later ones do not
+    for step in range(7):  # all at or before the checkpoint's step 4 count; later ones do not
         target = run / "rollouts" / f"step-{step:06d}.parquet"
         if source is not None:
             shutil.copyfile(source, target)

@@ -17,6 +17,7 @@ from cases import ELSEWHERE, NOT_IN_A_STEP
 
 from dapo.models.critic import Critic
 from dapo.models.policy import Policy
+from dapo.rewards.judging import JUDGE_FOLDER
 from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import SamplingParams
 from dapo.trainer.interrupt import watched
@@ -42,6 +43,11 @@ class Scene(NamedTuple):
     is_trained: bool = False
 
 
+def in_a_run(folder: Path | None) -> str | None:
+    """Where a judge keeps its verdicts, from the folder of runs on."""
+    return folder and f"{folder.parent.name}/{folder.name}"
+
+
 ASSEMBLE, EVALUATE, MAKE = "dapo.trainer.assemble", "dapo.trainer.evaluate", "dapo.rollout.make"
 POOL, ENGINE, COLLECTOR = f"{ASSEMBLE}:VerifierPool", f"{MAKE}:LocalEngine", f"{ASSEMBLE}:Collector"
 POLICY, LORA, CRITIC = f"{ASSEMBLE}:load_policy", f"{ASSEMBLE}:add_lora", "dapo.learner.learner:load_critic"
@@ -58,6 +64,7 @@ SCENES = {
             Arrival("rewards.memory_mb", "777", POOL, "memory_mb"),
             Arrival("rewards.workers", "3", POOL, "workers"),
             Arrival("rewards.truncated_may_be_correct", "true", POOL, "truncated_may_be_correct"),
+            Arrival("rewards.verifier", "", POOL, "folder", f"run/{JUDGE_FOLDER}", of=in_a_run),
             Arrival("sampling.responses_per_prompt", "3", COLLECTOR, "responses_per_prompt"),
             Arrival("limits.max_response_tokens", "11", COLLECTOR, "max_new_tokens"),
             Arrival("train.seed", "23", COLLECTOR, "seed"),
@@ -86,6 +93,7 @@ SCENES = {
     "a part of the reward": Scene(
         (
             Arrival("rewards.parts.NAME.function", "", PART, "verifier", "toy:short"),
+            Arrival("rewards.parts.NAME.function", "", PART, "folder", f"run/{JUDGE_FOLDER}", of=in_a_run),
             Arrival("rewards.cpu_seconds", "3.5", PART, "seconds"),
             Arrival("rewards.memory_mb", "777", PART, "memory_mb"),
             Arrival("rewards.workers", "3", PART, "workers"),

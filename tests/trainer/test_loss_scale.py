@@ -8,12 +8,15 @@ from test_update import groups, learner_of, learner_with_critic
 from toy import recipe
 
 from dapo.config.schema import Config
+from dapo.distributed.world import ALONE
 from dapo.errors import ConfigError, EngineError, TrainingError
 from dapo.learner.batch import make_batch
-from dapo.learner.learner import Learner
+from dapo.learner.learner import Learner, make_learner
 from dapo.learner.loss_scale import FIRST, LEAST, MOST, RISES_AFTER, LossScale, scale_for
 from dapo.learner.update import update_policy
+from dapo.models.critic import Critic
 from dapo.models.device import choose_dtype
+from tiny_models import tiny_policy
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,17 @@ def test_a_saved_scale_is_the_same_and_an_impossible_one_is_refused():
 def test_only_float16_has_a_scale():
     assert scale_for(torch.float16) == LossScale()
     assert [scale_for(dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64)] == [None] * 3
+
+
+def test_policy_and_critic_each_have_a_scale_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An overflow of one of them says nothing about the other."""
+    monkeypatch.setattr("dapo.learner.learner.load_critic", lambda *_, **__: Critic(tiny_policy().backbone))
+    config = recipe(tmp_path, "preset=ppo").config
+    learner = make_learner(config, tiny_policy(), "", None, torch.float16, "cpu", ALONE)
+    assert learner.critic is not None
+    scales = learner.optimizer.loss_scale, learner.critic.optimizer.loss_scale
+    assert scales == (LossScale(), LossScale())
+    assert scales[0] is not scales[1]
 
 
 def scaled(learner: Learner, value: float | None) -> Learner:

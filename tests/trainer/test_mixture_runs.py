@@ -15,14 +15,19 @@ from odd_judge import last_number_is_even
 from stop_after import StopAfter
 from toy import contains, recipe
 
+from dapo.data.encoded import EncodedSet
 from dapo.data.prepare.clean import row_of
 from dapo.files import read_lines
 from dapo.processes import python_command
 from dapo.quickstart.task import train_problems
 from dapo.rewards import judge
+from dapo.sampling.predictive import Posteriors
+from dapo.trainer.assemble import make_pools, make_source
 from dapo.trainer.loop import train
 from dapo.trainer.resume import resume_run
 from dapo.trainer.start import start_run
+from dapo.trainer.step_metrics import posterior_metrics
+from dapo.types import Problem
 
 HERE = Path(__file__).parent
 WEIGHTS = {"math": 3, "exact": 2, "even": 1}
@@ -88,6 +93,38 @@ def test_each_source_is_judged_by_its_own_verifier_and_a_stopped_run_resumes_exa
             line["source/many/retired"] + line["source/none/retired"] + line["source/few/retired"]
             == (line["sampling/retired"])
         )
+
+
+def test_each_source_has_its_own_order_and_retires_its_own_problems(tmp_path: Path):
+    table = "data.train={a={path='toy:problems'}, b={path='toy:problems', template='boxed'}}"
+    config = recipe(tmp_path, table, "preset=grpo", "sampling.retire_above=0.85").config
+    sets = tuple(
+        EncodedSet(name, "", tuple(Problem(f"{name}/{i}", "", "", name) for i in range(40)), ((1,),) * 40)
+        for name in "ab"
+    )
+    problems = EncodedSet("a+b", "", tuple(one for each in sets for one in each.problems), (), sources=sets)
+    solved = {f"{name}/{i}" for name in "ab" for i in range(0, 40, 4)}
+    _, source = make_source(config, problems, Posteriors(counts=dict.fromkeys(solved, (20.0, 0.0))))
+    source.start_step()
+    came = [given[0].id for _ in range(60) if (given := source.next()) is not None]
+    assert not solved & {*came}
+    orders = [[name.partition("/")[2] for name in came if name.startswith(source)] for source in "ab"]
+    assert sorted(orders[0]) == sorted(orders[1])  # the same thirty problems
+    assert orders[0] != orders[1]
+
+
+def test_verdicts_of_every_sources_judge_are_kept_in_the_run_each_rank_its_own(tmp_path: Path):
+    sources = "data.train={a={path='toy:problems'}, b={path='toy:problems', verifier='exact'}}"
+    pools = make_pools(recipe(tmp_path, sources).config, tmp_path / "verdicts", rank=3)
+    assert [pool._cache for pool in pools.each] == [(tmp_path / "verdicts", 3)] * 2
+
+
+def test_metrics_of_a_source_are_those_of_its_own_problems():
+    """Also where the name of another begins as its own does."""
+    counts = {"a/1": (20.0, 0.0), "a/2": (0.0, 20.0), "ab/1": (20.0, 0.0), "ab/2": (20.0, 0.0)}
+    for name, rate, retired in (("a", 0.5, 1), ("ab", 21 / 22, 2)):
+        made = posterior_metrics(Posteriors(counts=counts), name, 0.9)
+        assert made == {"source/NAME/pass_rate": pytest.approx(rate), "source/NAME/retired": retired}
 
 
 @pytest.mark.slow

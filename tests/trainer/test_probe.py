@@ -5,6 +5,8 @@ import math
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import toy
@@ -114,6 +116,30 @@ def test_a_killed_examination_goes_on_without_repeating(model: Path, tmp_path: P
     assert len(journal.read_text().splitlines()) == 1 + 160
     with pytest.raises(DataError, match="something else"):
         run_offline_eval(offline(model, seed=1), journal=journal)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_other"),
+    [
+        ({"temperature": 0.5}, True), ({"top_p": 0.5}, True), ({"seed": 1}, True), ({"k": 5}, True),
+        ({"max_response_tokens": 11}, True), ({"template": "dapo"}, True), ({"chat": True}, True),
+        ({"verifier": "exact"}, True), ({"engine": "plain"}, True), ({"environment": "guess"}, True),
+        ({"concurrent": 3}, False), ({"device": "cuda"}, False), ({"max_prompt_tokens": 15}, False),
+        ({"max_turns": 3}, False),  # without an environment
+    ],
+)  # fmt: skip
+def test_responses_belong_to_what_decides_them(tmp_path: Path, changes: dict[str, object], is_other: bool):
+    problems: Any = SimpleNamespace(sha256="0")
+    settings = [offline(tmp_path, **given).settings("here", problems) for given in ({}, changes)]
+    assert (settings[0] != settings[1]) == is_other
+
+
+def test_a_prompt_over_the_limit_is_left_out_and_counted(model: Path, tmp_path: Path):
+    lines = [{"question": question, "answer": "1"} for question in ("w10 w11 " * 9, "w12 w13")]
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = run_offline_eval(offline(model, data=str(tmp_path / "two.jsonl"), verifier="exact", k=2))
+    assert ([problem.question for problem in found.problems], found.n_dropped) == (["w12 w13"], 1)
+    assert len(found.answers) == 2
 
 
 def test_responses_are_drawn_as_the_plan_says(model: Path):

@@ -17,6 +17,7 @@ from dapo.config.schema import Config
 from dapo.errors import VerifierError
 from dapo.learner.batch import make_batch
 from dapo.sampling.collect import MOST_FAILURES
+from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.loop import train
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
@@ -177,6 +178,16 @@ def test_a_run_adds_records_and_reports_its_parts(tmp_path: Path):
     assert sum(step[f"reward/part/{name}/share"] for name in ("correct", "short", "same")) == pytest.approx(1.0)
     assert "reward/part/words/mean" in step  # returned, without a weight
     assert "reward/part/words/share" not in step
+
+
+def test_an_evaluation_asks_for_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=1", "limits.max_response_tokens=5")
+    run = start_run(recipe(tmp_path, parts(short=("short", 0.5)), *keys), tmp_path / "run")
+    asked: list[object] = []
+    monkeypatch.setattr(run.parts, "submit", asked.append)
+    (line,) = evaluate_run(run)
+    run.close()
+    assert (line["problems"], asked) == (40, [])
 
 
 def test_a_group_whose_verdicts_agree_is_dropped_even_if_another_part_differs(tmp_path: Path):

@@ -21,13 +21,15 @@ from stop_after import StopAfter
 from torch.testing import assert_close
 from toy import recipe
 
+from dapo.algorithms.diagnostics import ExplainedSums
 from dapo.checkpoints.manifest import manifest_of
 from dapo.checkpoints.save import in_order
 from dapo.config.load import load_recipe, parse_override
 from dapo.data.order import ProblemOrder
 from dapo.distributed.world import ALONE
-from dapo.errors import CheckpointError, ConfigError, EngineError
-from dapo.files import read_lines
+from dapo.errors import CheckpointError, ConfigError, EngineError, VerifierStopped
+from dapo.files import cut_back, read_lines
+from dapo.learner.critic import HeldOutFit
 from dapo.learner.learner import load_reference, make_learner
 from dapo.learner.loss_scale import LossScale
 from dapo.learner.step import Step
@@ -38,6 +40,9 @@ from dapo.release.export import export_run
 from dapo.report.doctor.diagnose import examine
 from dapo.report.ledger import LEDGER, VALUE_LEDGER, balance_of_run, read_ledger
 from dapo.report.load import load_run
+from dapo.rollout.noise import NoiseKey
+from dapo.sampling.accounting import Accounting
+from dapo.sampling.dynamic import SampledGroups
 from dapo.trainer.checkpoint import save_run
 from dapo.trainer.claim import release
 from dapo.trainer.evaluate import evaluate_run
@@ -46,7 +51,7 @@ from dapo.trainer.observer import Observer
 from dapo.trainer.resume import read_run_config, resume_run
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
-from dapo.types import StopReason
+from dapo.types import Completion, Group, Judgement, StopReason, Verdict
 from tiny_models import tiny_policy
 
 HERE = Path(__file__).parent
@@ -249,6 +254,77 @@ def test_twenty_runs_killed_at_random_moments_end_with_the_same_bytes(tmp_path: 
     assert all(run["is_same"] for run in runs), runs
 
 
+def test_what_is_done_is_not_rolled_back(tmp_path: Path):
+    """Neither a step whose evaluation is cut off, nor one of value pretraining."""
+    run = start_run(recipe(tmp_path), tmp_path / "run")
+    for end in (
+        lambda: run.end_step(1, SampledGroups([], Accounting())),
+        lambda: run.end_value_step(1, HeldOutFit(0, ExplainedSums())),
+    ):
+        run.begin_step()
+        run.source.start_step()
+        run.source.next()
+        n_submitted = run.ordered.n_submitted
+        end()
+        run.roll_back_step()
+        assert run.ordered.n_submitted == n_submitted
+    run.close()
+
+
+def test_a_verdict_of_the_clock_is_noted_under_the_weights_of_its_step(tmp_path: Path):
+    """The same visit, resampled under other weights, is another response."""
+    run = start_run(recipe(tmp_path), tmp_path / "run")
+    keys = []
+    for updates in (0, 2):
+        run.learner.updates = updates
+        run.begin_step()
+        keys.append(run.collector.journal.key_of_turn(NoiseKey(0, "train", "p", 0, 1), 3))
+    run.close()
+    assert keys == ["0/p/0/1/turn 3", "2/p/0/1/turn 3"]
+
+
+def test_what_verifiers_notice_becomes_an_event_and_they_hear_of_a_stop(tmp_path: Path):
+    part = "rewards.parts={short={function='toy:short', weight=0.5}}"
+    run = start_run(recipe(tmp_path, part), tmp_path / "run")
+    assert run.parts is not None
+    pools = [*run.pool.each, *run.parts.pools.values()]
+    for at, pool in enumerate(pools):
+        pool.on_notice(f"notice {at}")
+        assert not pool.is_interrupted()
+    run.is_stopping = True
+    assert all(pool.is_interrupted() for pool in pools)
+    run.close()
+    told = [event["message"] for event in read_lines(run.folder / "events.jsonl") if event["kind"] == "judge"]
+    assert told == ["notice 0", "notice 1"]
+
+
+def group_of(run: Run, at: int) -> Group:
+    """The run's problem at that place with one wrong response, longer from one to the next."""
+    tokens, logp = np.full(1 + at, 2, np.int32), np.zeros(1 + at, np.float32)
+    completion, judgement = Completion(tokens, logp, tokens, StopReason.EOS, ""), Judgement(Verdict.WRONG, -1.0)
+    return Group(run.problems.problems[at], 0, run.problems.prompts[at], (completion,), (judgement,))
+
+
+def test_groups_that_are_held_and_carried_come_back_each_to_its_place(tmp_path: Path):
+    run = start_run(recipe(tmp_path), tmp_path / "run")
+    held, carried = [group_of(run, 0), group_of(run, 1)], [group_of(run, 2)]
+    run.sampling.held, run.sampling.carried = held, carried
+    state, tensors = run.sampling_state()
+    run.sampling.held, run.sampling.carried = [], []
+    run.restore_sampling(json.loads(json.dumps(state)), tensors)
+    run.close()
+    came = [[len(group.completions[0].tokens) for group in kept] for kept in (run.sampling.held, run.sampling.carried)]
+    assert came == [[1, 2], [3]]
+
+
+def test_posteriors_count_groups_that_a_step_does_not_train_on(tmp_path: Path):
+    run = start_run(recipe(tmp_path, "preset=dapo-fast"), tmp_path / "run")
+    trained, dropped = group_of(run, 0), group_of(run, 1)
+    run.end_step(1, SampledGroups([trained], Accounting(), resolved=[trained, dropped]))
+    run.close()
+    assert run.posteriors.counts == {group.problem.id: (0, 1) for group in (trained, dropped)}
+
+
 class StopInEvaluation(Observer):
     """Asks the run to stop in the middle of the evaluation after step 2."""
 
@@ -279,16 +355,75 @@ def test_a_signal_in_the_middle_of_an_evaluation_loses_neither_the_step_nor_the_
 
 
 def test_of_several_evaluation_sets_those_without_a_line_are_evaluated_after_a_resume(tmp_path: Path):
-    sets = "data.eval={one={path='toy:problems'}, two={path='toy:problems'}}"
-    keys = (sets, "eval.every_steps=1", "eval.k=1", "limits.max_response_tokens=5")
+    sets = "data.eval={one={path='toy:problems'}, two={path='toy:problems', verifier='toy:never'}}"
+    keys = (sets, "eval.every_steps=1", "eval.k=1", "eval.top_p=0.9", "eval.top_k=7", "limits.max_response_tokens=5")
     run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
     run.write_line("eval.jsonl", {"step": 0, "set": "one"})
     run.write_line("eval.jsonl", {"step": 1, "set": "two"})
     lines = evaluate_run(run)
     again = evaluate_run(run)
     run.close()
-    assert [(line["step"], line["set"]) for line in lines] == [(0, "two")]
+    assert [(line["step"], line["set"], line["avg@k"]) for line in lines] == [(0, "two", 0)]  # by its own verifier
     assert again == []
+    (problems,) = read_lines(run.folder / "eval_problems.jsonl")
+    assert problems["sampling"] == [1.0, 0.9, 7]
+
+
+def test_an_evaluation_that_was_cut_off_is_done_after_a_resume_on_the_draws_of_those_before(tmp_path: Path):
+    """At a learning rate of 0 the weights of both evaluations are the same, so the responses are too."""
+    keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=2", "train.steps=1", "train.lr=0.0")
+    run = run_toy(tmp_path, "run", *keys, "preset=grpo-naive", "limits.max_response_tokens=5")
+    for name in ("eval.jsonl", "eval_problems.jsonl"):
+        cut_back(run.folder / name, 0)
+    resumed = resume_run(run.folder)
+    train(resumed)
+    resumed.close()
+    assert [line["step"] for line in read_lines(run.folder / "eval.jsonl")] == [0, 1]
+    first, second = read_lines(run.folder / "eval_problems.jsonl")
+    assert first["k"] == second["k"] == 2
+    assert first["correct"] == second["correct"]
+    assert {*first["correct"]} >= {0, 1}
+
+
+def test_a_step_whose_verdicts_do_not_come_is_taken_back(tmp_path: Path):
+    class Gone(StopAfter):
+        def on_groups(self, known: int, wanted: int) -> None:
+            super().on_groups(known, wanted)
+            if self.calls == 0:
+                raise VerifierStopped("gone", remedy="")
+
+    run = start_run(recipe(tmp_path), tmp_path / "run", [Gone(3)])
+    with pytest.raises(VerifierStopped):
+        train(run)
+    run.close()
+    (line,) = read_lines(run.folder / LEDGER)
+    assert (run.step, run.ordered.n_submitted) == (1, line["order"][1])
+
+
+def test_a_fault_in_an_evaluation_is_an_event(tmp_path: Path):
+    keys = ("data.eval=['toy:problems']", "eval.every_steps=1", "eval.k=1", "limits.max_response_tokens=5")
+    run = start_run(recipe(tmp_path, *keys), tmp_path / "run")
+    with torch.no_grad():
+        run.policy.backbone.embed_tokens.weight[12] = float("nan")
+    (line,) = evaluate_run(run)
+    run.close()
+    told = [event["message"] for event in read_lines(run.folder / "events.jsonl") if event["kind"] == "fault"]
+    assert len(told) == line["faults"] > 0
+
+
+@pytest.mark.parametrize("kept", [2, None])
+def test_a_resume_drops_every_line_of_the_steps_that_it_will_do_again(copy_of_finished: Path, kept: int | None):
+    checkpoints = in_order(copy_of_finished / "checkpoints")
+    for folder in checkpoints[-1:] if kept else checkpoints:
+        shutil.rmtree(folder)
+    names = ("metrics.jsonl", "eval.jsonl", "eval_problems.jsonl", LEDGER)
+    for name in names[1:3]:
+        (copy_of_finished / name).write_text("".join(f'{{"step": {step}, "set": "held"}}\n' for step in range(4)))
+    resume_run(copy_of_finished).close()
+    steps = {name: {line["step"] for line in read_lines(copy_of_finished / name)} for name in names}
+    assert steps == {name: set(range("eval" not in name, kept + 1)) if kept else set() for name in names}
+    recorded = sorted(path.name for path in (copy_of_finished / "rollouts").glob("*.parquet"))
+    assert recorded == [f"step-00000{step}.parquet" for step in range(1, (kept or 0) + 1)]
 
 
 def test_a_torn_or_tampered_checkpoint_is_skipped_by_name(copy_of_finished: Path):
@@ -358,7 +493,8 @@ def test_what_memory_taught_a_run_outlives_it_until_the_key_is_changed(tmp_path:
     resumed = resume_run(run.folder)
     resumed.close()
     assert (resumed.learner.tokens_per_microbatch, resumed.learner.recomputes_all) == (100, True)
-    changed = resume_run(run.folder, [parse_override("train.tokens_per_microbatch=5000")])
+    remedy = parse_override("train.gradient_checkpointing=true")  # of a run that ends for want of memory
+    changed = resume_run(run.folder, [parse_override("train.tokens_per_microbatch=5000"), remedy])
     changed.close()
     assert (changed.learner.tokens_per_microbatch, changed.learner.recomputes_all) == (None, False)
 
@@ -443,6 +579,10 @@ def test_a_run_does_not_end_before_what_it_has_trained(copy_of_finished: Path):
     with pytest.raises(ConfigError, match=r"train\.steps = 2: the run has trained 3 steps already"):
         resume_run(copy_of_finished, [parse_override("train.steps=2")])
     assert read_run_config(copy_of_finished, ()).train.steps == 3
+    shutil.rmtree(in_order(copy_of_finished / "checkpoints")[-1])
+    resumed = resume_run(copy_of_finished, [parse_override("train.steps=2")])
+    resumed.close()
+    assert (resumed.step, resumed.is_complete) == (2, True)
     with pytest.raises(ConfigError, match=r"nope: no such key\.") as caught:
         resume_run(copy_of_finished, [parse_override("nope=1")])
     assert "config.toml" not in caught.value.message
@@ -681,14 +821,24 @@ def test_a_checkpoint_within_value_pretraining_has_the_critics_moments_its_fits_
     resumed.close()
     assert (kept.name, resumed.value_steps, len(lines)) == ("value-000002", 2, 3)
     assert resumed.held_out_fits == run.held_out_fits[:2]
+    assert run.budget.generated_tokens == sum(line["tokens/generated"] for line in lines)
     assert resumed.budget.generated_tokens == sum(line["tokens/generated"] for line in lines[:2])
     for name in ("value.jsonl", VALUE_LEDGER):
         assert [line["step"] for line in read_lines(run.folder / name)] == [1, 2]
     assert resumed.learner.critic is not None
+    head = load_file(kept / "model" / "critic" / "value_head.safetensors")["weight"]
+    assert head.abs().max() > 0
+    assert torch.equal(resumed.learner.critic.model.value_head.weight.detach(), head)
     saved = load_file(kept / "state.safetensors")
     found = resumed.learner.critic.optimizer.tensors()
     assert found
     assert all(torch.equal(tensor, saved[f"critic_optimizer.{name}"]) for name, tensor in found.items())
+
+
+def test_a_stop_in_value_pretraining_leaves_a_checkpoint_also_without_regular_ones(tmp_path: Path):
+    keys = (*PRETRAINING, "checkpoint.every_steps=0", "train.steps=1")
+    run = run_toy(tmp_path, "run", *keys, observers=[StopInPretraining(step=1)])
+    assert [path.name for path in in_order(run.folder / "checkpoints")] == ["value-000001"]
 
 
 def test_a_checkpoint_within_value_pretraining_gives_way_to_later_ones(tmp_path: Path):

@@ -16,11 +16,12 @@ from dapo.distributed.world import World
 from dapo.learner import update
 from dapo.learner.activations import checkpoint_layers
 from dapo.learner.batch import Batch, make_batch, split_into_microbatches, split_into_minibatches
-from dapo.learner.critic import CriticLearner, apply_gae
+from dapo.learner.critic import CriticLearner, apply_gae, token_values
 from dapo.learner.dry_run import bytes_beside_activations, shortage_of_any, trained_like
 from dapo.learner.forward_passes import compute_old_logp
 from dapo.learner.learner import Learner
 from dapo.learner.loss_scale import LossScale
+from dapo.learner.memory import fit_activations, within_memory
 from dapo.learner.metrics import scale_metrics, summarise
 from dapo.learner.microbatches import Micro
 from dapo.learner.optimizer import Optimizer
@@ -33,6 +34,7 @@ from dapo.models.dropout import Draw
 from dapo.models.fused_layers import keeps_of
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
+from dapo.trainer.records import new_record
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 from tiny_models import tiny_policy
 
@@ -220,6 +222,20 @@ def test_skipped_updates_of_the_critic_are_bounded_whatever_the_policy_does(tmp_
     with pytest.raises(TrainingError, match="4 updates in a row of the critic") as caught:
         update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=2)
     assert "algorithm.critic.lr" in caught.value.remedy
+
+
+def test_a_critics_loss_is_the_mean_of_its_own_updates_also_where_the_policys_are_skipped(tmp_path: Path):
+    ppo = recipe(tmp_path, "preset=ppo", "train.updates_per_step=2", "train.epochs_per_step=1").config
+    losses = []
+    for is_broken in (False, True):
+        learner = learner_with_critic()
+        if is_broken:
+            parameter, gradients = next(learner.policy.parameters()), list[torch.Tensor]()
+            parameter.register_hook(lambda g, seen=gradients: seen.append(g) or g * (float("nan") if seen[1:] else 1))
+        metrics = update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=1)
+        assert metrics["policy/skipped_updates"] == is_broken
+        losses.append(metrics["critic/loss"])
+    assert losses[0] == losses[1] > 0
 
 
 def test_means_of_packed_tokens_are_the_papers_means_of_padded_rows(config: Config):
@@ -439,6 +455,63 @@ def test_gradients_of_a_pass_that_ran_out_halfway_are_dropped(config: Config):
     torch.testing.assert_close(weights, calm, atol=1e-12, rtol=0)
 
 
+def test_gradients_of_the_critic_too_are_dropped_where_its_pass_ran_out_halfway(config: Config):
+    small = config.model_copy(update={"train": config.train.model_copy(update={"tokens_per_microbatch": 200})})
+
+    def norm(runs_out_at: int) -> float:
+        learner, batch = learner_with_critic(), make_batch(groups(6), small, torch.float64)
+        critic, n_passes = learner.critic, 0
+        assert critic is not None
+
+        def loss_of(micro: Micro, _sums: Sums) -> torch.Tensor:
+            nonlocal n_passes
+            n_passes += 1
+            if n_passes == runs_out_at:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return token_values(critic.model, batch, micro.rows).sum()
+
+        return update.optimize(Step(learner, batch, small), range(24), critic, loss_of).gradient_norm
+
+    assert norm(3) == pytest.approx(norm(0), rel=1e-12)
+
+
+def test_activations_are_fitted_to_the_largest_micro_batch_beside_all_that_both_optimizers_need(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    learner, batch = learner_with_critic(), make_batch(groups(6), config, torch.float64)
+    assert learner.critic is not None
+    seen: list[tuple[object, int, int]] = []
+    monkeypatch.setattr(
+        "dapo.learner.memory.fit_layers",
+        lambda module, tokens, *, bytes_to_come, is_fused: seen.append((module, tokens, bytes_to_come)),  # noqa: ARG005
+    )
+    costs = [batch.tokens(row) for row in range(24)]
+    to_come = learner.optimizer.bytes_to_come() + learner.critic.optimizer.bytes_to_come()
+    for budget, lowered, expected in ((1, None, max(costs)), (10**6, None, sum(costs)), (10**6, 100, 100)):
+        auto = config.train.model_copy(update={"tokens_per_microbatch": budget, "gradient_checkpointing": "auto"})
+        learner.tokens_per_microbatch = lowered
+        fit_activations(Step(learner, batch, config.model_copy(update={"train": auto})))
+        assert seen == [(part, expected, to_come) for part in (learner.policy, learner.critic.model)]
+        seen.clear()
+
+
+def test_border_an_update_of_short_rows_may_go_below_the_longest_row_of_its_step(config: Config):
+    batch = make_batch(groups(2), config, torch.float64)
+    *_, short, long = sorted(range(8), key=batch.tokens)
+    longest = batch.tokens(long)
+    assert longest // 2 < batch.tokens(short) < longest
+    train = config.train.model_copy(update={"tokens_per_microbatch": longest})
+    step, tried = Step(learner_of(torch.float64), batch, config.model_copy(update={"train": train})), list[int]()
+
+    def work(budget: int) -> None:
+        tried.append(budget)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    within_memory(step, [short], work)
+    assert tried == [longest, longest // 2]
+
+
 def test_under_auto_all_layers_recompute_before_the_budget_halves(config: Config):
     train = config.train.model_copy(update={"tokens_per_microbatch": 400, "gradient_checkpointing": "auto"})
     auto = config.model_copy(update={"train": train})
@@ -565,6 +638,15 @@ def test_ratio_and_side_of_a_token_are_those_of_its_first_update():
     record_first(record, [0, 1], torch.ones(3), nothing)
     assert record.ratio.flat.tolist() == [2, 0.5, 30]
     assert record.clip.flat.tolist() == [1, -1, -1]
+
+
+def test_what_is_recorded_of_a_token_is_its_own_ratio_where_the_loss_clips_that_of_its_response(config: Config):
+    gspo = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"loss": "gspo"})})
+    batch = make_batch(groups(4), gspo, torch.float64)
+    record = new_record(batch)
+    update_policy(learner_of(torch.float64), batch, gspo, step=2, record=record)
+    ratios = [record.ratio.row(row) for row in range(16) if batch.lengths[row] > 1]
+    assert {len(ratio.unique()) == 1 for ratio in ratios} == {True, False}  # of the first update and the second
 
 
 def test_loss_scales_of_policy_and_critic_are_reported(config: Config):

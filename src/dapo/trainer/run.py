@@ -126,10 +126,13 @@ class Run:
         return self.learner.updates
 
     def begin_step(self) -> None:
-        """Save what sampling changes, so that an interrupted step can be rolled back."""
+        """Save what sampling changes, so that an interrupted step can be rolled back. What is counted begins anew."""
         self._step_began = time.perf_counter()
         self._boundary = self.sampling_state()
         self.collector.journal.version = self.version
+        self.engine.take_drafted()
+        if isinstance(self.engine, EpisodeEngine):
+            self.engine.waited_s()
 
     def roll_back_step(self) -> None:
         """After interrupted sampling: restore the state at the last step boundary. The weights have not changed."""
