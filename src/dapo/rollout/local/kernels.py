@@ -263,7 +263,7 @@ def cut_kernel(
     tl.store(cut + row, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["cut", "part_max", "part_all", "part_kept"])
 def weigh_kernel(
     logits, cut, part_max, part_all, part_kept, V, inverse_temperature, logits_stride,
     HAS_CUT: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
