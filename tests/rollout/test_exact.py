@@ -5,6 +5,7 @@ Under Triton's interpreter on a CPU, in float16 (it knows no bfloat16); on a car
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch
 from test_local_engine import request
 from torch.testing import assert_close
 
-from dapo.errors import EngineError
+from dapo.config import load_recipe
+from dapo.errors import ConfigError, EngineError
 from dapo.models.kernels.exact_linear import TILES, exact_linear
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
@@ -21,6 +23,9 @@ from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import Finished, Request, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.exact import ExactPass
+from dapo.rollout.local.pages import pages_for
+from dapo.rollout.local.prefixes import Extension, Prefix, extend, prefill, slots_of
+from dapo.rollout.make import refuse_inexact
 from dapo.types import Completion
 from tiny_models import VOCABULARY, tiny_policy
 
@@ -111,6 +116,42 @@ def test_also_behind_a_recomputed_prefix_and_behind_drafts():
     assert_same_bits(policy, wanted, done)
 
 
+class Reads:
+    """A decoder that only remembers what it was given: (token, its length, the page it goes to)."""
+
+    is_exact = True
+
+    def __init__(self) -> None:
+        self.cache = SimpleNamespace(data=torch.zeros(0), page_tokens=PAGE)
+        self.rows = SimpleNamespace(table=torch.zeros(1, 5))
+        self.given: list[tuple[int, int, int]] = []
+        self.passes: list[int] = []
+
+    def read(self, token: torch.Tensor, length: torch.Tensor, table: torch.Tensor) -> None:
+        self.passes.append(len(token))
+        page = table[torch.arange(len(token)), (length - 1) // PAGE]
+        self.given += zip(token.tolist(), length.tolist(), page.tolist(), strict=True)
+
+
+@pytest.mark.parametrize("n", [0, 1, 6, 7, 8, 15])
+def test_border_every_prefix_is_read_once_in_order_whatever_a_pass_holds(n: int, monkeypatch: pytest.MonkeyPatch):
+    """Passes of 7 tokens. A prompt of n, a response behind it that shares its full pages, a turn behind 6 tokens."""
+    monkeypatch.setattr("dapo.rollout.local.prefixes.PREFILL_TOKENS", 7)
+    pages = np.array([3, 8, 1, 6, 2], np.int32)
+    tokens = np.arange(100, 100 + n, dtype=np.int32)
+    slots, n_shared = slots_of(pages, n + 2, PAGE), n // PAGE * PAGE
+    prompt = Prefix(tokens, slots[:n], pages[: pages_for(n, PAGE)])
+    response = Prefix(np.arange(100, 102 + n, dtype=np.int32), slots * (np.arange(n + 2) >= n_shared), pages)
+    turn = Extension(np.arange(3, dtype=np.int32), 6, pages, slots_of(pages, 9, PAGE)[6:])
+    decoder = Reads()
+    prefill(decoder, [prompt, response])  # type: ignore[arg-type]
+    wanted = [(100 + i, i + 1, pages[i // PAGE]) for i in [*range(n), *range(n_shared, n + 2)]]
+    assert decoder.given == wanted
+    assert all(size == 7 for size in decoder.passes[:-1])
+    extend(decoder, [turn])  # type: ignore[arg-type]
+    assert decoder.given[len(wanted) :] == [(i, 7 + i, pages[(6 + i) // PAGE]) for i in range(3)]
+
+
 def test_gradients_are_those_of_the_ordinary_path_within_rounding():
     policy = exact_policy("qwen3-tied", num_key_value_heads=1)
     rng = np.random.default_rng(0)
@@ -136,6 +177,19 @@ def test_a_policy_in_training_keeps_no_more_than_each_layers_input():
 
     policy = exact_policy("qwen2")
     assert checkpoint_layers(policy) == 0, "the exact pass makes its layers again by itself"
+
+
+def test_a_device_without_these_kernels_is_refused_when_the_run_starts(monkeypatch: pytest.MonkeyPatch):
+    config = load_recipe("quickstart", ["rollout.exact=true"]).config
+    refuse_inexact(config, "cpu", torch.float32)  # the interpreter, as in these tests
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    refuse_inexact(config, "cuda", torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"rollout.exact = true: is for CUDA in 16 bits.* float32 on cpu"):
+        refuse_inexact(config, "cpu", torch.float32)
+    with pytest.raises(ConfigError, match=r"float32 on cuda") as refused:
+        refuse_inexact(config, "cuda", torch.float32)
+    assert 'model.dtype = "auto"' in str(refused.value)
+    refuse_inexact(load_recipe("quickstart", []).config, "cpu", torch.float32)
 
 
 def test_a_feed_forward_of_another_kind_is_refused():

@@ -42,6 +42,7 @@ TILES = (
     Tile(64, 32, 4, 6),
     Tile(64, 16, 4, 8),
 )
+FEWEST_ROWS = 64  # wgmma's
 BLOCK_K = 64
 GROUP_ROWS = 8  # tiles of rows that pass over the same columns together, while those are in the L2 cache
 
@@ -100,9 +101,9 @@ def exact_linear(
 
 
 def tile_for(rows: int, columns: int, device: torch.device) -> Tile:
-    """The largest that fits the device and gives each of its processors something to do."""
+    """The largest that is not mostly empty, fits the device and gives each of its processors something to do."""
     processors, shared_bytes = limits(device)
-    fitting = [tile for tile in TILES if tile.shared_bytes <= shared_bytes]
+    fitting = [tile for tile in TILES if tile.shared_bytes <= shared_bytes and tile.rows <= max(rows, FEWEST_ROWS)]
     return next((tile for tile in fitting if tile.programs(rows, columns) >= processors), fitting[-1])
 
 
