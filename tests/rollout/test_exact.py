@@ -1,6 +1,7 @@
 """`rollout.exact`: engine and trainer give the same log-probs to the last bit, whatever else is in the batch.
 
-Under Triton's interpreter on a CPU, in float16 (it knows no bfloat16); on a card: tests/gpu/test_exact.py.
+Under Triton's interpreter on a CPU: in float32, where no rounding hides another order of sums, and in float16 (it knows
+no bfloat16). On a card: tests/gpu/test_exact.py.
 """
 
 import copy
@@ -46,8 +47,8 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"dapo.rollout.local.{module}.DRAW_BLOCK", 32)
 
 
-def exact_policy(family: str, **shape: int) -> Policy:
-    policy = tiny_policy(family, torch.float16, **shape)
+def exact_policy(family: str, dtype: torch.dtype = torch.float32, **shape: int) -> Policy:
+    policy = tiny_policy(family, dtype, **shape)
     policy.exact = ExactPass(policy, max_tokens=MAX_TOKENS, page_tokens=PAGE)
     return policy
 
@@ -153,7 +154,7 @@ def test_border_every_prefix_is_read_once_in_order_whatever_a_pass_holds(n: int,
 
 
 def test_gradients_are_those_of_the_ordinary_path_within_rounding():
-    policy = exact_policy("qwen3-tied", num_key_value_heads=1)
+    policy = exact_policy("qwen3-tied", torch.float16, num_key_value_heads=1)
     rng = np.random.default_rng(0)
     packed = pack([[5, 6, 7, 8, 9, 3]] * 2, [rng.integers(3, VOCABULARY, n) for n in (3, 6)], "cpu")
     assert packed.shared is not None
