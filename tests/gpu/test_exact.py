@@ -17,8 +17,11 @@ from dapo.models.policy import Policy
 from dapo.models.random_model import random_model
 from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
+from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
-from dapo.rollout.local.exact import ExactPass
+from dapo.rollout.local.exact import ExactPass, rows_of
+from dapo.rollout.local.ops import TritonOps
+from dapo.rollout.local.rows import DeviceRows
 from dapo.types import Completion
 from tiny_models import tiny_policy
 
@@ -64,6 +67,50 @@ def test_a_row_has_the_same_bits_for_every_number_of_rows_and_every_tile(matrix:
             if not torch.equal(out, whole[first : first + n]):
                 unequal.append((n, tile, (out != whole[first : first + n]).float().mean().item()))
     assert not unequal, f"{len(unequal)} of {len(ROWS) * (len(TILES) + 1)}: {unequal[:4]}"
+
+
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_every_other_operation_gives_a_row_the_same_bits_in_any_company(has_norms: bool):
+    """Norm, gate, attention and log-probs of 700 rows, and of 1, 64 and 65 of them: where a difference comes from."""
+    torch.manual_seed(0)
+    policy = tiny_policy("qwen3", torch.bfloat16, hidden_size=896, head_dim=64, num_attention_heads=14,
+                         num_key_value_heads=2, intermediate_size=512, vocab_size=151_936).cuda()  # fmt: skip
+    exact = ExactPass(policy, max_tokens=1024)
+    heads, n, page = 14 + 2 * 2, 700, exact.page_tokens
+    cache = PagedCache(
+        n_layers=1, n_pages=n * 4, page_tokens=page, n_heads=2, head_dim=64, dtype=torch.bfloat16,
+        device=torch.device("cuda"),
+    )  # fmt: skip
+    cache.data.normal_()
+    ops = TritonOps(cache, exact.cos, exact.sin, exact.scaling, 14, n_rows=n, n_tokens=151_936, is_exact=True)
+    length = torch.randint(1, 4 * page + 1, (n,), device="cuda")
+    table = torch.randperm(n * 4, device="cuda").view(n, 4)
+    x, y, qkv, gate_up = (torch.randn(n, width, device="cuda").bfloat16() for width in (896, 896, heads * 64, 9728))
+    logits, token = 3 * torch.randn(n, 151_936, device="cuda"), torch.randint(0, 151_936, (n,), device="cuda")
+    weight, norm = torch.randn(896, device="cuda").bfloat16(), torch.randn(64, device="cuda").bfloat16()
+    norms = (norm, norm) if has_norms else None
+
+    def results(of: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows = rows_of(length[of], table[of])
+        return {
+            "norm": ops.add_norm(x[of], y[of], weight, 1e-6),
+            "gate": ops.gate(gate_up[of]),
+            "attention": ops.mix(qkv[of], 0, norms, 1e-6, None, rows, 0),
+            "window": ops.mix(qkv[of], 0, norms, 1e-6, 50, rows, 0),
+            "log-probs": exact.scores(logits[of], token[of], TEMPERATURE)[0],
+        }
+
+    whole = results(torch.arange(n, device="cuda"))
+    for k in (1, 64, 65):
+        of = torch.randperm(n, device="cuda")[:k]
+        differ = [name for name, result in results(of).items() if not torch.equal(result, whole[name][of])]
+        assert not differ, f"{k} rows"
+    rows = DeviceRows(n + 4, 4, 1, torch.float32, torch.device("cuda"))
+    ops.draw(
+        logits, SamplingParams(temperature=TEMPERATURE), torch.zeros(151_936, dtype=torch.bool, device="cuda"), rows
+    )
+    drawn = exact.scores(logits, rows.out_token[0, :n], TEMPERATURE)[0]
+    assert torch.equal(rows.out_logp[0, :n], drawn), "the engine's and the trainer's, of one token"
 
 
 def requests(n: int, *, per_prompt: int, vocabulary: int, prompt: int, longest: int, seed: int = 0) -> list[Request]:
