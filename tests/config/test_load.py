@@ -321,6 +321,22 @@ def test_a_quantized_base_is_refused_where_it_saves_nothing_or_would_be_divided(
     load_recipe("quickstart", [*ranks, "cluster.shard=none"])
 
 
+def test_equal_log_probs_are_refused_where_products_are_others():
+    exact = "rollout.exact=true"
+    load_recipe("quickstart", [exact])
+    for other, why in (
+        ("rollout.engine=vllm", "rollout.engine = vllm has kernels of its own"),
+        ("rollout.engine=plain", "rollout.engine = plain has kernels of its own"),
+        ("model.lora.rank=8", "model.lora.rank = 8: an adapter's products"),
+    ):
+        message = refused("quickstart", exact, other)
+        assert f"rollout.exact = true: {why}" in message
+        assert "or rollout.exact = false" in message
+    ranks = [exact, "cluster.backend=torchrun"]
+    assert 'Set cluster.shard = "none"' in refused("quickstart", *ranks, "cluster.shard=full")
+    load_recipe("quickstart", [*ranks, "cluster.shard=none"])
+
+
 def test_stale_tokens_need_a_bound_and_dynamic_sampling():
     carry = ["sampling.carry_over=true", "algorithm.correction.cap=2.0"]
     assert "sampling.max_staleness_updates: missing" in refused("quickstart", *carry)

@@ -381,6 +381,7 @@ ELSEWHERE = {
     "rollout.kv_cache_gib": "tests/rollout/test_local_engine.py::test_out_of_pages_the_same_tokens_a_little_later",
     "rollout.draft_tokens": DRAFTS,
     "rollout.draft_below_rows": DRAFTS,
+    "rollout.exact": "tests/rollout/test_exact.py::test_sampled_and_trained_log_probs_are_the_same_bits",
     "rollout.on_fault": (
         RUN + "test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_run_goes_on"
     ),

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from dapo.models.kernels import gather, layers, logits, quantized
+from dapo.models.kernels import exact_linear, gather, layers, logits, quantized
 from dapo.models.quantized import Kind, level_pairs, quantize
 from dapo.rollout.local import kernels
 from dapo.rollout.local.cache import PagedCache
@@ -37,6 +37,9 @@ def main(capability: int) -> None:
     def compile_only(self: JITFunction, *args: object, **options: object) -> object:
         made = run(self, *args, **{**options, "warmup": True})
         assert made.asm["cubin"], "nothing for the card"
+        if self.fn.__name__ == "exact_linear_kernel":  # of another kind for one tile: other bits
+            assert ("wgmma" in made.asm["ptx"]) == (capability == 90)
+            assert made.metadata.shared <= options["num_stages"] * (options["BLOCK_T"] + options["BLOCK_N"]) * 128
         compiled.add(self.fn.__name__)
         return made
 
@@ -44,7 +47,9 @@ def main(capability: int) -> None:
     decode_step(torch.bfloat16)
     training_step(torch.bfloat16)
     frozen_weights(torch.bfloat16)
-    launched = {name for part in (kernels, gather, layers, logits, quantized) for name in entry_points(part)}
+    exact_products(torch.bfloat16)
+    modules = (kernels, exact_linear, gather, layers, logits, quantized)
+    launched = {name for part in modules for name in entry_points(part)}
     assert compiled == launched, f"not compiled: {launched - compiled}"
     print(*sorted(compiled))
 
@@ -67,7 +72,7 @@ def decode_step(dtype: torch.dtype) -> None:
         ops.add_norm(x, y, norm, 1e-6)
     ops.gate(torch.zeros(4, 2 * WIDTH, dtype=dtype))
     qkv = torch.zeros(4, (QUERIES + 2 * KEYS) * D, dtype=dtype)
-    for splits in (1, 8):
+    for splits, ops.is_exact in ((1, True), (1, False), (8, False)):
         ops.splits = lambda _n, splits=splits: splits  # type: ignore[method-assign]
         for window in (None, 100):
             for norms in (None, (head_norm, head_norm)):
@@ -80,7 +85,8 @@ def decode_step(dtype: torch.dtype) -> None:
         SamplingParams(temperature=0.0),
         SamplingParams(top_k=20, top_p=0.7, min_p=0.1),
     ):
-        ops.draw(scores, sampling, is_end, rows)
+        for ops.is_exact in (False, True):
+            ops.draw(scores, sampling, is_end, rows)
 
 
 def training_step(dtype: torch.dtype) -> None:
@@ -99,6 +105,14 @@ def training_step(dtype: torch.dtype) -> None:
     for with_entropy in (False, True):
         logp, normaliser, _ = logits.logit_scores(scores, target, temperature=0.9, with_entropy=with_entropy)
     logits.logit_gradient(scores, target, normaliser, logp, temperature=0.9, dtype=dtype)
+
+
+def exact_products(dtype: torch.dtype) -> None:
+    x, weight, bias = (torch.zeros(*shape, dtype=dtype) for shape in ((4, HIDDEN), (64, HIDDEN), (64,)))
+    for tile in exact_linear.TILES:
+        exact_linear.exact_linear(x, weight, bias, tile=tile)
+        exact_linear.exact_linear(x, weight, dtype=torch.float32, tile=tile)
+        exact_linear.exact_linear(x[:, :100], weight[:, :100], tile=tile)
 
 
 def frozen_weights(dtype: torch.dtype) -> None:

@@ -18,7 +18,7 @@ from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.families import rounded_up
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
-from dapo.rollout.local.pages import PagePool, Prompt, pages_for
+from dapo.rollout.local.pages import NO_PAGES, PagePool, Prompt, pages_for
 from dapo.rollout.local.prefixes import Prefix, prefill, slots_of
 from dapo.rollout.local.weights import side_by_side
 from dapo.rollout.partial import PartialResponse, from_state, to_state
@@ -365,6 +365,8 @@ def test_border_pages_are_enough_and_each_token_has_a_cell_of_its_own(n: int):
 class Prefilled:
     """A decoder that only remembers which token it was given for which cell."""
 
+    is_exact = False
+
     def __init__(self) -> None:
         self.cache = SimpleNamespace(data=torch.zeros(0))
         self.widths: list[tuple[int, int]] = []
@@ -389,7 +391,9 @@ def test_border_every_prefix_is_computed_once_whatever_a_pass_holds(
     monkeypatch.setattr("dapo.rollout.local.prefixes.PREFILL_TOKENS", budget)
     lengths = [length] * n + ([length + 1, max(1, length - 1)] if n else [])
     starts = np.cumsum([1, *lengths])
-    prefixes = [Prefix(np.arange(m, dtype=np.int32) + 7 * i, starts[i] + np.arange(m)) for i, m in enumerate(lengths)]
+    prefixes = [
+        Prefix(np.arange(m, dtype=np.int32) + 7 * i, starts[i] + np.arange(m), NO_PAGES) for i, m in enumerate(lengths)
+    ]
     decoder = Prefilled()
     prefill(decoder, prefixes)  # type: ignore[arg-type]
     wanted = {int(slot): int(token) for p in prefixes for slot, token in zip(p.slots, p.tokens, strict=True)}

@@ -90,6 +90,14 @@ SCENES = {
         ("preset=grpo-naive", "data.eval=['toy:problems']", "eval.every_steps=1"),
         is_trained=True,
     ),
+    "the same bits": Scene(
+        (
+            Arrival("rollout.exact", "true", ENGINE, "is_exact", True),
+            Arrival("limits.max_prompt_tokens", "17", f"{MAKE}:ExactPass", "max_tokens", 17 + 11),
+            Arrival("limits.max_response_tokens", "11", f"{MAKE}:ExactPass", "max_tokens", 17 + 11),
+        ),
+        ("preset=grpo-naive",),
+    ),
     "a part of the reward": Scene(
         (
             Arrival("rewards.parts.NAME.function", "", PART, "verifier", "toy:short"),

@@ -22,7 +22,7 @@ from dapo.processes import python_command, python_environment
 if TYPE_CHECKING:
     from dapo.bench.rollout_workloads import RolloutLoad, RolloutResult
 
-ENGINES = ("local", "plain", "vllm", "transformers")
+ENGINES = ("local", "local-exact", "plain", "vllm", "transformers")
 
 
 def bench_rollout(
@@ -35,7 +35,9 @@ def bench_rollout(
             "mixed (256 prompts and responses of 100 to 1,024 tokens)."
         ),
     ] = "fixed",
-    engines: Annotated[str, typer.Option(help="Of local, plain, vllm, transformers; default: what is here.")] = "",
+    engines: Annotated[
+        str, typer.Option(help="Of local, local-exact (rollout.exact), plain, vllm, transformers.")
+    ] = "",
     slots: Annotated[int, typer.Option(min=0, help="Responses at a time; 0: 1024 on a GPU, else 16.")] = 0,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each response of the fixed load.")] = 512,
     tokens_per_tick: Annotated[
@@ -58,6 +60,8 @@ def bench_rollout(
     unknown = [name for name in wanted if name not in ENGINES]
     if unknown:
         raise ConfigError(f"--engines {engines}: no engine {unknown[0]}.", remedy=f"Choose from {', '.join(ENGINES)}.")
+    if "local-exact" in wanted and device != "cuda":
+        raise ConfigError("--engines local-exact: is for CUDA.", remedy="Leave it out.")
     kinds = load.split(",")
     if set(kinds) - set(get_args(Kind)):
         raise ConfigError(f"--load {load}: unknown.", remedy=f"Choose from {', '.join(get_args(Kind))}.")
@@ -72,9 +76,10 @@ def bench_rollout(
 
 
 def is_here(name: str, device: str) -> bool:
-    return (
-        importlib.util.find_spec("vllm") is not None if name == "vllm" else not (name == "plain" and device == "cuda")
-    )
+    """Whether an engine runs where none is named."""
+    if name == "vllm":
+        return importlib.util.find_spec("vllm") is not None
+    return name != "local-exact" and not (name == "plain" and device == "cuda")
 
 
 def measure(
@@ -88,7 +93,7 @@ def measure(
     """One engine on every load, after a short warm-up."""
     results: list[tuple[RolloutResult | None, str]]
     match name:
-        case "local" | "plain":
+        case "local" | "local-exact" | "plain":
             results = ours(name, setting, loads, tokens_per_tick, page_tokens, draft)
         case "vllm":
             results = vllm(setting, loads)
@@ -143,8 +148,14 @@ def ours(
         sizes: dict[str, Any] = {"sampling": SamplingParams(), "max_concurrent": load.slots, "max_tokens": longest}
         sizes["drafting"] = Drafting(draft)
         engine: LocalEngine | PlainEngine
-        if name == "local":
-            engine = LocalEngine(policy, **sizes, tokens_per_tick=tokens_per_tick, page_tokens=page_tokens)
+        if name != "plain":
+            engine = LocalEngine(
+                policy,
+                **sizes,
+                tokens_per_tick=tokens_per_tick,
+                page_tokens=page_tokens,
+                is_exact=name == "local-exact",
+            )
             text = f"bf16 pages of {engine.page_tokens} tokens" if setting.device == "cuda" else "pages"
             text += f", {engine.tokens_per_tick} tokens a tick, log-probs"
         else:

@@ -10,7 +10,7 @@ import typer
 
 from dapo.bench.setting import TrainSetting, choose_shape
 from dapo.bench.timing import Result
-from dapo.bench.train_dapo import dapo_side, fsdp2_side, plain_side
+from dapo.bench.train_dapo import dapo_side, exact_side, fsdp2_side, plain_side
 from dapo.bench.train_hf import hf_bf16_side, hf_masters_side
 from dapo.bench.train_workloads import TrainLoad, parse_load
 from dapo.console import table_of, wide_console
@@ -20,6 +20,7 @@ CUDA_LOADS = "8x1024,2x4096c,1x16384c,lognormal:64:8192"
 CPU_LOADS = "4x128,2x256c,lognormal:16:512"
 SIDES: dict[str, Callable[[TrainSetting, TrainLoad], Result | None]] = {
     "dapo": dapo_side,
+    "dapo-exact": exact_side,
     "dapo-plain": plain_side,
     "dapo-fsdp2": fsdp2_side,
     "hf-masters": hf_masters_side,
@@ -33,7 +34,9 @@ def bench_train(
     loads: Annotated[
         str, typer.Option(help="ROWSxTOKENS (c: checkpointed) and lognormal:ROWS:CAP, with commas between.")
     ] = "",
-    sides: Annotated[str, typer.Option(help="Of dapo, dapo-plain, dapo-fsdp2, hf-masters and hf-bf16.")] = "",
+    sides: Annotated[
+        str, typer.Option(help="Of dapo, dapo-exact, dapo-plain, dapo-fsdp2, hf-masters and hf-bf16.")
+    ] = "",
     preset: Annotated[str, typer.Option(help="Presets whose update is compared, such as ppo,grpo.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Updates that are timed, after two that are not.")] = 4,
     moments: Annotated[str, typer.Option(help="AdamW's moments of this project: float32, int8 or host.")] = "float32",

@@ -83,6 +83,19 @@ def plain_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
     return dapo_side(setting, load, is_fused=False)
 
 
+def exact_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
+    """This project with rollout.exact: the engine's forward pass, each layer made again for its gradients."""
+    from dapo.distributed.world import ALONE
+    from dapo.errors import ConfigError
+    from dapo.rollout.local.exact import ExactPass
+
+    if setting.device != "cuda":
+        raise ConfigError("--sides dapo-exact: is for CUDA.", remedy="Leave it out.")
+    policy = make_policy(setting, is_fused=True)
+    policy.exact = ExactPass(policy, max_tokens=max(load.lengths))
+    return dapo_run(setting, load, policy, ALONE, "exact kernels")
+
+
 def fsdp2_side(setting: TrainSetting, load: TrainLoad) -> Result | None:
     """This project as a run with cluster.shard = full on one rank: FSDP2, and a whole copy for the engine.
 

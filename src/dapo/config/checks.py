@@ -63,6 +63,33 @@ def check_quantization(config: Config) -> None:
         )
 
 
+def check_exact(config: Config) -> None:
+    """Equal log-probs are of the local engine, on whole plain matrices. The device is known when the run starts."""
+    if not config.rollout.exact:
+        return
+    if config.rollout.engine != "local":
+        raise _error(
+            "rollout.exact",
+            True,
+            f"rollout.engine = {config.rollout.engine} has kernels of its own, whose last bits the trainer lacks.",
+            'Set rollout.engine = "local", or rollout.exact = false.',
+        )
+    if config.model.lora.rank:
+        raise _error(
+            "rollout.exact",
+            True,
+            f"model.lora.rank = {config.model.lora.rank}: an adapter's products are not exact.",
+            "Set model.lora.rank = 0 to train all weights, or rollout.exact = false.",
+        )
+    if config.cluster.backend != "none" and config.cluster.shard == "full":
+        raise _error(
+            "rollout.exact",
+            True,
+            "cluster.shard = full divides the matrices over the GPUs, and the trainer multiplies whole ones here.",
+            'Set cluster.shard = "none", a whole model on every GPU, or rollout.exact = false.',
+        )
+
+
 def check_clip(config: Config) -> None:
     """The ratio's bounds, as the policy loss has them."""
     algorithm = config.algorithm
@@ -390,6 +417,7 @@ def check_advantage(config: Config) -> None:
 CHECKS = (
     check_dtype,
     check_quantization,
+    check_exact,
     check_sources,
     check_retiring,
     check_loss,

@@ -502,6 +502,10 @@ class RolloutConfig(Section):
     draft_below_rows: int = Field(
         8, ge=1, le=4096, description="Draft while at most so many responses run on a rank: the tail of a step."
     )
+    exact: bool = Field(
+        False,
+        description="With local on CUDA in 16 bits: log-probs of engine and trainer agree to the last bit; slower.",
+    )
     on_fault: Literal["continue", "stop"] = Field(
         "continue", description="When a response has non-finite logits: drop it and continue, or stop the run."
     )

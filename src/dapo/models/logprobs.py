@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,18 @@ CUDA_CHUNK_ELEMENTS = 1 << 28
 # most this share of the device's memory and this share of what is free of it, on a CPU if they are one block.
 KEPT_FRACTION_OF_DEVICE = 0.05
 KEPT_FRACTION_OF_FREE = 0.25
+
+
+class ExactHead(Protocol):
+    """Logits and log-probs with an engine's bits."""
+
+    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What `head_logits` computes."""
+        ...
+
+    def scores(self, logits: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs of the targets [N], and log-normalisers."""
+        ...
 
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -59,6 +71,7 @@ def linear_logprobs(
     entropy_gradient: bool = False,
     keeps_logits: bool | None = None,
     is_fused: bool | None = None,
+    exact: ExactHead | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden Wᵀ / τ)[target] and the entropy of that softmax, per token.
 
@@ -66,7 +79,8 @@ def linear_logprobs(
     for, and carries a gradient only with `entropy_gradient`, which takes the plain passes on CUDA too. Logits are
     float32 (float64 for float64 inputs) and exist for `chunk_tokens` tokens at a time, in the backward pass too, where
     they are made again unless memory is plenty. Gradients flow to hidden, weight and bias. The passes over the logits
-    are one kernel each, on CUDA and where there is a C compiler; `is_fused` False takes the plain ones.
+    are one kernel each, on CUDA and where there is a C compiler; `is_fused` False takes the plain ones. With `exact`
+    logits and log-probs are its own, and gradients the same as without, up to rounding.
     """
     assert temperature > 0, f"temperature {temperature}: log-probs of greedy decoding are not defined"
     if entropy_gradient:
@@ -83,6 +97,7 @@ def linear_logprobs(
         entropy_gradient=entropy_gradient,
         keeps_logits=keeps_logits and wants_grad,
         is_fused=is_fused,
+        exact=exact,
     )
     logp, entropy = _LinearLogprobs.apply(hidden, weight, bias, target, settings)  # type: ignore[no-untyped-call]
     return logp, entropy
@@ -126,6 +141,7 @@ class _Settings:
     entropy_gradient: bool
     keeps_logits: bool
     is_fused: bool
+    exact: ExactHead | None
 
     def parts(self, N: int) -> Iterator[slice]:
         return (slice(start, min(start + self.chunk, N)) for start in range(0, N, self.chunk))
@@ -142,9 +158,9 @@ class _LinearLogprobs(torch.autograd.Function):
         entropy = torch.zeros_like(logp)
         kept = []
         for part in settings.parts(len(hidden)):
-            logits = head_logits(hidden[part], weight, bias)
-            scores = _fused_scores if settings.is_fused else _plain_scores
-            logp[part], normaliser[part], entropy[part] = scores(logits, target[part], settings)
+            product = head_logits if settings.exact is None else settings.exact.logits
+            logits = product(hidden[part], weight, bias)
+            logp[part], normaliser[part], entropy[part] = _scores(logits, target[part], settings)
             if settings.keeps_logits:
                 kept.append(logits)
         ctx.save_for_backward(hidden, weight, bias, target, normaliser, entropy)
@@ -191,6 +207,15 @@ class _LinearLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _scores(logits: Tensor, target: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """(logp, log-normaliser, entropy) of logits before the temperature, which may be used up unless they are kept."""
+    scores = _fused_scores if settings.is_fused else _plain_scores
+    if settings.exact is None:
+        return scores(logits, target, settings)
+    logp, normaliser = settings.exact.scores(logits, target, settings.temperature)
+    return logp, normaliser, scores(logits, target, settings)[2] if settings.with_entropy else torch.zeros_like(logp)
 
 
 def _plain_scores(logits: Tensor, target: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,17 @@ from torch import Tensor, nn
 from dapo.errors import ConfigError, EngineError
 from dapo.models.adapter import compact
 from dapo.models.dropout import AdapterDropout, Draw
-from dapo.models.logprobs import linear_logprobs
+from dapo.models.logprobs import ExactHead, linear_logprobs
 from dapo.models.packed_attention import packed_hidden
 from dapo.models.packing import Packed
+
+
+class ExactForward(ExactHead, Protocol):
+    """An engine's pass over a packed batch, in place of the model's own."""
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """What `packed_hidden` computes."""
+        ...
 
 
 class Policy(nn.Module):
@@ -26,6 +34,7 @@ class Policy(nn.Module):
         self.eos_ids = end_tokens(model, tokenizer)
         self.is_fused = True  # kernels over the logits, where this device has them
         self.draw: Draw | None = None  # with dropout in an adapter
+        self.exact: ExactForward | None = None  # log-probs are the engine's, to the last bit
 
     @property
     def base(self) -> Any:
@@ -65,7 +74,8 @@ class Policy(nn.Module):
         """
         if self.draw is not None:
             self.draw.tokens = packed.input_ids, packed.position_ids
-        hidden = packed.states(packed_hidden(self.backbone, packed))  # [N, H]
+        whole = packed_hidden(self.backbone, packed) if self.exact is None else self.exact.hidden(packed)
+        hidden = packed.states(whole)  # [N, H]
         return linear_logprobs(
             hidden,
             self.head.weight,
@@ -75,6 +85,7 @@ class Policy(nn.Module):
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
             is_fused=None if self.is_fused else False,
+            exact=self.exact,
         )
 
 

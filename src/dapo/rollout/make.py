@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import torch
+
 from dapo.config.schema import Config
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
 from dapo.models.device import allowed_fraction
 from dapo.models.policy import Policy
+from dapo.models.triton_support import is_interpreted
 from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
+from dapo.rollout.local.exact import ExactPass
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.shared import SharedEngine
 from dapo.rollout.vllm.engine import VllmEngine
@@ -27,6 +31,24 @@ def refuse_layout(config: Config, world: World) -> None:
             f"rollout.tensor_parallel = {together}: {world.size} ranks cannot be divided into groups of {together}.",
             remedy="Start a multiple of it, with cluster.backend = torchrun or ray.",
         )
+
+
+def refuse_inexact(config: Config, device: str, dtype: torch.dtype) -> None:
+    """Refuse `rollout.exact` where its kernels do not run. (Triton's interpreter is for tests.)"""
+    if config.rollout.exact and not is_interpreted() and not (device == "cuda" and dtype.itemsize == 2):
+        shown = str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"rollout.exact = true: is for CUDA in 16 bits, and this run is in {shown} on {device}.",
+            remedy="Leave it out. In float32 on a CPU the two differ by less than 1e-5 anyway."
+            if device == "cpu"
+            else 'Set model.dtype = "auto", or rollout.exact = false.',
+        )
+
+
+def make_exact(config: Config, policy: Policy) -> ExactPass | None:
+    """What makes the policy's log-probs those of the engine, to the last bit; None where that is not asked for."""
+    longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
+    return ExactPass(policy, max_tokens=longest) if config.rollout.exact else None
 
 
 def make_engine(config: Config, policy: Policy, sampling: SamplingParams, world: World = ALONE) -> Engine:
@@ -54,7 +76,15 @@ def make_engine(config: Config, policy: Policy, sampling: SamplingParams, world:
             )
         case "local":
             gib, slots = config.rollout.kv_cache_gib, -(-concurrent // world.size)
+            is_exact = config.rollout.exact
             own = LocalEngine(
-                policy, sampling=sampling, max_concurrent=slots, max_tokens=longest, kv_gib=gib, drafting=drafting
+                policy,
+                sampling=sampling,
+                max_concurrent=slots,
+                max_tokens=longest,
+                kv_gib=gib,
+                ops="triton" if is_exact else "auto",
+                drafting=drafting,
+                is_exact=is_exact,
             )
             return own if world.size == 1 else SharedEngine(own, world, max_concurrent=concurrent)

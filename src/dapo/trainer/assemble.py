@@ -18,7 +18,7 @@ from dapo.distributed.judge import SharedJudge
 from dapo.distributed.world import ALONE, World
 from dapo.errors import ConfigError
 from dapo.files import append_line, read_lines, refuse_links
-from dapo.learner.learner import make_learner
+from dapo.learner.learner import is_sharded, make_learner
 from dapo.models.context import refuse_short_context
 from dapo.models.device import choose_device, choose_dtype, limit_memory
 from dapo.models.load import load_policy
@@ -27,7 +27,7 @@ from dapo.rewards import VerifierPool, VerifierPools
 from dapo.rewards.judging import JUDGE_FOLDER
 from dapo.rewards.parts import PartsJudge
 from dapo.rollout.engine import SamplingParams
-from dapo.rollout.make import make_engine, refuse_layout
+from dapo.rollout.make import make_engine, make_exact, refuse_inexact, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import ProblemSource, SamplingState
@@ -58,9 +58,17 @@ def assemble(
     observers = [*observers, *([TrackerObserver(config.tracking.to)] if is_tracked else [])]
     device = choose_device(config.model.device)
     dtype = choose_dtype(config.model.dtype, device)
+    refuse_inexact(config, device, dtype)
     limit_memory(config.model.gpu_memory_gib, device)
     torch.manual_seed(config.train.seed)
     policy = make_policy(config, model_path, dtype, device)
+    if config.rollout.exact and is_sharded(config, policy, device, world):
+        raise ConfigError(
+            "rollout.exact = true: this model is too large for one GPU, and sharded matrices cannot be multiplied "
+            "as the engine does.",
+            remedy='Set cluster.shard = "none" to try it all the same, or rollout.exact = false.',
+        )
+    policy.exact = make_exact(config, policy)
     learner = make_learner(config, policy, model_path, critic_path, dtype, device, world)
     problems = load_train(config, policy.tokenizer)
     wanted = eval_sources(config) if config.eval.every_steps else ()

@@ -216,6 +216,8 @@ def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, 
     step = f"{per_step:,}, in {rounds} rounds or more" if rounds > 1 else f"{per_step:,}"
     drafts = config.rollout.draft_tokens, config.rollout.draft_below_rows
     tail = [("drafts", f"{drafts[0]} tokens per pass, while at most {drafts[1]} responses run")] if drafts[0] else []
+    if config.rollout.exact:
+        tail.append(("log-probs", "the trainer's are the engine's to the last bit, which takes more time"))
     return [("concurrent responses", verdict), ("responses per step", step), *tail]
 
 

@@ -22,7 +22,9 @@ from dapo.rollout.families import Transformer, rounded_up
 from dapo.rollout.local.block_ops import BlockOps
 from dapo.rollout.local.blocks import Span, capacity_for
 from dapo.rollout.local.cache import PagedCache
+from dapo.rollout.local.exact import exact_logits, exact_weights, rows_of
 from dapo.rollout.local.host_ops import HostOps
+from dapo.rollout.local.layers import through_layers
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
 from dapo.rollout.local.rows import BAD, RUNNING, DeviceRows
 from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Adapted, Transposed, keeps_transposed, layer_weights
@@ -48,9 +50,11 @@ class PagedDecoder(Transformer):
         page_tokens: int,
         tokens_per_tick: int,
         ops: OpsKind = "auto",
+        is_exact: bool = False,
     ) -> None:
         super().__init__(policy, max_tokens=max_tokens)
         device, dtype = policy.device, policy.dtype
+        self.is_exact = is_exact
         self.n_rows = n_rows
         self.cache = PagedCache(
             n_layers=len(self.layers),
@@ -66,9 +70,10 @@ class PagedDecoder(Transformer):
         self.rows = DeviceRows(n_rows, table_pages, tokens_per_tick, logp_dtype, device)
         is_half_on_cuda = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
         self.has_graphs = is_half_on_cuda and ops != "plain"
+        assert not is_exact or ops == "triton" or self.has_graphs, "exact passes are made of Triton kernels"
         shared = (self.cache, self.cos, self.sin, self.scaling, self.n_query_heads)
         self.ops: Ops = (
-            TritonOps(*shared, n_rows=n_rows, n_tokens=len(policy.head.weight))
+            TritonOps(*shared, n_rows=n_rows, n_tokens=len(policy.head.weight), is_exact=is_exact)
             if ops == "triton" or self.has_graphs
             else HostOps(*shared)
             if ops == "auto" and device.type == "cpu" and dtype == torch.float32 and library() is not None
@@ -78,7 +83,9 @@ class PagedDecoder(Transformer):
         )
         self.whole = WholePass(self) if isinstance(self.ops, HostOps) and can_be_whole(self) else None
         transposed = self.whole is None and keeps_transposed(policy)
-        self.weights = [layer_weights(layer, transposed=transposed) for layer in self.layers]
+        self.weights = (
+            exact_weights(self) if is_exact else [layer_weights(x, transposed=transposed) for x in self.layers]
+        )
         # Looked up once: each of these names is a search through modules.
         self.embed, self.norm = policy.backbone.embed_tokens, policy.backbone.norm
         self.head = head = policy.head
@@ -98,6 +105,13 @@ class PagedDecoder(Transformer):
         """`prefill` behind first [m] tokens whose keys and values are in the pages table [m, pages] already."""
         for i, keys, values in self.extensions(ids, first, lambda layer: self.cache.gathered(layer, table)):
             self.cache.store(i, keys, values, slots)
+
+    def read(self, token: Tensor, length: Tensor, table: Tensor) -> None:
+        """Keys and values of tokens [n] of any rows, by the step that generates: each is the last of so many, in pages
+        table [n, pages]. Those before it are there already or among the n.
+        """
+        rows = rows_of(length, table)
+        through_layers(self.ops, self.weights, self.embed(token), rows, 0)
 
     def tick(
         self,
@@ -250,19 +264,13 @@ class PagedDecoder(Transformer):
 
     def _logits(self, n: int, longest: int) -> Tensor:
         """[n, V] behind the newest tokens, part by part."""
-        ops, rows = self.ops, self.rows
-        x = self.embed(rows.token[:n])  # [n, H]
-        y: Tensor | None = None
-        for i, layer in enumerate(self.weights):
-            h = ops.add_norm(x, y, layer.input_norm, layer.eps)
-            y = layer.out(ops.mix(layer.qkv(h), i, layer.head_norms, layer.eps, layer.window, rows, longest))
-            h = ops.add_norm(x, y, layer.post_norm, layer.eps)
-            y = layer.mlp(h) if layer.gate_up is None else layer.down(ops.gate(layer.gate_up(h)))
         norm, head = self.norm, self.head
-        h = ops.add_norm(x, y, norm.weight, norm.variance_epsilon)
+        x, y = through_layers(self.ops, self.weights, self.embed(self.rows.token[:n]), self.rows, longest)
+        h = self.ops.add_norm(x, y, norm.weight, norm.variance_epsilon)
         if self.head_transposed is not None:
             return self.head_transposed(h)
-        return head_logits(h, head.weight, getattr(head, "bias", None))
+        logits = exact_logits if self.is_exact else head_logits
+        return logits(h, head.weight, getattr(head, "bias", None))
 
     def batch_size(self, n: int) -> int:
         """Rows computed for n rows: the next rung of the ladder on CUDA, else the next multiple of STEP."""

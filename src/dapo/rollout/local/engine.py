@@ -28,7 +28,7 @@ from dapo.rollout.families import STEP, check_family, rounded_up
 from dapo.rollout.local.cache import affordable_pages
 from dapo.rollout.local.decoder import OpsKind, PagedDecoder
 from dapo.rollout.local.kept import Kept, KeptResponses
-from dapo.rollout.local.pages import NO_PAGES, PagePool, Pages, pages_for
+from dapo.rollout.local.pages import NO_PAGES, PagePool, Pages, default_page_tokens, pages_for
 from dapo.rollout.local.prefixes import (
     Extension,
     Prefix,
@@ -53,7 +53,8 @@ class LocalEngine(QueuedEngine):
     `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt, in a cache of `kv_gib` GiB or
     `kv_tokens` tokens (None: enough for all at their full length, as far as memory allows). A tick generates up
     to `tokens_per_tick` tokens of each, or those of one pass over drafts (`drafting`). An update of the weights in
-    place must be announced by `load_weights` before the next tick.
+    place must be announced by `load_weights` before the next tick. `is_exact`: by kernels whose log-probs an
+    `ExactPass` of the policy repeats to the last bit.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class LocalEngine(QueuedEngine):
         page_tokens: int | None = None,
         ops: OpsKind = "auto",
         drafting: Drafting | None = None,
+        is_exact: bool = False,
     ) -> None:
         super().__init__(max_concurrent=max_concurrent, max_tokens=max_tokens, drafting=drafting)
         is_cuda = policy.device.type == "cuda"
@@ -77,9 +79,10 @@ class LocalEngine(QueuedEngine):
         self.version = version
         # On a GPU the host reads results back every few tokens; on a CPU reading costs nothing.
         self.tokens_per_tick = tokens_per_tick or (8 if is_cuda else 1)
-        self.page_tokens = page_tokens or (64 if is_cuda else 16)
+        self.page_tokens = page_tokens or default_page_tokens(policy.device)
         self._kv_gib, self._kv_tokens = kv_gib, kv_tokens
         self._ops: OpsKind = ops
+        self.is_exact = is_exact
         self._is_stale = False  # the KV of every row is void
         self._has_memory_pressure = False  # a response was preempted; none is admitted until another ends
         self._bind(policy)
@@ -104,6 +107,7 @@ class LocalEngine(QueuedEngine):
             page_tokens=self.page_tokens,
             tokens_per_tick=self.tokens_per_tick,
             ops=self._ops,
+            is_exact=self.is_exact,
         )
         self.logp_dtype = np.float64 if policy.dtype == torch.float64 else np.float32
         self.stops = Stops(policy.tokenizer, policy.head.weight.shape[0])

@@ -74,31 +74,33 @@ def stored(
     return key, value
 
 
-@triton.jit
+# Not specialised: a table of another width is not another program.
+@triton.jit(do_not_specialize=["table_stride"])
 def attend_kernel(
     qkv, cos, sin, query_norm, key_norm, keys, values, table, length, stop, out, part, part_max, part_sum,
     eps, scale, table_stride, page_stride, head_stride, token_stride,
     NQ: tl.constexpr, NK: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr,
     WINDOW: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    DIM: tl.constexpr,
+    DIM: tl.constexpr, IS_STORED: tl.constexpr,
 ):  # fmt: skip
     """Rotate, store and attend, for one row's newest token and HEADS key heads, over this split's part of its keys.
 
     The G queries of a key head are the rows of one small matrix (padded to GROUP, for `tl.dot` takes no fewer than 16).
     Softmax is computed online, with base-2 exponentials. The newest key and value are stored in their page and enter
-    the sum from registers, not through memory. With SPLITS = 1 the result is final; otherwise `combine_kernel` joins
-    the parts.
+    the sum from registers, not through memory; unless `store_kernel` has stored them (IS_STORED), after which they are
+    keys like the others. With SPLITS = 1 the result is final; otherwise `combine_kernel` joins the parts.
     """
-    row, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    row, split = (tl.program_id(0) // (NK // HEADS)).to(tl.int64), tl.program_id(1)
     is_alive = tl.load(stop + row) == 0
     newest = tl.where(is_alive, tl.load(length + row), 1) - 1  # its position, which is also the number of older keys
+    behind = newest + 1 if IS_STORED else newest
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(newest + 1 - WINDOW, 0)
     first = oldest // BLOCK * BLOCK
-    keys_per_split = tl.cdiv(tl.cdiv(newest - first, BLOCK), SPLITS) * BLOCK
+    keys_per_split = tl.cdiv(tl.cdiv(behind - first, BLOCK), SPLITS) * BLOCK
     begin = first + split * keys_per_split
-    end = tl.minimum(begin + keys_per_split, newest)
+    end = tl.minimum(begin + keys_per_split, behind)
 
     g, d, t = tl.arange(0, GROUP), tl.arange(0, DIM)[None, :], tl.arange(0, BLOCK)
     is_query = (g < G)[:, None] & (d < D)
@@ -106,7 +108,7 @@ def attend_kernel(
     s = tl.load(sin + newest.to(tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32)
     base = qkv + row * (NQ + 2 * NK) * D
     for i in tl.static_range(HEADS):
-        head = tl.program_id(0) * HEADS + i
+        head = tl.program_id(0) % (NK // HEADS) * HEADS + i
         query = rotated(base + (head * G + g)[:, None] * D, query_norm, c, s, d, is_query, eps, D, HAS_NORM)
         top = tl.full([GROUP], float("-inf"), tl.float32)
         total = tl.zeros([GROUP], tl.float32)
@@ -135,7 +137,7 @@ def attend_kernel(
             total = total * shrink + tl.sum(weight, 1)
             acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
             top = new_top
-        if split == SPLITS - 1:
+        if not IS_STORED and split == SPLITS - 1:
             new_key, new_value = stored(
                 base, key_norm, c, s, d, keys, values, table + row * table_stride, newest, is_alive, head, eps,
                 page_stride, head_stride, token_stride, NQ, NK, D, PAGE, HAS_NORM,
@@ -157,14 +159,14 @@ def attend_kernel(
             tl.store(part_sum + piece * NQ + head * G + g, total, mask=g < G)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def store_kernel(
     qkv, cos, sin, key_norm, keys, values, table, length, stop, eps,
     table_stride, page_stride, head_stride, token_stride,
     NQ: tl.constexpr, NK: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Store one row's newest key and value, as `attend_kernel` does: for rows that attend to each other's."""
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    head, row = tl.program_id(0) % NK, (tl.program_id(0) // NK).to(tl.int64)
     is_alive = tl.load(stop + row) == 0
     newest = tl.where(is_alive, tl.load(length + row), 1) - 1
     d = tl.arange(0, DIM)[None, :]
@@ -261,7 +263,7 @@ def cut_kernel(
     tl.store(cut + row, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["cut", "part_max", "part_all", "part_kept"])
 def weigh_kernel(
     logits, cut, part_max, part_all, part_kept, V, inverse_temperature, logits_stride,
     HAS_CUT: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
@@ -342,3 +344,25 @@ def draw_kernel(
     is_full = length + 1 >= tl.load(state + 3 * rows + row)
     stop = tl.where(is_good, tl.where(ends, 1, tl.where(is_full, 2, 0)), 3)
     tl.store(state + 4 * rows + row, stop, mask=is_alive)
+
+
+# Compiled once, however the caller's memory is laid out: engine and trainer run the same instructions.
+@triton.jit(
+    do_not_specialize=["rows", "logits_stride"], do_not_specialize_on_alignment=["part_max", "part_all", "normaliser"]
+)
+def score_kernel(
+    logits, part_max, part_all, token, logp, normaliser, clock, inverse_temperature, logits_stride, rows,
+    CHUNKS: tl.constexpr, CHUNKS_UP: tl.constexpr,
+):  # fmt: skip
+    """Log-prob of one row's token behind `weigh_kernel`, and the normaliser; tokens and log-probs are [ticks, rows]."""
+    row, tick = tl.program_id(0).to(tl.int64), tl.load(clock)
+    c = tl.arange(0, CHUNKS_UP)
+    maxima = tl.load(part_max + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf"))
+    sums = tl.load(part_all + row * CHUNKS + c, mask=c < CHUNKS, other=0.0)
+    top = tl.max(maxima, 0)
+    total = tl.sum(tl.where(maxima > float("-inf"), sums * tl.exp(maxima - top), 0.0), 0)
+    log_total = top + tl.log(total)
+    place = tick * rows + row
+    z = tl.load(logits + row * logits_stride + tl.load(token + place)) * inverse_temperature
+    tl.store(normaliser + row, log_total)
+    tl.store(logp + place, z - log_total)

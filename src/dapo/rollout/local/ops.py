@@ -140,7 +140,11 @@ class PlainOps:
 
 
 class TritonOps:
-    """One kernel each. Implements `Ops`."""
+    """One kernel each. Implements `Ops`.
+
+    Exact: a row's numbers do not depend on the other rows, and the trainer's pass over the same tokens has the same
+    (`exact.py`). Keys are not split, and all of them are read from the cache.
+    """
 
     def __init__(
         self,
@@ -152,9 +156,11 @@ class TritonOps:
         *,
         n_rows: int,
         n_tokens: int,
+        is_exact: bool = False,
     ) -> None:
         self.cache, self.cos, self.sin, self.scaling = cache, cos.contiguous(), sin.contiguous(), scaling
         self.n_query_heads = n_query_heads
+        self.is_exact = is_exact
         self.has_drafts = False  # several rows of a step are tokens of one response
         self.n_processors = (
             torch.cuda.get_device_properties(cos.device).multi_processor_count if cos.is_cuda else MOST_SPLITS
@@ -165,10 +171,12 @@ class TritonOps:
         self.part_max, self.part_sum = torch.empty(2, cells, n_query_heads, device=device)
         self.chunks = -(-n_tokens // DRAW_BLOCK)
         self.weights = torch.empty(3, n_rows * self.chunks, device=device)
-        self.cut = torch.empty(n_rows, device=device)
+        self.cut, self.normaliser = torch.empty(2, n_rows, device=device)
 
     def splits(self, n: int) -> int:
         """Parts into which each row's keys are split, so that a small batch still fills the GPU; a power of 2."""
+        if self.is_exact:
+            return 1
         wanted = PROGRAMS_PER_PROCESSOR * self.n_processors / (n * self.cache.n_heads)
         splits = 1
         while 2 * splits <= min(wanted, MOST_SPLITS):
@@ -205,23 +213,35 @@ class TritonOps:
         rows: DeviceRows,
         longest: int,
     ) -> Tensor:
+        del longest  # the kernel reads each row's own length
+        if self.has_drafts or self.is_exact:  # a token attends to those drafted before it: they have to be stored
+            self.store(qkv, layer, norms, eps, rows)
+        return self.attend(qkv, layer, norms, eps, window, rows)
+
+    def attend(
+        self,
+        qkv: Tensor,
+        layer: int,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        window: int | None,
+        rows: DeviceRows,
+    ) -> Tensor:
         from dapo.rollout.local.kernels import attend_kernel, combine_kernel
 
-        del longest  # the kernel reads each row's own length
         n, cache, heads = len(qkv), self.cache, self.n_query_heads
         out = torch.empty(n, heads * cache.head_dim, dtype=qkv.dtype, device=qkv.device)
         keys, values = cache.keys[layer], cache.values[layer]
         query_norm, key_norm = norms if norms is not None else (qkv, qkv)
         splits, dim = self.splits(n), max(16, power_of_2(cache.head_dim))
         group = heads // cache.n_heads
-        if self.has_drafts:  # a token attends to those drafted before it: all of them have to be stored by then
-            self.store(qkv, layer, norms, eps, rows)
-        attend_kernel[(cache.n_heads // ATTEND_HEADS, n, splits)](
+        attend_kernel[(cache.n_heads // ATTEND_HEADS * n, splits)](
             qkv, self.cos, self.sin, query_norm, key_norm, keys, values, rows.table, rows.length, rows.stop,
             out, self.part, self.part_max, self.part_sum, eps, self.scaling, rows.table.stride(0), *keys.stride()[:3],
             NQ=heads, NK=cache.n_heads, G=group, D=cache.head_dim, PAGE=cache.page_tokens, HAS_NORM=norms is not None,
             WINDOW=window or 0, SPLITS=splits, HEADS=ATTEND_HEADS, BLOCK=ATTEND_BLOCK if dim <= 128 else 16,
-            GROUP=max(16, power_of_2(group)), DIM=dim, num_warps=ATTEND_WARPS, num_stages=ATTEND_STAGES,
+            GROUP=max(16, power_of_2(group)), DIM=dim, IS_STORED=self.is_exact, num_warps=ATTEND_WARPS,
+            num_stages=ATTEND_STAGES,
         )  # fmt: skip
         if splits > 1:
             combine_kernel[(n, heads)](
@@ -236,7 +256,7 @@ class TritonOps:
 
         cache = self.cache
         keys, values = cache.keys[layer], cache.values[layer]
-        store_kernel[(cache.n_heads, len(qkv))](
+        store_kernel[(cache.n_heads * len(qkv),)](
             qkv, self.cos, self.sin, qkv if norms is None else norms[1], keys, values, rows.table, rows.length,
             rows.stop, eps, rows.table.stride(0), *keys.stride()[:3], NQ=self.n_query_heads, NK=cache.n_heads,
             D=cache.head_dim, PAGE=cache.page_tokens, HAS_NORM=norms is not None,
@@ -244,7 +264,7 @@ class TritonOps:
         )  # fmt: skip
 
     def draw(self, logits: Tensor, sampling: SamplingParams, is_end: Tensor, rows: DeviceRows) -> None:
-        from dapo.rollout.local.kernels import cut_kernel, draw_kernel, weigh_kernel
+        from dapo.rollout.local.kernels import cut_kernel, draw_kernel, score_kernel, weigh_kernel
 
         n, vocabulary = logits.shape
         inverse = 1.0 / (sampling.temperature or 1.0)
@@ -267,6 +287,12 @@ class TritonOps:
             HAS_CUT=has_cut, IS_GREEDY=is_greedy, CHUNKS=self.chunks, CHUNKS_UP=power_of_2(self.chunks),
             BLOCK=DRAW_BLOCK, num_warps=8,
         )  # fmt: skip
+        if self.is_exact:
+            score_kernel[(n,)](
+                logits, part_max, part_all, rows.out_token, rows.out_logp, self.normaliser, rows.clock, inverse,
+                logits.stride(0), rows.state.stride(0), CHUNKS=self.chunks, CHUNKS_UP=power_of_2(self.chunks),
+                num_warps=1,
+            )  # fmt: skip
 
 
 # Measured on an H200 (docs/log.md): keys a program reads at a time, and the pipeline that hides the memory's latency.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Pages = NDArray[np.int32]
@@ -65,3 +66,7 @@ class Prompt:
 
 def pages_for(n_tokens: int, page_tokens: int) -> int:
     return -(-n_tokens // page_tokens)
+
+
+def default_page_tokens(device: torch.device) -> int:
+    return 64 if device.type == "cuda" else 16

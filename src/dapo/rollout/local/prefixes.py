@@ -24,6 +24,7 @@ class Prefix:
 
     tokens: NDArray[np.int32]
     slots: NDArray[np.int64]
+    pages: Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def prefixes_of(rows: HostRows, row: int) -> list[Prefix]:
         slots[: prompt.n_shared * prompt.page_tokens] = (
             0  # in the shared pages already: what is computed again goes to page 0
         )
-        wanted.append(Prefix(rows.tokens[row, :length].copy(), slots))
+        wanted.append(Prefix(rows.tokens[row, :length].copy(), slots, rows.table[row].copy()))
     return wanted
 
 
@@ -63,7 +64,8 @@ def prefix_of_prompt(prompt: Prompt) -> list[Prefix]:
     if prompt.is_filled or not prompt.tokens:
         return []
     prompt.is_filled = True
-    return [Prefix(np.array(prompt.tokens, np.int32), slots_of(prompt.pages, len(prompt.tokens), prompt.page_tokens))]
+    slots = slots_of(prompt.pages, len(prompt.tokens), prompt.page_tokens)
+    return [Prefix(np.array(prompt.tokens, np.int32), slots, prompt.pages)]
 
 
 def tail_of(rows: HostRows, row: int) -> list[tuple[Pages, Pages]]:
@@ -91,6 +93,8 @@ def slots_of(pages: Pages, n_tokens: int, page_tokens: int) -> NDArray[np.int64]
 
 def prefill(decoder: PagedDecoder, prefixes: list[Prefix]) -> None:
     """Prefill in passes of bounded size, the longest first, so that little is padding."""
+    if decoder.is_exact:
+        return read(decoder, prefixes)
     prefixes = sorted(prefixes, key=lambda prefix: len(prefix.tokens), reverse=True)
     device = decoder.cache.data.device
     while prefixes:
@@ -105,9 +109,29 @@ def prefill(decoder: PagedDecoder, prefixes: list[Prefix]) -> None:
 
 def extend(decoder: PagedDecoder, extensions: list[Extension]) -> None:
     """Prefill behind what is known, so many tokens of each at a time."""
+    if decoder.is_exact:
+        return read(decoder, extensions)
     while extensions:
         extend_at_once(decoder, [extension.part(0, EXTEND_TOKENS) for extension in extensions])
         extensions = [each.part(EXTEND_TOKENS) for each in extensions if len(each.tokens) > EXTEND_TOKENS]
+
+
+def read(decoder: PagedDecoder, parts: Sequence[Prefix | Extension]) -> None:
+    """Prefill by passes like those that generate, in the order given: a prompt before what shares its pages."""
+    page_tokens, device = decoder.cache.page_tokens, decoder.cache.data.device
+    tables = np.zeros((len(parts), decoder.rows.table.shape[1]), np.int32)
+    tokens, lengths = [], []
+    for i, part in enumerate(parts):
+        tables[i, : len(part.pages)] = part.pages
+        is_new = part.slots >= page_tokens  # the others have been read for another response, into pages that are shared
+        first = part.first if isinstance(part, Extension) else 0
+        tokens.append(part.tokens[is_new])
+        lengths.append(first + 1 + np.flatnonzero(is_new))
+    of = np.repeat(np.arange(len(parts)), [len(each) for each in tokens])
+    token, length = (np.concatenate([*each, np.zeros(0, np.int32)]).astype(np.int32) for each in (tokens, lengths))
+    for start in range(0, len(token), PREFILL_TOKENS):
+        at = slice(start, start + PREFILL_TOKENS)
+        decoder.read(*(torch.from_numpy(x).to(device) for x in (token[at], length[at], tables[of[at]])))
 
 
 def extend_at_once(decoder: PagedDecoder, extensions: list[Extension]) -> None:

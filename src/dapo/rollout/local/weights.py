@@ -21,6 +21,7 @@ from dapo.models.policy import Policy
 from dapo.rollout.families import Layer
 
 Projection = Callable[[Tensor], Tensor]
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x, weight, bias
 TRANSPOSED_NUMBERS = 2**28  # 1 GiB in float32: a larger model is not kept twice
 # A transposed matrix of more columns adds in another order from 192 rows on (measured as STEP in families.py).
 TRANSPOSED_COLUMNS = 768
@@ -95,16 +96,17 @@ def keeps_transposed(policy: Policy) -> bool:
     return policy.device.type == "cpu" and policy.dtype == torch.float32 and n_numbers <= TRANSPOSED_NUMBERS
 
 
-def layer_weights(layer: Layer, *, transposed: bool = False) -> LayerWeights:
+def layer_weights(layer: Layer, *, transposed: bool = False, product: Product = F.linear) -> LayerWeights:
+    """`product` multiplies plain matrices."""
     attention, mlp = layer.attention, layer.mlp
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         norms = (layer.query_norm.weight, layer.key_norm.weight)
     return LayerWeights(
-        qkv=joined([attention.q_proj, attention.k_proj, attention.v_proj], transposed),
-        out=joined([attention.o_proj], transposed),
-        gate_up=joined([mlp.gate_proj, mlp.up_proj], transposed) if is_gated(layer) else None,
-        down=joined([mlp.down_proj], transposed),
+        qkv=joined([attention.q_proj, attention.k_proj, attention.v_proj], transposed, product),
+        out=joined([attention.o_proj], transposed, product),
+        gate_up=joined([mlp.gate_proj, mlp.up_proj], transposed, product) if is_gated(layer) else None,
+        down=joined([mlp.down_proj], transposed, product),
         mlp=mlp,
         input_norm=layer.input_norm.weight,
         post_norm=layer.post_norm.weight,
@@ -119,7 +121,7 @@ def is_gated(layer: Layer) -> bool:
     return isinstance(layer.mlp.act_fn, nn.SiLU) or type(layer.mlp.act_fn).__name__ == "SiLUActivation"
 
 
-def joined(linears: Sequence[Any], transposed: bool) -> Projection:
+def joined(linears: Sequence[Any], transposed: bool, product: Product = F.linear) -> Projection:
     """One projection for several with the same input. Quantized and other layers are called one by one."""
     if any(map(is_adapted, linears)):
         return Adapted(linears, transposed)
@@ -131,11 +133,11 @@ def joined(linears: Sequence[Any], transposed: bool) -> Projection:
     weight = side_by_side([linear.weight for linear in linears])
     biases = [linear.bias for linear in linears]
     if any(bias is None for bias in biases) and not all(bias is None for bias in biases):
-        return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
+        return lambda x: torch.cat([product(x, linear.weight, linear.bias) for linear in linears], dim=-1)
     bias = None if biases[0] is None else side_by_side(biases)
     if transposed and weight.shape[1] <= TRANSPOSED_COLUMNS:
         return Transposed(weight, bias)
-    return lambda x: F.linear(x, weight, bias)
+    return lambda x: product(x, weight, bias)
 
 
 @torch.no_grad()
