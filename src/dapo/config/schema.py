@@ -504,7 +504,8 @@ class RolloutConfig(Section):
     )
     exact: bool = Field(
         False,
-        description="With local on CUDA in 16 bits: log-probs of engine and trainer agree to the last bit; slower.",
+        description="With local on CUDA in 16 bits: batch-invariant kernels, so that log-probs of engine and trainer "
+        "are equal to the last bit; slower.",
     )
     on_fault: Literal["continue", "stop"] = Field(
         "continue", description="When a response has non-finite logits: drop it and continue, or stop the run."

@@ -1,9 +1,9 @@
 """The trainer's forward pass with the engine's bits: `rollout.exact`.
 
-It is the engine's own pass over the trainer's tokens, each of them a row that is the newest token of a text. A row's
-numbers do not depend on the other rows: products add in one order (`exact_linear`), norms and gates see one row, and
-attention goes over a row's own keys in blocks from the first one. Gradients are those of the ordinary layers at the
-same inputs, which are made again as in gradient checkpointing.
+It is the engine's own pass over the trainer's tokens, each of them a row that is the newest token of a sequence. The
+numbers of a row do not depend on the other rows: products add in one order (`exact_linear`), norms and gates see one
+row, and attention goes over a row's own keys in blocks from the first one. Gradients are those of the ordinary layers
+at the same inputs, which are made again as in gradient checkpointing.
 """
 
 from __future__ import annotations
