@@ -121,6 +121,29 @@ def test_vllm_and_ray_are_imported_in_named_files_only():
     assert not wrong
 
 
+def at_once(path: Path) -> set[str]:
+    """Dotted names of what a file imports as soon as it is imported itself: not in functions, nor for types only."""
+    found: set[str] = set()
+    left: list[ast.AST] = list(ast.parse(path.read_text()).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, (ast.If, ast.Try)) and "TYPE_CHECKING" not in ast.dump(node):
+            left += ast.iter_child_nodes(node)
+    return found
+
+
+def test_kernels_of_triton_are_imported_where_they_run_only():
+    """Triton has no wheels for many platforms, and the CPU build of torch comes without it."""
+    names = {".".join(("dapo", *path.relative_to(SRC).with_suffix("").parts)): at_once(path) for path in sources()}
+    kernels = {name for name, found in names.items() if "triton" in found}
+    assert "dapo.rollout.local.kernels" in kernels
+    assert {name: found & kernels for name, found in names.items() if found & kernels} == {}
+
+
 @pytest.mark.parametrize("module", ["dapo", "dapo.config", "dapo.report", "dapo.cli.main", "dapo.types"])
 def test_imports_without_torch(module: str):
     if (

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from dapo.errors import EngineError
-from dapo.models.kernels.exact_linear import exact_linear
 from dapo.models.packing import Packed
 from dapo.models.policy import Policy
 from dapo.rollout.families import Transformer, rounded_up
@@ -26,10 +25,16 @@ from dapo.rollout.local.pages import default_page_tokens, pages_for
 from dapo.rollout.local.rows import DeviceRows
 from dapo.rollout.local.weights import LayerWeights, layer_weights
 
-exact_logits = partial(exact_linear, dtype=torch.float32)
+
+def exact_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    from dapo.models.kernels.exact_linear import exact_linear
+
+    return exact_linear(hidden, weight, bias, dtype=torch.float32)
 
 
 def exact_weights(transformer: Transformer) -> list[LayerWeights]:
+    from dapo.models.kernels.exact_linear import exact_linear
+
     weights = [layer_weights(layer, product=exact_linear) for layer in transformer.layers]
     if any(layer.gate_up is None for layer in weights):
         raise EngineError(
