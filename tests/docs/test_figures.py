@@ -232,6 +232,14 @@ def test_the_differences_of_the_half_billion_model_are_those_of_its_problems():
         n_seeds = 1 if {"rft", "ppo"} & set(pair.split(" / ")) else 3
         found_of_pair = paired_difference(*(scores(arm, n_seeds) for arm in pair.split(" / ")))
         assert as_points(found_of_pair) == shown_of_pair
+    counts = read("gsm8k-coder-0.5b/long.json")
+    means = {
+        arm: np.mean([[int(right) / 2 for right in of[str(step)]] for step in range(20, 201, 20)], axis=0)
+        for arm, of in counts.items()
+        if arm != "what"
+    }
+    for pair, shown_of_pair in read("figures/gsm8k-0.5b-long.json")["runs"][1]["values"].items():
+        assert as_points(paired_difference(*(means[arm][None] for arm in pair.split(" / ")))) == shown_of_pair
 
 
 def as_points(found: Difference) -> list[float]:

@@ -378,6 +378,30 @@ def test_a_truncated_response_may_count_where_the_config_says_so(tmp_path: Path)
     assert "never" not in may.detail
 
 
+@pytest.mark.parametrize(
+    ("right", "masked", "remedy"),
+    [
+        (1.1, True, "Raise limits.max_response_tokens"),
+        (0.9, True, "shaping.overlong_filter = false"),
+        (0.9, False, "Read the longest responses"),
+    ],
+)
+def test_a_higher_limit_is_no_remedy_where_right_responses_are_short(
+    tmp_path: Path, right: float, masked: bool, remedy: str
+):
+    """`right`: the mean length of right responses, in units of what makes the limit just enough."""
+    tokens = round(right * 1000 / T.truncated_room)
+    lines = metrics(length__truncated=T.truncated + 0.01, length__correct=tokens)
+    found = the(look(tmp_path, lines, config=config_of("shaping", overlong_filter=masked)), "truncation")
+    assert remedy in found.remedy
+    assert ("Raise" in found.remedy, f"{tokens} tokens" in found.detail) == (right > 1, right < 1)
+
+
+def test_the_recorded_long_run_whose_masked_responses_go_in_circles_is_told_so():
+    found = the(examine(load_run(ROOT / "docs/results/gsm8k-coder-0.5b/long-sequence-seed0")), "truncation")
+    assert "overlong_filter = false" in found.remedy
+
+
 def test_what_is_on_already_is_no_remedy(tmp_path: Path):
     growing = metrics(
         accuracy=0.5,

@@ -31,16 +31,40 @@ def length(v: Visit) -> Iterator[Finding]:
         judged = "a truncated response never counts as correct"
         if v.run.key("rewards", "truncated_may_be_correct", default=False):
             judged = "their text is verified all the same (rewards.truncated_may_be_correct)"
-        teach = "" if is_punished(v.run) else ", or penalize length with shaping.overlong_penalty = 1.0"
         yield Finding(
             "truncation",
             WARNING,
             "Many responses are truncated",
-            f"{fraction:.1%} of the verified responses reached limits.max_response_tokens = {limit}; {judged}.",
-            f"Raise limits.max_response_tokens{teach}.",
+            f"{fraction:.1%} of the verified responses reached limits.max_response_tokens = {limit}; {judged}.{aside(v)}",
+            against_truncation(v),
             v.last_steps,
-            ("length/truncated", "length/max"),
+            ("length/truncated", "length/max", "length/correct"),
         )
+
+
+def has_room(v: Visit) -> bool:
+    """Right responses end far below the limit: what reaches it would not use more."""
+    right, limit = v.last("length/correct"), v.run.key("limits", "max_response_tokens")
+    return bool(right and limit and limit > v.t.truncated_room * right)
+
+
+def aside(v: Visit) -> str:
+    if not has_room(v):
+        return ""
+    right = v.last("length/correct")
+    return f" Right ones take {right:.0f} tokens, so these do not lack room: they repeat themselves or lose the thread."
+
+
+def against_truncation(v: Visit) -> str:
+    if not has_room(v):
+        teach = "" if is_punished(v.run) else ", or penalize length with shaping.overlong_penalty = 1.0"
+        return f"Raise limits.max_response_tokens{teach}."
+    if v.run.key("shaping", "overlong_filter", default=False):
+        return (
+            "Let them count as wrong: shaping.overlong_filter = false. Masked, they teach nothing, and nothing pulls the "
+            "policy away from them. Or lower train.lr."
+        )
+    return "Read the longest responses in the browser, and lower train.lr."
 
 
 def is_punished(run: RunRecord) -> bool:
