@@ -6,16 +6,20 @@ no bfloat16). On a card: tests/gpu/test_exact.py.
 
 import copy
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from side_by_side import STEPS, apart, groups_of, make_models, our_weights, settings, train_ours, weight_gaps
 from test_local_engine import request
 from torch.testing import assert_close
 
 from dapo.config import load_recipe
+from dapo.distributed.world import ALONE
 from dapo.errors import ConfigError, EngineError
+from dapo.learner.learner import make_learner
 from dapo.models.kernels.exact_linear import TILES, exact_linear
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
@@ -27,6 +31,7 @@ from dapo.rollout.local.exact import ExactPass
 from dapo.rollout.local.pages import pages_for
 from dapo.rollout.local.prefixes import Extension, Prefix, extend, prefill, slots_of
 from dapo.rollout.make import refuse_inexact
+from dapo.trainer.assemble import make_policy
 from dapo.types import Completion
 from tiny_models import VOCABULARY, tiny_policy
 
@@ -100,7 +105,13 @@ def test_sampled_and_trained_log_probs_are_the_same_bits():
     wanted = [request(i, i // 2, n_prompt=(15, 3)[i // 2], max_new_tokens=(2, 4, 4, 2)[i]) for i in range(4)]
     engine = exact_engine(policy, max_concurrent=3)
     engine.submit(wanted)
-    assert_same_bits(policy, wanted, drain(engine))
+    done = drain(engine)
+    assert_same_bits(policy, wanted, done)
+    policy.exact = None
+    ordinary = LocalEngine(policy, sampling=SamplingParams(temperature=TEMPERATURE), max_concurrent=4, max_tokens=48)
+    ordinary.submit(wanted)
+    for i, completion in drain(ordinary).items():
+        np.testing.assert_array_equal(completion.tokens, done[i].tokens, err_msg="they draw the same tokens")
 
 
 def test_also_behind_a_recomputed_prefix_and_behind_drafts():
@@ -171,6 +182,34 @@ def test_gradients_are_those_of_the_ordinary_path_within_rounding():
     assert_close(entropy, plain_entropy, atol=2e-2, rtol=0)
     for name, gradient in theirs.items():
         assert (ours[name] - gradient).norm() < 0.02 * gradient.norm(), name
+
+
+@pytest.mark.slow
+def test_whole_steps_of_training_are_those_without_it(tmp_path: Path):
+    """Two steps of DAPO, eight updates on packed groups: ratios, clipping, masks, the optimizer; then the weights."""
+    folder = make_models(tmp_path)
+    config = settings(
+        folder,
+        {"model.dtype": "float32", "model.kernels": "fused", "train.tokens_per_microbatch": 40, "train.lr": 2e-3},
+    )
+    found = []
+    for is_exact in (True, False):
+        policy = make_policy(config, str(folder / "policy"), torch.float32, "cpu")
+        policy.exact = ExactPass(policy, max_tokens=24, page_tokens=PAGE) if is_exact else None
+        learner = make_learner(config, policy, str(folder / "policy"), None, torch.float32, "cpu", ALONE)
+        start = our_weights(learner)
+        done = train_ours(learner, config, [(number, groups_of(number, 4, 4)) for number in STEPS])
+        found.append((done, our_weights(learner)))
+    (ours, weights), (theirs, expected) = found
+    assert weight_gaps(start, weights, expected)["policy weights"] < 1e-4
+    for one, other in zip(ours, theirs, strict=True):
+        assert other.metrics["clip/high"] > 0.01
+        for name, value in other.metrics.items():
+            if not name.startswith("timing."):
+                assert one.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+        for gradient, wanted in zip(one.policy_gradients, other.policy_gradients, strict=True):
+            for name in wanted:
+                assert apart(gradient[name], wanted[name]) < 1e-4, name
 
 
 def test_a_policy_in_training_keeps_no_more_than_each_layers_input():
