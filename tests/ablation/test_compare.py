@@ -1,5 +1,6 @@
 """Intervals over seeds and problems, paired differences, and when a curve reaches the baseline's best."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from fake_ladder import job, write_done
 
 from dapo.ablation.arms import ARMS
 from dapo.ablation.compare import compare_runs, estimate, mean_curve, reaching
-from dapo.ablation.measure import measure
+from dapo.ablation.measure import Spent, measure
 from dapo.ablation.summary import FEWER_SEEDS, ONE_SEED, summarise
 from dapo.ablation.write import markdown
 from dapo.report.paired import paired_difference, resampled_means
@@ -63,10 +64,22 @@ def two_arms(tmp_path: Path):
 def test_a_run_is_measured_from_its_files(tmp_path: Path):
     naive = two_arms(tmp_path)["naive"][0]
     assert [e.avg for e in naive.evaluations] == [0.25, 0.75, 0.5]
-    assert [(e.step, e.updates, e.tokens) for e in naive.evaluations] == [(0, 0, 0), (2, 32, 2000), (4, 64, 4000)]
+    assert [(e.step, e.spent) for e in naive.evaluations] == [
+        (0, Spent(0, 0, 0.0)), (2, Spent(32, 2000, 4.0)), (4, Spent(64, 4000, 8.0))
+    ]  # fmt: skip
     assert (naive.best.avg, naive.end.avg, naive.late.mean()) == (0.75, 0.5, 0.5)
     assert (naive.entropy, naive.waste, naive.clip) == (0.25, 0.25, pytest.approx(0.012))
     assert naive.mixed_groups == pytest.approx(np.mean([0.75, 0.5, 0.25, 0.0]))  # as many as came
+
+
+def test_value_pretraining_is_paid_for_before_the_first_step(tmp_path: Path):
+    planned = job(tmp_path, "vapo", 0, "train.steps=4")
+    write_done(planned, {0: [0, 2], 4: [2, 3]})
+    stage = [{"step": step, "tokens/generated": 500, "timing.step_s": 3.0} for step in (1, 2)]
+    (planned.folder / "value.jsonl").write_text("".join(json.dumps(line) + "\n" for line in stage))
+    measured = measure(planned)
+    assert [e.spent for e in measured.evaluations] == [Spent(0, 1000, 6.0), Spent(64, 5000, 14.0)]
+    assert measured.waste == pytest.approx(1 - 3000 / 5000)
 
 
 def test_late_is_the_mean_over_the_last_quarter(tmp_path: Path):
@@ -89,8 +102,9 @@ def test_with_a_critic_no_group_needs_to_be_mixed(tmp_path: Path):
 
 def test_the_baselines_best_is_reached_at_the_first_point_at_or_above_it(tmp_path: Path):
     runs = two_arms(tmp_path)
-    curve = mean_curve(runs["dapo"])
+    curve = mean_curve([run.evaluations for run in runs["dapo"]])
     assert [(p.step, p.avg) for p in curve] == [(0, 0.25), (2, 0.875), (4, 1.0)]
+    assert [(p.updates, p.tokens, p.minutes) for p in curve] == [(0, 0, 0), (32, 2000, 4 / 60), (64, 4000, 8 / 60)]
     assert reaching(curve, 0.75).step == 2
     assert reaching(curve, 1.01) is None
 

@@ -9,10 +9,12 @@ from fake_ladder import job, write_done
 
 from dapo.ablation.arms import ARMS
 from dapo.ablation.measure import measure
+from dapo.ablation.plots import COLOURS, PANEL, curves_plot, round_numbers
 from dapo.ablation.summary import machine_of, settings_of, summarise, this_machine
 from dapo.ablation.write import write_all
 from dapo.report.rollouts.chunks import parse_script
 
+TAG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '</script><script>alert(1)</script>|`"<img src=x onerror=alert(1)>\n# mine \u202e'
 
 
@@ -81,9 +83,57 @@ def test_the_page_finds_everything_beside_it(written: Path):
 
 def test_the_plot_is_a_drawing_with_a_dot_and_a_name_per_arm(written: Path):
     root = ElementTree.fromstring((written / "ladder.svg").read_text())
-    tag = "{http://www.w3.org/2000/svg}"
-    assert len(root.findall(f"{tag}circle")) == 2
-    assert {"naive GRPO", "+ overlong filtering"} <= {text.text for text in root.findall(f"{tag}text")}
+    assert len(root.findall(f"{TAG}circle")) == 2
+    assert {"naive GRPO", "+ overlong filtering"} <= {text.text for text in root.findall(f"{TAG}text")}
+    root = ElementTree.fromstring((written / "curves.svg").read_text())
+    assert len(root.findall(f"{TAG}polyline")) == 6  # two arms of one seed in three panels
+
+
+def points_of(line: ElementTree.Element) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in (point.split(",") for point in line.get("points", "").split())]
+
+
+def test_curves_by_updates_tokens_and_minutes_end_where_each_arm_ended():
+    """The second arm makes as many updates with twice the tokens in three times the minutes; its seeds are thin."""
+
+    def curve(times: float, last: float) -> list[dict[str, float]]:
+        return [
+            {"updates": 16.0 * n, "tokens": 1e6 * n * (1 + times), "minutes": n * (1 + 2 * times), "avg": avg}
+            for n, avg in enumerate((0.2, last))
+        ]
+
+    arms = [
+        {"label": "naive", "curve": curve(0, 0.5), "seed_curves": []},
+        {"label": "DAPO & more", "curve": curve(1, 0.7), "seed_curves": [curve(1, 0.6), curve(1, 0.8)]},
+    ]
+    root = ElementTree.fromstring(curves_plot(arms, k=8, target={"avg": 0.5}))
+    lines = root.findall(f"{TAG}polyline")
+    naive, dapo = ([line for line in lines if line.get("stroke") == colour] for colour in COLOURS[:2])
+    assert (len(naive), len(dapo)) == (3, 9)  # a mean in each panel, and two seeds
+    ends = [[points_of(line)[-1] for line in own if line.get("stroke-width")] for own in (naive, dapo)]
+    left = [points_of(line)[0][0] for line in naive]
+    widths = [[x - start for (x, _), start in zip(own, left, strict=True)] for own in ends]
+    assert [b / a for a, b in zip(*widths, strict=True)] == pytest.approx([1, 2, 3], rel=1e-3)
+    assert max(widths[1]) == pytest.approx(PANEL)
+    heights = {y for line in dapo if not line.get("stroke-width") for _, y in points_of(line)[1:]}
+    mean = ends[1][0][1]
+    assert max(heights) - mean == pytest.approx(mean - min(heights), abs=0.2)  # 0.6 and 0.8 about 0.7
+    dotted = {line.get("y1") for line in root.findall(f"{TAG}line") if line.get("stroke-dasharray") == "2 3"}
+    assert dotted == {str(ends[0][0][1])}  # the baseline's best is where its curve ends
+    assert "DAPO & more" in {text.text for text in root.findall(f"{TAG}text")}
+
+
+@pytest.mark.parametrize(
+    ("most", "numbers"),
+    [(160, [0, 50, 100, 150]), (8.4, [0, 2, 4, 6, 8]), (0.005, [0, 0.001, 0.002, 0.003, 0.004, 0.005])],
+)
+def test_axes_have_round_numbers(most: float, numbers: list[float]):
+    assert round_numbers(most) == pytest.approx(numbers)
+
+
+def test_curves_of_nothing_are_empty_panels():
+    root = ElementTree.fromstring(curves_plot([], k=None, target=None))
+    assert root.findall(f"{TAG}polyline") == []
 
 
 def test_a_table_made_later_names_the_machine_of_the_runs_or_none(tmp_path: Path):

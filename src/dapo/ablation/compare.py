@@ -1,4 +1,4 @@
-"""Intervals and paired differences over seeds and problems; steps and tokens to the baseline's best."""
+"""Intervals and paired differences over seeds and problems; steps, tokens and minutes to the baseline's best."""
 
 from __future__ import annotations
 
@@ -53,23 +53,25 @@ class Point:
     step: int
     updates: float
     tokens: float
+    minutes: float
     avg: float
 
 
-def mean_curve(runs: Sequence[Measured]) -> list[Point]:
+def mean_curve(runs: Sequence[Sequence[Evaluated]]) -> list[Point]:
     """At steps that every seed evaluated; each seed's last evaluation makes the last point, wherever it was."""
-    by_step = [{evaluation.step: evaluation for evaluation in run.evaluations} for run in runs]
+    by_step = [{evaluation.step: evaluation for evaluation in run} for run in runs]
     shared = sorted(set.intersection(*(set(steps) for steps in by_step)))
     points = [point([steps[step] for steps in by_step]) for step in shared]
-    last = point([run.end for run in runs])
+    last = point([run[-1] for run in runs])
     return [*(p for p in points if p.step < last.step), last]
 
 
 def point(evaluations: Sequence[Evaluated]) -> Point:
     return Point(
         step=round(float(np.mean([e.step for e in evaluations]))),
-        updates=float(np.mean([e.updates for e in evaluations])),
-        tokens=float(np.mean([e.tokens for e in evaluations])),
+        updates=float(np.mean([e.spent.updates for e in evaluations])),
+        tokens=float(np.mean([e.spent.tokens for e in evaluations])),
+        minutes=float(np.mean([e.spent.seconds for e in evaluations])) / 60,
         avg=float(np.mean([e.avg for e in evaluations])),
     )
 

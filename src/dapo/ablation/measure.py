@@ -20,12 +20,20 @@ Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What a run took up to some step; tokens and seconds include value pretraining, but no evaluations."""
+
+    updates: int
+    tokens: int  # generated
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated:
     """One evaluation: where the run stood, and each problem's share of correct responses."""
 
     step: int
-    updates: int
-    tokens: int  # generated up to here, value pretraining included
+    spent: Spent
     scores: Scores  # [P]
     mean_tokens: float
     truncated: float
@@ -75,10 +83,11 @@ class Measured:
 def measure(job: Job) -> Measured:
     """Read a finished run. Where there are several evaluation sets, the first counts."""
     metrics = [in_todays_metrics(line) for line in read_lines(job.folder / "metrics.jsonl")]
-    pretraining = sum(int(line.get("tokens/generated", 0)) for line in read_lines(job.folder / "value.jsonl"))
-    evaluations, problems, k = evaluations_of(job, metrics, pretraining)
+    pretraining = list(read_lines(job.folder / "value.jsonl"))
+    evaluations, problems, k = evaluations_of(job, spent_by_step(metrics, pretraining))
     end = metrics[-END_STEPS:]
-    generated, trained = total(metrics, "tokens/generated"), total(metrics, "tokens/trained")
+    trained = total(metrics, "tokens/trained")
+    generated = total(metrics, "tokens/generated") + total(pretraining, "tokens/generated")
     return Measured(
         seed=job.seed,
         folder=job.folder,
@@ -91,23 +100,26 @@ def measure(job: Job) -> Measured:
         truncated=mean(metrics, "length/truncated"),
         truncated_end=mean(end, "length/truncated"),
         clip=mean(metrics, "clip/low") + mean(metrics, "clip/high"),
-        waste=1 - trained / (generated + pretraining) if generated else 0.0,
+        waste=1 - trained / generated if generated else 0.0,
         mixed_groups=mixed_groups(job, metrics),
         mixed_groups_end=mixed_groups(job, end),
         step_seconds=total(metrics, "timing.step_s"),
     )
 
 
-def evaluations_of(
-    job: Job, metrics: list[dict[str, Any]], pretraining: int
-) -> tuple[tuple[Evaluated, ...], tuple[str, ...], int]:
+def spent_by_step(metrics: list[dict[str, Any]], pretraining: list[dict[str, Any]]) -> dict[int, Spent]:
+    """Step -> what had been spent at its end; 0 -> by value pretraining."""
+    last = Spent(0, int(total(pretraining, "tokens/generated")), total(pretraining, "timing.step_s"))
+    spent = {0: last}
+    for line in metrics:
+        tokens, seconds = last.tokens + int(line["tokens/generated"]), last.seconds + float(line["timing.step_s"])
+        spent[int(line["step"])] = last = Spent(int(line["updates_total"]), tokens, seconds)
+    return spent
+
+
+def evaluations_of(job: Job, spent: dict[int, Spent]) -> tuple[tuple[Evaluated, ...], tuple[str, ...], int]:
     """Every evaluation of the first set, with what had been spent by then."""
     name = eval_sources(job.config)[0].name
-    updates, tokens = {0: 0}, {0: pretraining}
-    for line in metrics:
-        step = int(line["step"])
-        updates[step] = int(line["updates_total"])
-        tokens[step] = tokens[step - 1] + int(line["tokens/generated"])
     shapes = {line["step"]: line for line in read_lines(job.folder / "eval.jsonl") if line["set"] == name}
     found, problems, k = [], (), 0
     for line in read_lines(job.folder / "eval_problems.jsonl"):
@@ -117,7 +129,7 @@ def evaluations_of(
         problems, k = tuple(line["ids"]), int(line["k"])
         scores = np.array(line["correct"], dtype=np.float64) / k
         shape = shapes[step]
-        found.append(Evaluated(step, updates[step], tokens[step], scores, shape["mean_tokens"], shape["truncated"]))
+        found.append(Evaluated(step, spent[step], scores, shape["mean_tokens"], shape["truncated"]))
     return tuple(found), problems, k
 
 

@@ -1,4 +1,4 @@
-"""The table of a ladder as one JSON object: everything the terminal, the page and the plot show."""
+"""The table of a ladder as one JSON object: everything the terminal, the page and the plots show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dapo.ablation.compare import (
     mean_curve,
     reaching,
 )
-from dapo.ablation.measure import Measured
+from dapo.ablation.measure import Evaluated, Measured
 from dapo.ablation.plan import Job
 from dapo.ablation.published import SOURCES, published
 from dapo.config.sources import eval_sources, train_in_words
@@ -59,7 +59,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Every arm that has a finished run; the baseline's best is the target where the baseline is among them."""
     baseline = runs.get(BASELINE) or []
-    best = max(mean_curve(baseline), key=lambda p: p.avg) if baseline else None
+    best = max(mean_curve(evaluations_of(baseline)), key=lambda p: p.avg) if baseline else None
     first = next((run for own in runs.values() for run in own), None)
     lines = [arm_line(arm, runs, best.avg if best is not None else None) for arm in arms if runs.get(arm.name)]
     return {
@@ -97,7 +97,7 @@ def why_no_p(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | None) -> dict[str, Any]:
     own = runs[arm.name]
-    curve = mean_curve(own)
+    curve = mean_curve(evaluations_of(own))
     reached = reaching(curve, target) if target is not None else None
     previous = runs.get(arm.compared_with or "")
     change = compare_runs(own, previous) if previous else None
@@ -123,8 +123,18 @@ def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | N
         **{name: mean_of([getattr(run, name) for run in own]) for name in SHAPES},
         "by_seed": {name: [mean_of([getattr(run, name)]) for run in own] for name in SHAPES},
         "curve": [as_json(p) for p in curve],
+        "seed_curves": seed_curves(evaluations_of(own)),
         "published": published(arm.name),
     }
+
+
+def evaluations_of(runs: Sequence[Measured]) -> list[tuple[Evaluated, ...]]:
+    return [run.evaluations for run in runs]
+
+
+def seed_curves(runs: Sequence[Sequence[Evaluated]]) -> list[list[dict[str, Any]]]:
+    """Each seed by itself; none where the mean is of one."""
+    return [[as_json(p) for p in mean_curve([run])] for run in runs] if len(runs) > 1 else []
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

@@ -1,15 +1,15 @@
-"""A ladder's files: ladder.json with everything, ladder.md, ladder.svg, and a page that opens offline."""
+"""A ladder's files: ladder.json with everything, ladder.md, two plots, and a page that opens offline."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from dapo.ablation.plots import curves_plot, late_plot
 from dapo.files import replace_file
 from dapo.report.page import POLICY, asset, copy_plotly, dumps
 from dapo.report.rollouts.chunks import script
@@ -22,7 +22,8 @@ def write_all(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     texts = {
         "ladder.json": json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         "ladder.md": markdown(summary),
-        "ladder.svg": plot(summary),
+        "ladder.svg": late_plot(summary),
+        "curves.svg": curves_plot(summary["arms"], k=summary["k"], target=summary["baseline"]),
         "ladder.html": html(),
     }
     for name, text in texts.items():
@@ -68,8 +69,9 @@ def markdown(summary: Mapping[str, Any]) -> str:
         f"{machine_line(summary['machine'])}`late` is the mean over the evaluations of the last quarter of the run, "
         "`end` the last one; 95 % bootstrap intervals over problems and seeds; differences of `late`, paired by both.",
         "",
-        "| arm | late | interval | end | best | difference | interval | p | steps, updates, tokens to baseline's best "
-        "| entropy | length | truncated | clip | waste | mixed groups | published |",
+        "| arm | late | interval | end | best | difference | interval | p "
+        "| steps, updates, tokens, minutes to baseline's best | entropy | length | truncated | clip | waste "
+        "| mixed groups | published |",
         "|" + "---|" * 16,
     ]
     rows = [f"| {' | '.join(markdown_row(line))} |" for line in summary["arms"]]
@@ -112,11 +114,12 @@ def markdown_row(line: Mapping[str, Any]) -> list[str]:
 
 
 def reach_cell(line: Mapping[str, Any]) -> str:
-    """Steps, updates and tokens until the mean curve reaches the baseline's best."""
+    """Steps, updates, tokens and minutes until the mean curve reaches the baseline's best."""
     reached = line["reaches_baseline_best"]
     if reached is None:
         return "not reached"
-    return f"{reached['step']}, {reached['updates']:.0f}, {in_thousands(reached['tokens'])}"
+    tokens, minutes = in_thousands(reached["tokens"]), f"{reached['minutes']:.1f}"
+    return f"{reached['step']}, {reached['updates']:.0f}, {tokens}, {minutes}"
 
 
 def p_cell(line: Mapping[str, Any]) -> str:
@@ -134,52 +137,3 @@ def cell(text: str) -> str:
     """Text that stays in its cell: no pipes, no line breaks, no markup."""
     flat = " ".join(str(text).split())
     return escape(flat, quote=False).replace("|", "\\|").replace("`", "'")
-
-
-# ------------------------------------------------------------------ the plot
-
-WIDTH, ROW, LEFT, RIGHT = 860, 26, 290, 30
-
-
-def plot(summary: Mapping[str, Any]) -> str:
-    """Every arm's `late` with its interval, its seeds as small marks and the baseline as a line."""
-    lines: Sequence[Mapping[str, Any]] = summary["arms"]
-    values = [v for line in lines for v in (line["late"]["low"], line["late"]["high"], *line["late_by_seed"])]
-    low = math.floor(20 * min(values, default=0.0)) / 20
-    high = max(math.ceil(20 * max(values, default=1.0)) / 20, low + 0.05)
-    bottom = 40 + ROW * len(lines)
-
-    def x(value: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * (value - low) / (high - low), 1)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 34}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{bottom + 34}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="18" fill="#333333">avg@{summary["k"]}, mean over the last quarter of the run; '
-        "95 % intervals; small marks: seeds</text>",
-    ]
-    step = 0.05 if high - low <= 0.5 else 0.1
-    for i in range(round((high - low) / step) + 1):
-        tick = low + i * step
-        parts.append(f'<line x1="{x(tick)}" x2="{x(tick)}" y1="30" y2="{bottom}" stroke="#dddddd"/>')
-        parts.append(f'<text x="{x(tick)}" y="{bottom + 18}" text-anchor="middle" fill="#555555">{tick:.2f}</text>')
-    if lines and lines[0]["name"] == "naive":
-        at = x(lines[0]["late"]["value"])
-        parts.append(f'<line x1="{at}" x2="{at}" y1="30" y2="{bottom}" stroke="#888888" stroke-dasharray="4 3"/>')
-    for at, line in enumerate(lines):
-        y = 48 + ROW * at
-        late = line["late"]
-        colour = {"rung": "#1f5fa8", "control": "#a33a3a"}.get(line["kind"], "#5a7d2a")
-        parts.append(
-            f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end" fill="#222222">{escape(line["label"])}</text>'
-        )
-        parts.append(
-            f'<line x1="{x(late["low"])}" x2="{x(late["high"])}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
-        )
-        parts += [
-            f'<line x1="{x(v)}" x2="{x(v)}" y1="{y - 5}" y2="{y + 5}" stroke="{colour}" stroke-opacity="0.55"/>'
-            for v in line["late_by_seed"]
-        ]
-        parts.append(f'<circle cx="{x(late["value"])}" cy="{y}" r="5" fill="{colour}"/>')
-    return "\n".join([*parts, "</svg>"]) + "\n"

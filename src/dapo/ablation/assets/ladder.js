@@ -1,8 +1,8 @@
 "use strict";
-// The ladder's page: a dot per arm with its interval, curves over steps, updates or tokens, the table, the papers' figures.
+// The ladder's page: a dot per arm with its interval, curves over steps, updates, tokens or minutes, the table, the papers' figures.
 
 const ladder = {
-  AXES: [["step", "steps"], ["updates", "updates"], ["tokens", "generated tokens"]],
+  AXES: [["step", "steps"], ["updates", "updates"], ["tokens", "generated tokens"], ["minutes", "minutes of training"]],
   axis: "step",
   ONE_LINE: { whiteSpace: "nowrap", overflowWrap: "normal" },
 
@@ -64,7 +64,7 @@ const ladder = {
     Plotly.react($("curves-plot"), dapo.data.arms.map((arm, at) => ({
       type: "scatter", mode: "lines", name: arm.label, x: arm.curve.map((p) => p[ladder.axis]), y: arm.curve.map((p) => p.avg),
       line: { color: ladder.colour(at), width: 2, dash: at < 8 ? "solid" : at < 16 ? "dash" : "dot" },
-      hovertemplate: `%{x:,.0f}: %{y:.3f}<extra>${arm.name}</extra>`,
+      hovertemplate: `%{x:,.${ladder.axis === "minutes" ? 1 : 0}f}: %{y:.3f}<extra>${arm.name}</extra>`,
     })), layout, { displayModeBar: false, responsive: true });
   },
 
@@ -81,6 +81,7 @@ const ladder = {
     ["steps to baseline's best", (a) => (a.reaches_baseline_best ? String(a.reaches_baseline_best.step) : "not reached")],
     ["updates", (a) => (a.reaches_baseline_best ? ladder.whole(a.reaches_baseline_best.updates) : "")],
     ["tokens", (a) => (a.reaches_baseline_best ? ladder.whole(a.reaches_baseline_best.tokens) : "")],
+    ["minutes", (a) => (a.reaches_baseline_best ? a.reaches_baseline_best.minutes.toFixed(1) : "")],
     ["entropy", (a) => a.entropy.toFixed(3)],
     ["length", (a) => a.length.toFixed(1)],
     ["truncated", (a) => format.percent(a.truncated)],
