@@ -1,4 +1,4 @@
-"""Reinforcement learning for language models with DAPO; GRPO, PPO and VAPO are presets of the same parts.
+"""Reinforcement learning for language models with DAPO; GRPO, PPO and VAPO are presets built from the same components.
 
     import dapo
     result = dapo.train("quickstart", out="runs/first", overrides=["train.steps=5"])
