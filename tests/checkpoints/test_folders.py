@@ -10,7 +10,7 @@ import torch
 
 from dapo.checkpoints.load import newest_intact
 from dapo.checkpoints.manifest import MANIFEST, described
-from dapo.checkpoints.save import in_order, name_of, save_checkpoint
+from dapo.checkpoints.save import in_order, name_of, remove_older, save_checkpoint
 
 
 def save(root: Path, *steps: int, keep: int = 99) -> None:
@@ -68,6 +68,14 @@ def test_border_a_files_digest_is_of_all_its_bytes(tmp_path: Path, n_bytes: int)
 def test_border_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int):
     save(tmp_path, 1, 2, 3, keep=keep)
     assert names(tmp_path) == [name_of(step) for step in (1, 2, 3)][-keep:]
+
+
+@pytest.mark.parametrize("best", [1, 2, 3, 9])
+def test_border_the_best_one_is_kept_beside_the_newest(tmp_path: Path, best: int):
+    """Once, where it is one of these; a name that is not there keeps nothing."""
+    save(tmp_path, 1, 2, 3)
+    remove_older(tmp_path / name_of(3), keep=1, best=name_of(best))
+    assert names(tmp_path) == [name_of(step) for step in sorted({best, 3} & {1, 2, 3})]
 
 
 def test_what_a_crash_left_of_a_checkpoint_goes_with_the_next_one(tmp_path: Path):

@@ -98,6 +98,16 @@ def test_a_second_save_waits_for_the_first_and_training_does_not(tmp_path: Path,
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000001", "step-000002"]
 
 
+def test_the_best_of_sharded_checkpoints_is_kept_too(tmp_path: Path):
+    policy = tiny_policy("llama")
+    with one_rank("cpu") as world:
+        background, slices = Background(world), sharded_slices(world, policy)
+        for step in (1, 2, 3):
+            background.save(tmp_path, f"step-{step:06d}", part_of(policy, slices), keep=1, best="step-000001")
+        background.wait()
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000001", "step-000003"]
+
+
 class Threads(World):
     """Ranks that are threads of this process."""
 

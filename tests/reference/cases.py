@@ -412,6 +412,7 @@ NOT_IN_A_STEP = {
     "eval.top_k": "evaluation",
     "checkpoint.every_steps": "files",
     "checkpoint.keep": "files",
+    "checkpoint.keep_best": "files",
     "checkpoint.resumable": "files",
     "checkpoint.format": "files",
     "records.every_steps": "files",

@@ -48,6 +48,29 @@ def test_the_folder_is_plain_hugging_face_and_has_the_newest_weights(toy_runs: P
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing left aside
 
 
+def test_the_checkpoint_of_a_step_is_exported(toy_runs: Path, tmp_path: Path):
+    done = dapo("export", str(toy_runs / "paper"), "--out", str(tmp_path / "out"), "--step", "1")
+    assert (done.returncode, "the model after step 1" in done.stdout) == (0, True)
+    of_step = toy_runs / "paper" / "checkpoints" / "step-000001" / "model" / "model.safetensors"
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == of_step.read_bytes()
+
+
+def test_a_step_without_a_checkpoint_is_told_which_there_are(toy_runs: Path, tmp_path: Path):
+    done = dapo("export", str(toy_runs / "paper"), "--out", str(tmp_path / "out"), "--step", "7")
+    assert done.returncode == 2
+    assert "--step 7: " in done.stderr
+    assert "Name one that is there: 0, 1, 2." in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_was_changed_is_not_exported(toy_runs: Path, tmp_path: Path):
+    run = shutil.copytree(toy_runs / "paper", tmp_path / "run")
+    with (run / "checkpoints" / "step-000001" / "model" / "config.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(CheckpointError, match=r"config\.json: differs"):
+        export_run(run, tmp_path / "out", step=1)
+
+
 def test_a_run_without_an_adapter_has_none_to_export(toy_runs: Path, tmp_path: Path):
     done = dapo("export", str(toy_runs / "paper"), "--out", str(tmp_path / "out"), "--adapter")
     assert done.returncode == 2

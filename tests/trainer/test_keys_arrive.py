@@ -85,6 +85,7 @@ SCENES = {
             Arrival("limits.max_response_tokens", "11", EVALUATION, "max_new_tokens"),
             Arrival("train.seed", "23", EVALUATION, "seed"),
             Arrival("checkpoint.keep", "4", "dapo.trainer.checkpoint:save_checkpoint", "keep"),
+            Arrival("checkpoint.keep_best", "true", "dapo.trainer.checkpoint:save_checkpoint", "best", "step-000000"),
             Arrival("train.max_wait_s", "321.0", "dapo.trainer.interrupt:Watchdog", "limit_s"),
         ),
         ("preset=grpo-naive", "data.eval=['toy:problems']", "eval.every_steps=1"),

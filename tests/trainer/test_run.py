@@ -354,6 +354,58 @@ def test_a_signal_in_the_middle_of_an_evaluation_loses_neither_the_step_nor_the_
     assert [step for step, _ in scores[0]] == [0, 1, 2, 3]
 
 
+def scored(by_step: dict[int, dict[str, dict[str, float]]], monkeypatch: pytest.MonkeyPatch) -> type[Observer]:
+    """Scores of evaluation sets by hand; the observer tells which step they are of."""
+
+    class Steps(Observer):
+        def on_start(self, run: Any) -> None:
+            monkeypatch.setattr(
+                "dapo.trainer.evaluate.summarise", lambda name, *_, k: {"set": name, "k": k, **by_step[run.step][name]}
+            )
+
+    return Steps
+
+
+def kept(run: Run) -> list[str]:
+    return [path.name for path in in_order(run.folder / "checkpoints")]
+
+
+BEST = (
+    "data.eval={one={path='toy:problems'}, two={path='toy:problems'}}", "eval.every_steps=1", "eval.k=1",
+    "checkpoint.every_steps=0", "checkpoint.keep=1", "checkpoint.keep_best=true",
+)  # fmt: skip
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_kept_until_there_is_a_better_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By the first set, whatever the second says; after a resume too."""
+    averages = {0: (0.1, 0.9), 1: (0.5, 0.2), 2: (0.5, 0.8), 3: (0.4, 0.7), 4: (0.45, 0.1), 5: (0.6, 0.0)}
+    by_step = {step: {"one": {"avg@k": one}, "two": {"avg@k": two}} for step, (one, two) in averages.items()}
+    steps = scored(by_step, monkeypatch)
+    run = run_toy(tmp_path, "run", *BEST, observers=[steps()])
+    assert kept(run) == ["step-000001", "step-000003"]  # 2 is as good as 1, but later
+    for end, expected in ((4, ["step-000001", "step-000004"]), (5, ["step-000005"])):
+        resumed = resume_run(run.folder, [parse_override(f"train.steps={end}")], [steps()])
+        train(resumed)
+        resumed.close()
+        assert kept(resumed) == expected
+
+
+def test_without_that_key_no_evaluation_saves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    by_step = {step: {key: {"avg@k": 1 - step / 10} for key in ("one", "two")} for step in range(4)}
+    run = run_toy(tmp_path, "run", *BEST[:-1], "train.steps=2", observers=[scored(by_step, monkeypatch)()])
+    assert kept(run) == ["step-000002"]
+
+
+def test_graded_responses_are_compared_by_their_mean_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """None of them is right, so avg@k is 0 all along."""
+    values = {0: 0.2, 1: 0.7, 2: 0.3, 3: 0.6}
+    by_step = {step: {key: {"avg@k": 0.0, "mean_value": v} for key in ("one", "two")} for step, v in values.items()}
+    run = run_toy(tmp_path, "run", *BEST, observers=[scored(by_step, monkeypatch)()])
+    assert kept(run) == ["step-000001", "step-000003"]
+
+
 def test_of_several_evaluation_sets_those_without_a_line_are_evaluated_after_a_resume(tmp_path: Path):
     sets = "data.eval={one={path='toy:problems'}, two={path='toy:problems', verifier='toy:never'}}"
     keys = (sets, "eval.every_steps=1", "eval.k=1", "eval.top_p=0.9", "eval.top_k=7", "limits.max_response_tokens=5")

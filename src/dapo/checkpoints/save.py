@@ -46,8 +46,9 @@ def save_checkpoint(
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Any],
     keep: int,
+    best: str | None = None,
 ) -> Path:
-    """`root`/`name`/{model/, state.safetensors, state.json, MANIFEST.json}; then delete older ones beyond `keep`."""
+    """`root`/`name`/{model/, state.safetensors, state.json, MANIFEST.json}; then `remove_older`."""
     final = root / name
     try:
         remove_unfinished(root)
@@ -57,7 +58,7 @@ def save_checkpoint(
             save_file(whole, aside / STATE_TENSORS)
             (aside / STATE_JSON).write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
             (aside / MANIFEST).write_text(manifest_of(aside, step_of(final)), encoding="utf-8")
-        remove_older(final, keep=keep)
+        remove_older(final, keep=keep, best=best)
     except Exception as error:  # for a full disk safetensors, torch and Python each have an error of their own
         if is_about_disk(error):
             raise cannot_write(final, error) from None
@@ -71,7 +72,8 @@ def remove_unfinished(root: Path) -> None:
         remove_folder(path)
 
 
-def remove_older(newest: Path, *, keep: int) -> None:
+def remove_older(newest: Path, *, keep: int, best: str | None = None) -> None:
+    """Delete all but the newest `keep`, and but the one that is named `best`."""
     for old in in_order(newest.parent)[:-keep]:
-        if old != newest:
+        if old != newest and old.name != best:
             shutil.rmtree(old)

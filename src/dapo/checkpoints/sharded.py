@@ -60,7 +60,7 @@ class Background:
         # A thread starts on the first GPU, and a look at a stream there would take memory of another rank's card.
         self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
-    def save(self, root: Path, name: str, part: RankPart, *, keep: int) -> None:
+    def save(self, root: Path, name: str, part: RankPart, *, keep: int, best: str | None = None) -> None:
         """Returns at once; waits for the save before, if that is still being written."""
         self.wait()
 
@@ -69,7 +69,7 @@ class Background:
                 if self._gpu is not None:
                     torch.cuda.set_device(self._gpu)
                 with waiting(lambda: f"folder {root / name}", patience=LONG_WRITE):
-                    write_part(root, name, part, self.world, keep=keep)
+                    write_part(root, name, part, self.world, keep=keep, best=best)
             except BaseException as error:  # raised again by the thread that trains
                 self._error = error
 
@@ -91,7 +91,7 @@ class Background:
             raise error
 
 
-def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int) -> None:
+def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int, best: str | None = None) -> None:
     """This rank's share of the work on one checkpoint; when it returns, the checkpoint is there."""
     # One name for all ranks, not a drawn one.
     final, aside = root / name, root / f".{name}{UNFINISHED}"
@@ -123,7 +123,7 @@ def write_part(root: Path, name: str, part: RankPart, world: World, *, keep: int
             (aside / STATE_JSON).write_text(json.dumps(part.state, ensure_ascii=False), encoding="utf-8")
             (aside / MANIFEST).write_text(manifest_of(aside, step_of(final), known=files), encoding="utf-8")
             put_folder(aside, final)
-            remove_older(final, keep=keep)
+            remove_older(final, keep=keep, best=best)
 
     try:
         together(world, final, prepare)

@@ -20,6 +20,9 @@ def command(
             "--bundle", help="Add config, metrics, evaluations, sample rollouts, data manifest and report in DIR/run."
         ),
     ] = False,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="The checkpoint after this step instead of the newest.")
+    ] = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="The LoRA adapter alone, in peft's format, instead of the merged model.")
     ] = False,
@@ -30,10 +33,11 @@ def command(
     public: Annotated[bool, typer.Option("--public", help="With --push: everybody may see a new repository.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Export the newest intact checkpoint as a plain Hugging Face folder with a model card.
+    """Export the newest intact checkpoint, or another one, as a plain Hugging Face folder with a model card.
 
     \b
     dapo export runs/first --out models/first
+    dapo export runs/first --out models/step-40 --step 40
     dapo export runs/first --out release --bundle
     dapo export runs/lora --out adapters/first --adapter
     dapo export runs/first --out models/first --push me/first
@@ -46,7 +50,7 @@ def command(
         raise ConfigError("--public: has no effect without --push.", remedy="Add --push USER/NAME.")
     if push is not None:
         refuse_name(push)
-    exported = export_run(run, out, is_bundle=bundle, is_adapter=adapter)
+    exported = export_run(run, out, step=step, is_bundle=bundle, is_adapter=adapter)
     address = None if push is None else upload(exported.folder, push, is_public=public)
     if as_json:
         told = {

@@ -553,6 +553,12 @@ NEEDS = (
         "sampling.predictive",
     ),
     Needs(
+        ("checkpoint.keep_best",),
+        lambda c: not c.checkpoint.keep_best or (c.eval.every_steps > 0 and bool(c.data.eval)),
+        "data.eval and eval.every_steps above 0",
+        "eval.every_steps",
+    ),
+    Needs(
         ("algorithm.loss_constant_tokens",),
         lambda c: c.algorithm.loss_aggregation == "constant",
         'algorithm.loss_aggregation = "constant"',

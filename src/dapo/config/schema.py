@@ -533,6 +533,10 @@ class CheckpointConfig(Section):
         description="Save a checkpoint every n steps, and always before the first, at the end and on a signal.",
     )
     keep: int = Field(2, ge=1, description="Number of checkpoints kept on disk, the newest ones.")
+    keep_best: bool = Field(
+        False,
+        description="Also keep a checkpoint of the best evaluation so far. Of several sets the first counts.",
+    )
     resumable: bool = Field(
         True,
         description="false keeps the model alone, a quarter of the disk, and none before the first step; a killed run "

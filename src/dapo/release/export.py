@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.checkpoints.load import newest_intact, read_state
-from dapo.checkpoints.save import ADAPTER, step_of
+from dapo.checkpoints.manifest import check_manifest
+from dapo.checkpoints.save import ADAPTER, in_order, name_of, step_of
 from dapo.commands import dapo_command
 from dapo.errors import CheckpointError, ConfigError
 from dapo.files import folder_written_aside, read_lines
@@ -32,8 +33,11 @@ class Exported:
     skipped: tuple[str, ...]  # newer checkpoints that are corrupt, by name
 
 
-def export_run(run: Path, out: Path, *, is_bundle: bool = False, is_adapter: bool = False) -> Exported:
-    """Write the model of the newest intact checkpoint of `run` to the new folder `out`: all of it or nothing.
+def export_run(
+    run: Path, out: Path, *, step: int | None = None, is_bundle: bool = False, is_adapter: bool = False
+) -> Exported:
+    """Write the model of a checkpoint of `run`, the newest intact one by default, to the new folder `out`: all of it
+    or nothing.
 
     `is_bundle` adds the run's record, with which the result can be looked into and made again. With `is_adapter` the
     LoRA adapter alone is written, in peft's format, instead of the model that it is merged into.
@@ -45,7 +49,7 @@ def export_run(run: Path, out: Path, *, is_bundle: bool = False, is_adapter: boo
             remedy="Leave --adapter out to export the model.",
         )
     refuse_existing(out)
-    checkpoint, skipped = newest_intact(run / "checkpoints")
+    checkpoint, skipped = newest_intact(run / "checkpoints") if step is None else (checkpoint_of(run, step), [])
     if checkpoint is None:
         why = "; ".join(skipped) or "none was written yet"
         raise CheckpointError(
@@ -74,6 +78,18 @@ def export_run(run: Path, out: Path, *, is_bundle: bool = False, is_adapter: boo
             f"--out {out}: cannot be written: {reason(error)}.", remedy="Check the folder's permissions and the disk."
         ) from None
     return Exported(out, step_of(checkpoint), tuple(skipped))
+
+
+def checkpoint_of(run: Path, step: int) -> Path:
+    folder = run / "checkpoints" / name_of(step)
+    if not folder.is_dir():
+        there = ", ".join(str(step_of(path)) for path in in_order(folder.parent)) or "none"
+        raise CheckpointError(
+            f"--step {step}: {run} has no checkpoint of that step.",
+            remedy=f"Name one that is there: {there}. checkpoint.keep and checkpoint.keep_best say which are kept.",
+        )
+    check_manifest(folder)
+    return folder
 
 
 def reason(error: OSError) -> str:

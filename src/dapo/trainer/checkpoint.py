@@ -18,7 +18,7 @@ from dapo.config.sources import train_in_words
 from dapo.distributed.balance import balanced
 from dapo.distributed.shards import whole_weights
 from dapo.errors import CheckpointError, DiskError
-from dapo.files import LONG_WRITE
+from dapo.files import LONG_WRITE, read_lines
 from dapo.learner.critic import HeldOutFit
 from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import save_critic
@@ -45,6 +45,22 @@ def save_run(run: Run) -> None:
     else:
         save_whole(run, name, state, tensors)
     run.saved = name
+
+
+def best_checkpoint(run: Run) -> str | None:
+    """With `checkpoint.keep_best` the name of the one after the best evaluation so far: every rank has the same."""
+    if not run.config.checkpoint.keep_best:
+        return None
+    step: int | None = run.world.from_first(best_step(run) if run.world.is_first else None)
+    return None if step is None else name_of(step)
+
+
+def best_step(run: Run) -> int | None:
+    """Of the first set's evaluations; the first of equal ones. Graded responses are compared by their mean value."""
+    lines = read_lines(run.folder / "eval.jsonl")
+    own = [line for line in lines if line.get("set") == run.eval_sets[0].name and "avg@k" in line]
+    best = max(own, key=lambda line: float(line.get("mean_value", line["avg@k"])), default=None)
+    return None if best is None else int(best["step"])
 
 
 def state_of(run: Run) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -85,11 +101,11 @@ def save_whole(run: Run, name: str, state: dict[str, Any], tensors: dict[str, to
         if run.learner.critic is not None:
             save_critic(run.learner.critic.model, folder / "critic", critic)
 
-    root, keep = run.folder / "checkpoints", run.config.checkpoint.keep
+    root, keep, best = run.folder / "checkpoints", run.config.checkpoint.keep, best_checkpoint(run)
     failure = None
     if run.world.is_first:
         try:
-            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep)
+            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep, best=best)
         except DiskError as error:
             failure = [error.message, error.remedy]
     patience = 1.0 if run.world.is_first else LONG_WRITE  # it has written already
@@ -130,7 +146,8 @@ def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, 
     )
     if run.background is None:
         run.background = Background(run.world)
-    run.background.save(run.folder / "checkpoints", name, part, keep=run.config.checkpoint.keep)
+    keep = run.config.checkpoint.keep
+    run.background.save(run.folder / "checkpoints", name, part, keep=keep, best=best_checkpoint(run))
 
 
 def finish_saving(run: Run) -> None:

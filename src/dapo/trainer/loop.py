@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dapo.checkpoints.save import name_of
 from dapo.errors import VerifierStopped, WaitedTooLong
 from dapo.learner.batch import make_batch, why_rft_has_no_loss
 from dapo.learner.update import update_policy
 from dapo.report.ledger import LEDGER, ledger_line
 from dapo.sampling.groups import sample_step
-from dapo.trainer.checkpoint import finish_saving, save_run
+from dapo.trainer.checkpoint import best_checkpoint, finish_saving, save_run
 from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.faults import report_faults
 from dapo.trainer.interrupt import Interrupted, stop_on_signals
@@ -66,7 +67,9 @@ def train_step(run: Run, step: int) -> None:
     metrics = step_metrics(step, sampled, batch, version) | updated
     metrics |= selection_metrics(run.config, run.posteriors, [one.name for one in run.problems.sources], sampled)
     run.track(metrics | {"engine/faults": faults} | run.drafts() | run.timing(sampled))
+    is_saved = run.is_due(run.config.checkpoint.every_steps, step)
     if run.evaluation_is_due():
         evaluate_run(run)
-    if run.is_due(run.config.checkpoint.every_steps, step):
+        is_saved = is_saved or best_checkpoint(run) == name_of(step)
+    if is_saved:
         save_run(run)

@@ -60,7 +60,7 @@ def evaluations(v: Visit) -> Iterator[Finding]:
                 "The evaluation score has dropped",
                 f"avg@{best['k']} on {name}: {best['avg@k']:.3f} after step {best['step']}, {last['avg@k']:.3f} after "
                 f"step {last['step']}; their 95 % intervals do not overlap.",
-                "Use the better checkpoint if it is still there (checkpoint.keep); lower train.lr.",
+                "Use the better checkpoint if it is there (checkpoint.keep_best = true keeps it); lower train.lr.",
                 (int(best["step"]), int(last["step"])),
                 ("accuracy", "policy/entropy"),
             )
