@@ -214,7 +214,7 @@ def test_value_pretraining_fits_the_critic_to_what_came_out(
     run, stages = toy_run(
         "preset=vapo", "algorithm.critic.pretrain_responses=45", "algorithm.critic.lr=7e-3", "train.steps=1",
         "train.seed=3", "sampling.prompts_per_step=3", "sampling.responses_per_prompt=3", "train.warmup_steps=3",
-        "algorithm.critic.pretrain_epochs=3",
+        "algorithm.critic.pretrain_epochs=3", "algorithm.critic.value_clip=0.05",
         "shaping.overlong_filter=true", "shaping.overlong_penalty=1.0",
         "algorithm.gae.lam_critic=0.5", "algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward",
         "train.epochs_per_step=2",
