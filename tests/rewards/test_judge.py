@@ -126,7 +126,28 @@ def test_weights_and_threshold_decide_about_what_the_judge_said(tmp_path: Path):
     assert rubric.mean({"correct": 0, "clear": 10}) == 1 / 4
     other = rubric.model_copy(update={"pass_at": 0.9, "price": rubric.price})
     assert other.digest == rubric.digest  # nothing has to be asked again
-    assert rubric.model_copy(update={"scale": (0, 5)}).digest != rubric.digest
+
+
+def test_a_verdict_is_known_by_all_that_was_asked(tmp_path: Path):
+    """Else a changed rubric would go on with the verdicts of the old one."""
+    rubric = read_rubric(judge_file(tmp_path, "http://127.0.0.1:1"))
+    texts = dialogue.quoted(task("42"), rubric)
+    other = {
+        "scale": (0, 5), "instruction": "Be strict.", "show_reference": False, "temperature": 0.5, "model": "large",
+        "criteria": {"correct": rubric.criteria["correct"]},
+    }  # fmt: skip
+    keys = [dialogue.verdict_key(texts, rubric.model_copy(update={name: value})) for name, value in other.items()]
+    keys += [dialogue.verdict_key(texts | {name: "another"}, rubric) for name in texts]
+    assert texts.keys() == {"question", "reference_answer", "response"}
+    assert len({*keys, dialogue.verdict_key(texts, rubric)}) == len(keys) + 1
+
+
+def test_of_a_response_that_is_too_long_the_judge_sees_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """There its answer is."""
+    rubric = read_rubric(judge_file(tmp_path, "http://127.0.0.1:1"))
+    monkeypatch.setattr(dialogue, "MAX_QUOTED_CHARS", 5)
+    seen = [dialogue.quoted(task(response), rubric)["response"] for response in ("3456", "23456", "123456")]
+    assert seen == ["3456", "23456", "23456"]
 
 
 # ------------------------------------------------------------------ the reply
