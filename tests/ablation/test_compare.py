@@ -69,6 +69,15 @@ def test_a_run_is_measured_from_its_files(tmp_path: Path):
     assert naive.mixed_groups == pytest.approx(np.mean([0.75, 0.5, 0.25, 0.0]))  # as many as came
 
 
+def test_what_value_pretraining_generated_is_spent_before_the_first_step_and_wasted(tmp_path: Path):
+    planned = job(tmp_path, "vapo-no-groups", 0, "train.steps=4")
+    write_done(planned, {0: [0, 2], 4: [2, 3]})  # 1,000 tokens a step, 750 of them trained on
+    (planned.folder / "value.jsonl").write_text('{"step": 1, "tokens/generated": 600}\n' * 2)
+    measured = measure(planned)
+    assert [e.tokens for e in measured.evaluations] == [1200, 5200]
+    assert measured.waste == pytest.approx(1 - 3000 / 5200)
+
+
 def test_late_is_the_mean_over_the_last_quarter(tmp_path: Path):
     planned = job(tmp_path, "naive", 0, "train.steps=40")
     write_done(planned, {0: [0, 0], 30: [4, 4], 35: [0, 2], 40: [2, 4]})
@@ -95,11 +104,35 @@ def test_the_baselines_best_is_reached_at_the_first_point_at_or_above_it(tmp_pat
     assert reaching(curve, 1.01) is None
 
 
+def test_seeds_that_end_at_different_steps_share_the_last_point(tmp_path: Path):
+    """By a budget of tokens: it stands at the mean of where they ended."""
+    for seed, end in ((0, 4), (1, 8)):
+        planned = job(tmp_path, "naive", seed, f"train.steps={end}")
+        write_done(planned, {0: [0, 2], 2: [2, 4], end: [4, 2 * seed]})
+    curve = mean_curve([measure(job(tmp_path, "naive", seed, f"train.steps={4 + 4 * seed}")) for seed in (0, 1)])
+    assert [(p.step, p.updates, p.tokens, p.avg) for p in curve] == [
+        (0, 0, 0, 0.25),
+        (2, 32, 2000, 0.75),
+        (6, 96, 6000, (4 / 8 + 6 / 8) / 2),
+    ]
+
+
 def test_pairs_are_of_the_same_seed(tmp_path: Path):
     runs = two_arms(tmp_path)
     change = compare_runs(runs["dapo"][:1], runs["naive"])
     assert (change.seeds, change.value) == (1, 0.5)
     assert compare_runs(runs["dapo"][:1], runs["naive"][1:]) is None
+
+
+def test_the_shorter_of_two_runs_decides_whether_there_is_enough_evidence(tmp_path: Path):
+    """An arm may have spent its budget of tokens in fewer steps."""
+    short, long = job(tmp_path, "naive", 0, "train.steps=40"), job(tmp_path, "dapo", 0, "train.steps=40")
+    problems = 12
+    write_done(short, {0: [0] * problems, 4: [1] * problems})
+    write_done(long, {0: [0] * problems, 40: [3] * problems})
+    for one, other in ((short, long), (long, short)):
+        change = compare_runs([measure(one)], [measure(other)])
+        assert (change.insufficient_evidence, change.shown_p) == ("4 steps, at least 6 needed", None)
 
 
 def test_the_summary_says_what_was_measured(tmp_path: Path):
