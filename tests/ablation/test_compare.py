@@ -1,5 +1,6 @@
 """Intervals over seeds and problems, paired differences, and when a curve reaches the baseline's best."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,19 @@ def test_what_value_pretraining_generated_is_spent_before_the_first_step_and_was
     assert measured.waste == pytest.approx(1 - 3000 / 5200)
 
 
+def test_the_end_is_the_last_ten_steps_and_wrong_responses_have_a_length_of_their_own(tmp_path: Path):
+    planned = job(tmp_path, "naive", 0, "train.steps=20")
+    write_done(planned, {0: [0, 2], 20: [2, 3]})
+    file = planned.folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    changed = [line | {"length/truncated": float(line["step"] <= 10), "length/mean": line["step"]} for line in lines]
+    file.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    measured = measure(planned)
+    assert (measured.truncated, measured.truncated_end) == (0.5, 0.0)
+    assert (measured.length, measured.length_wrong) == (15.5, 22.0)
+    assert (measured.step_seconds, measured.mixed_groups_end) == (2.0 * 20, pytest.approx(1 - 15.5 / 20))
+
+
 def test_late_is_the_mean_over_the_last_quarter(tmp_path: Path):
     planned = job(tmp_path, "naive", 0, "train.steps=40")
     write_done(planned, {0: [0, 0], 30: [4, 4], 35: [0, 2], 40: [2, 4]})
@@ -145,6 +159,7 @@ def test_the_summary_says_what_was_measured(tmp_path: Path):
     assert (naive["late"]["value"], dapo["late"]["value"], dapo["over_baseline"]["value"]) == (0.5, 1.0, 0.5)
     assert dapo["difference"] is None  # the rung before it is not there
     assert (summary["missing"], summary["failed"]) == (["token-loss"], {"token-loss seed 0": "torn"})
+    assert (dapo["spent"]["step"], dapo["spent"]["updates"], dapo["spent"]["tokens"]) == (4, 64, 4000)
     assert summary["notes"] == []  # two seeds each
     assert dapo["published"] == {"paper": 50.0, "reproduction": 52.0}
 

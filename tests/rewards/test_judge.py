@@ -15,6 +15,7 @@ from command_line import dapo
 from dapo.errors import ConfigError, VerifierStopped
 from dapo.rewards import Task, VerifierPool
 from dapo.rewards.judging import asking, dialogue
+from dapo.rewards.judging.cache import VerdictCache
 from dapo.rewards.judging.dialogue import Unreadable, scores_in
 from dapo.rewards.judging.rubric import read_rubric
 from dapo.trainer.trust import code_named, is_trusted, refuse_strangers
@@ -294,6 +295,18 @@ def test_a_torn_or_foreign_line_of_the_cache_is_no_verdict(serve, tmp_path: Path
     with VerifierPool(name, folder=folder) as pool:
         assert [judgement.value for judgement in pool.judge_all([task("a 42"), task("b")])] == [0.75, -0.75]
     assert len(server.bodies) == 3
+
+
+def test_every_rank_knows_the_verdicts_of_all(tmp_path: Path):
+    """A run may be resumed with another number of ranks; what was paid for counts."""
+    rubric = read_rubric(judge_file(tmp_path, "http://127.0.0.1:1"))
+    scores = {"correct": 10.0, "clear": 5.0}
+    for rank in (0, 1, 2):
+        VerdictCache(tmp_path / "judge", rubric, rank=rank).note(f"of {rank}", scores, seconds=2, usd=0.5, model="tiny")
+    for rank in (0, 3):
+        cache = VerdictCache(tmp_path / "judge", rubric, rank=rank)
+        assert cache.known == {f"of {other}": scores for other in (0, 1, 2)}
+        assert (cache.spent.requests, cache.spent.seconds, cache.spent.usd) == (3, 6.0, 1.5)
 
 
 def test_without_a_run_verdicts_are_kept_beside_the_file(serve, tmp_path: Path):
