@@ -35,7 +35,8 @@ def length(v: Visit) -> Iterator[Finding]:
             "truncation",
             WARNING,
             "Many responses are truncated",
-            f"{fraction:.1%} of the verified responses reached limits.max_response_tokens = {limit}; {judged}.{aside(v)}",
+            f"{fraction:.1%} of the verified responses reached limits.max_response_tokens = {limit}; "
+            f"{judged}.{aside(v)}",
             against_truncation(v),
             v.last_steps,
             ("length/truncated", "length/max", "length/correct"),
@@ -61,8 +62,8 @@ def against_truncation(v: Visit) -> str:
         return f"Raise limits.max_response_tokens{teach}."
     if v.run.key("shaping", "overlong_filter", default=False):
         return (
-            "Let them count as wrong: shaping.overlong_filter = false. Masked, they teach nothing, and nothing pulls the "
-            "policy away from them. Or lower train.lr."
+            "Let them count as wrong: shaping.overlong_filter = false. Masked, they teach nothing, and nothing pulls "
+            "the policy away from them. Or lower train.lr."
         )
     return "Read the longest responses in the browser, and lower train.lr."
 
