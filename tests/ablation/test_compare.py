@@ -82,6 +82,19 @@ def test_value_pretraining_is_paid_for_before_the_first_step(tmp_path: Path):
     assert measured.waste == pytest.approx(1 - 3000 / 5000)
 
 
+def test_the_end_is_the_last_ten_steps_and_wrong_responses_have_a_length_of_their_own(tmp_path: Path):
+    planned = job(tmp_path, "naive", 0, "train.steps=20")
+    write_done(planned, {0: [0, 2], 20: [2, 3]})
+    file = planned.folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    changed = [line | {"length/truncated": float(line["step"] <= 10), "length/mean": line["step"]} for line in lines]
+    file.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    measured = measure(planned)
+    assert (measured.truncated, measured.truncated_end) == (0.5, 0.0)
+    assert (measured.length, measured.length_wrong) == (15.5, 22.0)
+    assert (measured.step_seconds, measured.mixed_groups_end) == (2.0 * 20, pytest.approx(1 - 15.5 / 20))
+
+
 def test_late_is_the_mean_over_the_last_quarter(tmp_path: Path):
     planned = job(tmp_path, "naive", 0, "train.steps=40")
     write_done(planned, {0: [0, 0], 30: [4, 4], 35: [0, 2], 40: [2, 4]})
@@ -109,11 +122,36 @@ def test_the_baselines_best_is_reached_at_the_first_point_at_or_above_it(tmp_pat
     assert reaching(curve, 1.01) is None
 
 
+def test_seeds_that_end_at_different_steps_share_the_last_point(tmp_path: Path):
+    """By a budget of tokens: it stands at the mean of where they ended."""
+    for seed, end in ((0, 4), (1, 8)):
+        planned = job(tmp_path, "naive", seed, f"train.steps={end}")
+        write_done(planned, {0: [0, 2], 2: [2, 4], end: [4, 2 * seed]})
+    jobs = [job(tmp_path, "naive", seed, f"train.steps={4 + 4 * seed}") for seed in (0, 1)]
+    curve = mean_curve([measure(planned).evaluations for planned in jobs])
+    assert [(p.step, p.updates, p.tokens, p.avg) for p in curve] == [
+        (0, 0, 0, 0.25),
+        (2, 32, 2000, 0.75),
+        (6, 96, 6000, (4 / 8 + 6 / 8) / 2),
+    ]
+
+
 def test_pairs_are_of_the_same_seed(tmp_path: Path):
     runs = two_arms(tmp_path)
     change = compare_runs(runs["dapo"][:1], runs["naive"])
     assert (change.seeds, change.value) == (1, 0.5)
     assert compare_runs(runs["dapo"][:1], runs["naive"][1:]) is None
+
+
+def test_the_shorter_of_two_runs_decides_whether_there_is_enough_evidence(tmp_path: Path):
+    """An arm may have spent its budget of tokens in fewer steps."""
+    short, long = job(tmp_path, "naive", 0, "train.steps=40"), job(tmp_path, "dapo", 0, "train.steps=40")
+    problems = 12
+    write_done(short, {0: [0] * problems, 4: [1] * problems})
+    write_done(long, {0: [0] * problems, 40: [3] * problems})
+    for one, other in ((short, long), (long, short)):
+        change = compare_runs([measure(one)], [measure(other)])
+        assert (change.insufficient_evidence, change.shown_p) == ("4 steps, at least 6 needed", None)
 
 
 def test_the_summary_says_what_was_measured(tmp_path: Path):
@@ -126,6 +164,7 @@ def test_the_summary_says_what_was_measured(tmp_path: Path):
     assert (naive["late"]["value"], dapo["late"]["value"], dapo["over_baseline"]["value"]) == (0.5, 1.0, 0.5)
     assert dapo["difference"] is None  # the rung before it is not there
     assert (summary["missing"], summary["failed"]) == (["token-loss"], {"token-loss seed 0": "torn"})
+    assert (dapo["spent"]["step"], dapo["spent"]["updates"], dapo["spent"]["tokens"]) == (4, 64, 4000)
     assert summary["notes"] == []  # two seeds each
     assert dapo["published"] == {"paper": 50.0, "reproduction": 52.0}
 

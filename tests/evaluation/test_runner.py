@@ -39,6 +39,32 @@ def test_every_problem_is_answered_k_times_and_summed_up():
     assert line["pass@k"] >= line["avg@k"]
 
 
+def test_a_line_by_hand():
+    """Three problems, two of one source; of the six responses one was cut off, one given up, one not readable."""
+    right, wrong, unread = Verdict.CORRECT, Verdict.WRONG, Verdict.UNPARSEABLE
+    rows = [
+        ("0", right, "1", 3, False, 1.0), ("0", wrong, "2", 50, True, 0.0),
+        ("1", unread, None, 5, False, 0.0), ("1", wrong, "1", 0, False, 0.0),
+        ("5", right, "7", 8, False, 0.5), ("5", right, "7", 6, False, 1.5),
+    ]  # fmt: skip
+    answers = {
+        (name, at % 2): Answered(name, at % 2, verdict, text, n, is_truncated, value=value, is_graded=value == 1.5)
+        for at, (name, verdict, text, n, is_truncated, value) in enumerate(rows)
+    }
+    answers["1", 1] = replace(answers["1", 1], is_aborted=True)
+    line = summarise("set", [PROBLEMS[0], PROBLEMS[1], PROBLEMS[5]], answers, k=2)
+    told = {name: value for name, value in line.items() if not name.endswith("_interval")}
+    assert told.pop("by_source") == pytest.approx({"a": (1 / 2 + 0) / 2, "b": 1.0})
+    assert told == pytest.approx(
+        {
+            "set": "set", "problems": 3, "k": 2,
+            "avg@k": 3 / 6, "pass@k": 2 / 3, "maj@k": (1 / 2 + 0 + 1) / 3,  # two answers of "0" have a vote each
+            "unparseable": 1 / 6, "truncated": 1 / 6, "faults": 1,
+            "mean_tokens": (3 + 50 + 5 + 0 + 8 + 6) / 6, "mean_value": (1 + 0.5 + 1.5) / 6,
+        }
+    )  # fmt: skip
+
+
 def test_an_episode_is_as_long_as_what_the_model_drew_of_it():
     four = np.zeros(4, np.int32)
     own = np.array([True, False, False, True])

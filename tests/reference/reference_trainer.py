@@ -121,10 +121,11 @@ class ReferenceTrainer:
         student = torch.cat(log_probs(self.policy, rows, self.keys["sampling.temperature"])).detach()
         return {"policy/kl_ref": float((student - torch.cat([row.logp_ref for row in rows])).mean())}
 
-    def pretrain(self, groups: Sequence[Group], number: int) -> float:
+    def pretrain(self, groups: Sequence[Group], number: int) -> tuple[float, float | None]:
         """VAPO's value pretraining, step `number`: Monte-Carlo returns of the fixed policy, nothing filtered.
 
-        Returns the variance of what came out that the critic explained before, of problems that it had never seen.
+        Returns the variance of what came out that the critic explained before, of problems that it had never seen; and
+        the mean loss of its updates, where it had any.
         """
         keys = self.keys | {"shaping.overlong_filter": False, "algorithm.gae.lam_critic": 1.0}
         keys |= {"algorithm.kl.coefficient": 0.0, "algorithm.gae.whiten": False}
@@ -142,12 +143,13 @@ class ReferenceTrainer:
         N = math.ceil(keys["algorithm.critic.pretrain_responses"] / in_step)
         W = min(keys["train.warmup_steps"], math.ceil(N / 4))
         lr = critic_rate(keys) * min(1, number / max(1, W))
+        losses = []
         for epoch in range(keys["algorithm.critic.pretrain_epochs"]):
             for chosen in minibatches(len(groups), keys, -number, epoch):
                 update = [row for row in rows if row.group in chosen and row.is_in_loss]
                 if update:
-                    self.update_critic(update, lr)
-        return explained
+                    losses.append(self.update_critic(update, lr)[0]["loss"])
+        return explained, sum(losses) / len(losses) if losses else None
 
     @torch.no_grad()
     def fit_head(self, rows: list[Row]) -> None:

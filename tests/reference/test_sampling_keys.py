@@ -97,13 +97,13 @@ def test_max_prompts_tried_per_step(tmp_path: Path, budget: str, expected: list[
 
 
 def test_fill_policy(tmp_path: Path):
-    """Of five problems three are mixed; the next step begins with the sixth."""
+    """Of five problems three are mixed; the next step begins with the sixth. Of the five after seven, two are."""
     chosen = {}
     for policy in ("train_partial", "skip", "relax"):
         steps = Steps(tmp_path, "sampling.max_prompts_tried_per_step=5", f"sampling.fill_policy={policy}")
-        chosen[policy] = [steps.chosen(), steps.chosen()]
+        chosen[policy] = [steps.chosen() for _ in range(4 if policy == "skip" else 2)]
     assert chosen["train_partial"] == chosen["relax"] == [[0, 2, 4], [6, 8]]
-    assert chosen["skip"] == [[], [0, 2, 4, 6]]
+    assert chosen["skip"] == [[], [0, 2, 4, 6], [], [8, 10, 12, 14]]  # what was held is trained on once
     with pytest.raises(DataError, match=r"sampling\.fill_policy = error"):
         Steps(tmp_path, "sampling.max_prompts_tried_per_step=5", "sampling.fill_policy=error").chosen()
 

@@ -42,6 +42,7 @@ from toy import recipe
 from dapo.config.keys import known_keys
 from dapo.config.load import preset_names, read_preset
 from dapo.config.schema import Config
+from dapo.files import read_lines
 from dapo.learner import batch as batch_module
 from dapo.models.packing import Packed
 from dapo.trainer import loop as loop_module
@@ -214,7 +215,7 @@ def test_value_pretraining_fits_the_critic_to_what_came_out(
     run, stages = toy_run(
         "preset=vapo", "algorithm.critic.pretrain_responses=45", "algorithm.critic.lr=7e-3", "train.steps=1",
         "train.seed=3", "sampling.prompts_per_step=3", "sampling.responses_per_prompt=3", "train.warmup_steps=3",
-        "algorithm.critic.pretrain_epochs=3",
+        "algorithm.critic.pretrain_epochs=3", "algorithm.critic.value_clip=0.05",
         "shaping.overlong_filter=true", "shaping.overlong_penalty=1.0",
         "algorithm.gae.lam_critic=0.5", "algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward",
         "train.epochs_per_step=2",
@@ -223,8 +224,14 @@ def test_value_pretraining_fits_the_critic_to_what_came_out(
     start = weights_of(reference.policy, reference.critic)
     stages["value"] = [step.groups for step in sampled]
     assert [[len(group.completions) for group in groups] for groups in stages["value"]] == [[1] * 9] * 5
-    explained = [reference.pretrain(groups, number) for number, groups in enumerate(stages["value"], start=1)]
+    explained, losses = zip(
+        *(reference.pretrain(groups, n) for n, groups in enumerate(stages["value"], 1)), strict=True
+    )
     assert [known.explained.variance for known in run.held_out_fits] == pytest.approx(explained, rel=1e-9, abs=1e-9)
+    for metric, expected in (("loss", losses), ("explained_variance", (*[None] * n_aborted, *explained[n_aborted:]))):
+        told = [line.get(f"critic/{metric}") for line in read_lines(run.folder / "value.jsonl")]
+        assert [known is None for known in told] == [known is None for known in expected]
+        assert list(filter(None, told)) == pytest.approx(list(filter(None, expected)), rel=1e-9)
     assert [known.problems for known in run.held_out_fits] == [0] * n_aborted + [9] * (4 - n_aborted) + [4]
     for number, groups in enumerate(stages["policy"], start=1):
         reference.step(groups, number)

@@ -1,15 +1,18 @@
 """The answers at the top of the report say what their numbers say."""
 
 import json
+import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_runs import evaluation, metrics, write_run
 
 from dapo.report.answers import BAD, GOOD, PLAIN, Answer, collapsed, in_percent, learnt, slow
 from dapo.report.doctor.diagnose import examine
 from dapo.report.evidence import MIN_CHANGED_PROBLEMS, MIN_STEPS
+from dapo.report.learning import by_problems
 from dapo.report.load import RunRecord, load_run
 from dapo.report.page_data import headline
 
@@ -85,6 +88,15 @@ def test_the_headline_says_what_it_is(tmp_path: Path):
     assert (shown["from"], shown["to"]) == (0.5, 0.62)
     # 12 of 100 won: a standard deviation of 0.3266, so 0.12 -+ 1.96 * 0.0327
     assert shown["why"] == "on the same problems +0.056 to +0.184 (95 % interval)"
+
+
+def test_the_interval_of_few_problems_is_by_the_deviation_of_a_sample():
+    """10 of 12 won. Divided by 12 instead of 11 the interval would be 4 % too narrow."""
+    deviation = math.sqrt((10 * (1 / 6) ** 2 + 2 * (5 / 6) ** 2) / 11)
+    half = 1.96 * deviation / math.sqrt(12)
+    verdict, _, interval = by_problems(np.zeros(12), np.array([1.0] * 10 + [0.0] * 2), 30)
+    assert verdict == "improved"
+    assert interval == pytest.approx((10 / 12 - half, 10 / 12 + half))
 
 
 def test_nothing_is_claimed_after_few_steps_or_of_few_problems(tmp_path: Path):

@@ -15,6 +15,7 @@ from command_line import dapo
 from dapo.errors import ConfigError, VerifierStopped
 from dapo.rewards import Task, VerifierPool
 from dapo.rewards.judging import asking, dialogue
+from dapo.rewards.judging.cache import VerdictCache
 from dapo.rewards.judging.dialogue import Unreadable, scores_in
 from dapo.rewards.judging.rubric import read_rubric
 from dapo.trainer.trust import code_named, is_trusted, refuse_strangers
@@ -126,7 +127,28 @@ def test_weights_and_threshold_decide_about_what_the_judge_said(tmp_path: Path):
     assert rubric.mean({"correct": 0, "clear": 10}) == 1 / 4
     other = rubric.model_copy(update={"pass_at": 0.9, "price": rubric.price})
     assert other.digest == rubric.digest  # nothing has to be asked again
-    assert rubric.model_copy(update={"scale": (0, 5)}).digest != rubric.digest
+
+
+def test_a_verdict_is_known_by_all_that_was_asked(tmp_path: Path):
+    """Else a changed rubric would go on with the verdicts of the old one."""
+    rubric = read_rubric(judge_file(tmp_path, "http://127.0.0.1:1"))
+    texts = dialogue.quoted(task("42"), rubric)
+    other = {
+        "scale": (0, 5), "instruction": "Be strict.", "show_reference": False, "temperature": 0.5, "model": "large",
+        "criteria": {"correct": rubric.criteria["correct"]},
+    }  # fmt: skip
+    keys = [dialogue.verdict_key(texts, rubric.model_copy(update={name: value})) for name, value in other.items()]
+    keys += [dialogue.verdict_key(texts | {name: "another"}, rubric) for name in texts]
+    assert texts.keys() == {"question", "reference_answer", "response"}
+    assert len({*keys, dialogue.verdict_key(texts, rubric)}) == len(keys) + 1
+
+
+def test_of_a_response_that_is_too_long_the_judge_sees_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """There its answer is."""
+    rubric = read_rubric(judge_file(tmp_path, "http://127.0.0.1:1"))
+    monkeypatch.setattr(dialogue, "MAX_QUOTED_CHARS", 5)
+    seen = [dialogue.quoted(task(response), rubric)["response"] for response in ("3456", "23456", "123456")]
+    assert seen == ["3456", "23456", "23456"]
 
 
 # ------------------------------------------------------------------ the reply
@@ -275,6 +297,18 @@ def test_a_torn_or_foreign_line_of_the_cache_is_no_verdict(serve, tmp_path: Path
     assert len(server.bodies) == 3
 
 
+def test_every_rank_knows_the_verdicts_of_all(tmp_path: Path):
+    """A run may be resumed with another number of ranks; what was paid for counts."""
+    rubric = read_rubric(judge_file(tmp_path, "http://127.0.0.1:1"))
+    scores = {"correct": 10.0, "clear": 5.0}
+    for rank in (0, 1, 2):
+        VerdictCache(tmp_path / "judge", rubric, rank=rank).note(f"of {rank}", scores, seconds=2, usd=0.5, model="tiny")
+    for rank in (0, 3):
+        cache = VerdictCache(tmp_path / "judge", rubric, rank=rank)
+        assert cache.known == {f"of {other}": scores for other in (0, 1, 2)}
+        assert (cache.spent.requests, cache.spent.seconds, cache.spent.usd) == (3, 6.0, 1.5)
+
+
 def test_without_a_run_verdicts_are_kept_beside_the_file(serve, tmp_path: Path):
     server = serve(honest)
     path = tmp_path / "rows.jsonl"
@@ -354,17 +388,19 @@ def test_requests_start_at_the_rate_that_is_allowed(serve, tmp_path: Path):
     assert time.monotonic() - began >= 10 / 50
 
 
-def test_the_time_in_requests_is_a_budget_too(serve, tmp_path: Path):
+@pytest.mark.parametrize("seconds", [3590.0, 3600.0])
+def test_the_time_in_requests_is_a_budget_too(serve, tmp_path: Path, seconds: float):
     server = serve(honest)
     folder = tmp_path / "judge"
     folder.mkdir()
-    (folder / "verdicts.jsonl").write_text('{"seconds": 3600.0}\n')
-    with (
-        VerifierPool(judge_file(tmp_path, server.url, budget="max_request_hours = 1.0"), folder=folder) as pool,
-        pytest.raises(VerifierStopped, match=r"max_request_hours = 1 is spent"),
-    ):
-        pool.judge_all([task("1")])
-    assert not server.bodies
+    (folder / "verdicts.jsonl").write_text(json.dumps({"seconds": seconds}) + "\n")
+    with VerifierPool(judge_file(tmp_path, server.url, budget="max_request_hours = 1.0"), folder=folder) as pool:
+        if seconds < 3600:
+            assert len(pool.judge_all([task("1")])) == len(server.bodies) == 1
+        else:
+            with pytest.raises(VerifierStopped, match=r"max_request_hours = 1 is spent"):
+                pool.judge_all([task("1")])
+            assert not server.bodies
 
 
 # ------------------------------------------------------------------ responses that talk to the judge

@@ -1,9 +1,12 @@
 """Where tokens went: every one is trained on, or wasted by one cause."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dapo.sampling.accounting import Accounting
+from dapo.sampling.collect import PendingGroup
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
 
@@ -28,6 +31,19 @@ def test_tokens_of_a_response_that_the_engine_gave_up_are_not_trained_on(filter_
     assert accounting.wasted_tokens["truncated"] == (5 if filter_truncated else 0)
     assert accounting.wasted_tokens["aborted"] == 7
     assert accounting.generated_tokens == 3 + 5 + 7
+
+
+def test_of_an_episode_only_what_the_model_drew_counts_whatever_became_of_it():
+    own = np.array([True, True, False, False, True, False])
+    completions = [replace(response(6, stop), own=own) for stop in StopReason]
+    group = group_of(completions, [WRONG, WRONG, CRASH])
+    accounting = Accounting()
+    accounting.trained([group], filter_truncated=True)
+    accounting.wasted(group)
+    wasted = {cause: n for cause, n in accounting.wasted_tokens.items() if n}
+    assert (accounting.trained_tokens, wasted) == (3, {"truncated": 3, "aborted": 3, "all_wrong": 9})
+    pending = PendingGroup(0, group.problem, 0, (1,), [*completions, None], [None] * 4)
+    assert pending.n_tokens == 9
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, 0.5, 1.0])

@@ -127,3 +127,12 @@ def test_a_problem_is_retired_after_visits_that_agree_not_after_one_lucky_group(
         rates.append(posteriors.pass_rate("p"))
     assert rates == pytest.approx([5 / 6, 7 / 8, 8 / 9])  # 4; 2 + 4; 3 + 4 right
     assert [rate >= 0.85 for rate in rates] == [False, True, True]
+
+
+def test_what_was_seen_before_counts_half_at_each_visit_right_and_wrong_alike():
+    posteriors = Posteriors()
+    for n_correct in (4, 6, 1):
+        posteriors.observe(judged(n_correct))
+    right, wrong = 4 / 4 + 6 / 2 + 1, 4 / 4 + 2 / 2 + 7
+    assert posteriors.counts == {"p": (right, wrong)}
+    assert posteriors.pass_rate("p") == (1 + right) / (2 + right + wrong)

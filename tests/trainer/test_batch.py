@@ -1,5 +1,6 @@
 """Groups become a batch: rewards by eq. 7 and 13, advantages by eq. 9, mini- and micro-batches, controls."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,35 @@ def test_denominators_of_an_update_by_hand(config: Config):
     assert totals.group_tokens.tolist() == [3 + 4 + 5, 8 + 1, 0]
     assert totals.positive_tokens == 3 + 5 + 1
     assert Totals.of(batch, [7]).prompts == 1  # a prompt with a single token counts
+
+
+def test_metrics_of_a_step_by_hand(config: Config):
+    """Of 8 verified responses half were truncated, three of them in a group that is not trained on."""
+    mixed = group_of("a", [2, 4, 12, 9], [True, False, False, True], [False, False, True, False])
+    wrong = group_of("b", [12, 12, 12, 1], [False] * 4, [True, True, True, False])
+    read = replace(mixed.judgements[1], verdict=Verdict.UNPARSEABLE)
+    mixed = replace(mixed, judgements=(mixed.judgements[0], read, *mixed.judgements[2:]))
+    accounting = Accounting(prompts_tried=2)
+    for group in (mixed, wrong):
+        accounting.resolved(group)
+    accounting.wasted(wrong)
+    accounting.trained([mixed], filter_truncated=True)
+    found = step_metrics(7, SampledGroups([mixed], accounting), make_batch([mixed], config, torch.float64), 3)
+    assert found == pytest.approx(
+        {
+            "step": 7, "accuracy": 2 / 8, "length/truncated": 4 / 8,
+            "sampling/prompts_tried": 2, "sampling/groups_kept": 1 / 2, "sampling/groups_trained": 1,
+            "sampling/groups_all_correct": 0, "sampling/groups_all_wrong": 1,
+            "sampling/mixed_per_1000_tokens": 1000 / 64, "sampling/staleness_max": 3,  # drawn by version 0
+            "tokens/generated": 27 + 37, "tokens/trained": 2 + 4 + 9, "tokens/wasted_truncated": 12,
+            "tokens/wasted_all_wrong": 37,
+            **{f"tokens/wasted_{cause}": 0 for cause in ("all_correct", "surplus", "aborted", "stale")},
+            "reward/mean": (1 - 1 - 2 + 0.75) / 4, "reward/raw": 0, "reward/overlong": -1.25 / 4,  # eq. 13: 12 and 9
+            "length/mean": 27 / 4, "length/max": 12, "length/correct": 11 / 2, "length/wrong": 16 / 2,
+            "length/p10": 2 + 0.3 * 2, "length/p90": 12 - 0.3 * 3,  # of 2, 4, 9, 12: three steps from 0 to 1
+            "verdict/wrong": 1 / 4, "verdict/unparseable": 1 / 4, "verdict/timeout": 0, "verdict/crash": 0,
+        }
+    )  # fmt: skip
 
 
 def test_only_steps_with_equal_graded_values_speak_of_them(config: Config):

@@ -177,6 +177,7 @@ SCENES = {
     "evaluation sets": Scene(
         (
             Arrival("data.eval.NAME.path", "", PROBLEMS, "source", "problems.jsonl"),
+            Arrival("data.eval.NAME.path", "", PROBLEMS, "use", "eval"),  # which split of a known name
             Arrival("data.eval.NAME.template", "", PROMPT, "template", "raw"),
             Arrival("data.eval.NAME.verifier", "", POOL, "verifier", "exact"),
         ),

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from odd_judge import last_number_is_even
@@ -21,13 +22,15 @@ from dapo.files import read_lines
 from dapo.processes import python_command
 from dapo.quickstart.task import train_problems
 from dapo.rewards import judge
+from dapo.sampling.accounting import Accounting
+from dapo.sampling.dynamic import SampledGroups
 from dapo.sampling.predictive import Posteriors
 from dapo.trainer.assemble import make_pools, make_source
 from dapo.trainer.loop import train
 from dapo.trainer.resume import resume_run
 from dapo.trainer.start import start_run
-from dapo.trainer.step_metrics import posterior_metrics
-from dapo.types import Problem
+from dapo.trainer.step_metrics import posterior_metrics, source_metrics
+from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
 HERE = Path(__file__).parent
 WEIGHTS = {"math": 3, "exact": 2, "even": 1}
@@ -125,6 +128,29 @@ def test_metrics_of_a_source_are_those_of_its_own_problems():
     for name, rate, retired in (("a", 0.5, 1), ("ab", 21 / 22, 2)):
         made = posterior_metrics(Posteriors(counts=counts), name, 0.9)
         assert made == {"source/NAME/pass_rate": pytest.approx(rate), "source/NAME/retired": retired}
+
+
+def test_a_source_by_hand():
+    """Of four prompts tried three are complete: one mixed, one all correct, one all wrong. Another source has one."""
+
+    def group_of(source: str, length: int, n_correct: int) -> Group:
+        tokens = np.zeros(length, np.int32)
+        response = Completion(tokens, tokens.astype(np.float32), tokens, StopReason.EOS, "")
+        verdicts = [Verdict.CORRECT] * n_correct + [Verdict.WRONG] * (2 - n_correct)
+        problem = Problem(f"{source}/{length}", "", "", source)
+        return Group(problem, 0, (1,), (response,) * 2, tuple(Judgement(verdict, 0.0) for verdict in verdicts))
+
+    mixed, easy, hard, other = group_of("a", 3, 1), group_of("a", 5, 2), group_of("a", 7, 0), group_of("b", 2, 1)
+    resolved = [mixed, easy, hard, other]
+    submitted = [*(group.problem for group in resolved), mixed.problem]
+    sampled = SampledGroups([mixed, other, other], Accounting(), resolved=resolved, submitted=submitted)
+    assert source_metrics(sampled, "a") == pytest.approx(
+        {
+            "source/NAME/prompts_tried": 4, "source/NAME/share_submitted": 4 / 5, "source/NAME/share_kept": 1 / 3,
+            "source/NAME/accuracy": 3 / 6, "source/NAME/groups_kept": 1 / 3, "source/NAME/length": (3 + 5 + 7) / 3,
+            "source/NAME/waste": (5 + 7) / (3 + 5 + 7),
+        }
+    )  # fmt: skip
 
 
 @pytest.mark.slow

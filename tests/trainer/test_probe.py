@@ -171,6 +171,8 @@ def test_graded_responses_are_counted_as_the_group_filter_counts_them(model: Pat
     table = difficulties(result.problems, result.answers, k=5)
     for one in table:
         own = [result.answers[one.id, i] for i in range(5)]
+        assert one.truncated == sum(answer.is_truncated for answer in own) / 5
+        assert one.mean_tokens == pytest.approx(sum(answer.n_tokens for answer in own) / 5)
         values = [answer.value for answer in own]
         judgements = tuple(Judgement(answer.verdict, answer.value, graded=answer.is_graded) for answer in own)
         group = Group(result.problems[0], 0, (), (), judgements)

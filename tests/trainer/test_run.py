@@ -100,6 +100,9 @@ def test_a_run_leaves_behind_what_the_design_says(finished: Path):
     for line in read_lines(folder / "metrics.jsonl"):
         assert line["timing.tokens_per_s"] == pytest.approx(line["tokens/generated"] / line["timing.step_s"])
     assert [line["lr"] for line in lines] == pytest.approx([0.5e-2, 1e-2, 1e-2])  # k/W with W = 2
+    assert all(
+        line["sampling/staleness_max"] == 0 for line in lines
+    )  # by the weights that sampled, not by the new ones
     assert all(0 <= line["engine/gap_max"] < 1e-9 for line in lines)  # float64: engine and trainer agree
     rows = pq.read_table(folder / "rollouts" / "step-000002.parquet").to_pylist()
     assert len(rows) == 4 * 4
@@ -733,6 +736,21 @@ def test_a_teacher_has_commits_of_its_own(monkeypatch: pytest.MonkeyPatch):
         algorithm = config.algorithm.model_copy(update={"kl": kl})
         load_reference(config.model_copy(update={"algorithm": algorithm}), tiny_policy(), torch.float32, "cpu")
     assert asked == [("me/base", "abc"), ("me/teacher", None)]
+
+
+def test_the_reference_is_where_the_run_began_also_after_a_resume(monkeypatch: pytest.MonkeyPatch):
+    """A resumed run has its policy from a checkpoint: held to that, it would drift further with every resume."""
+    asked: list[str] = []
+
+    def load(path: str, **_: object) -> Policy:
+        asked.append(path)
+        return tiny_policy()
+
+    monkeypatch.setattr("dapo.learner.learner.load_policy", load)
+    config = load_recipe("quickstart", ["preset=grpo", "model.path=me/base"]).config
+    for policy in ("me/base", "run/checkpoints/step-000002/model"):
+        make_learner(config, tiny_policy(), policy, None, torch.float32, "cpu", ALONE)
+    assert asked == ["me/base", "me/base"]
 
 
 def test_a_critic_of_its_own_has_commits_of_its_own(monkeypatch: pytest.MonkeyPatch):

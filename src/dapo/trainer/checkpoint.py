@@ -47,6 +47,11 @@ def save_run(run: Run) -> None:
     run.saved = name
 
 
+def kept_by(run: Run) -> dict[str, Any]:
+    """Which checkpoints stay when a new one is there: what all ranks find out together."""
+    return {"keep": run.config.checkpoint.keep, "best": best_checkpoint(run)}
+
+
 def best_checkpoint(run: Run) -> str | None:
     """With `checkpoint.keep_best` the name of the one after the best evaluation so far: every rank has the same."""
     if not run.config.checkpoint.keep_best:
@@ -101,11 +106,11 @@ def save_whole(run: Run, name: str, state: dict[str, Any], tensors: dict[str, to
         if run.learner.critic is not None:
             save_critic(run.learner.critic.model, folder / "critic", critic)
 
-    root, keep, best = run.folder / "checkpoints", run.config.checkpoint.keep, best_checkpoint(run)
+    root, keep = run.folder / "checkpoints", kept_by(run)
     failure = None
     if run.world.is_first:
         try:
-            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep, best=best)
+            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, **keep)
         except DiskError as error:
             failure = [error.message, error.remedy]
     patience = 1.0 if run.world.is_first else LONG_WRITE  # it has written already
@@ -146,8 +151,7 @@ def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, 
     )
     if run.background is None:
         run.background = Background(run.world)
-    keep = run.config.checkpoint.keep
-    run.background.save(run.folder / "checkpoints", name, part, keep=keep, best=best_checkpoint(run))
+    run.background.save(run.folder / "checkpoints", name, part, **kept_by(run))
 
 
 def finish_saving(run: Run) -> None:

@@ -38,9 +38,7 @@ class Thresholds:
     clip_asymmetry: float = 20.0  # … and this many times more than on the other
     length_runaway_ratio: float = 2.0
     truncated: float = 0.15
-    truncated_room: float = (
-        3.0  # the limit, in mean lengths of right responses, from which on it is not what is missing
-    )
+    truncated_room: float = 3.0  # the limit in mean lengths of right responses, from which on it is not what is missing
     acceptance: float = 0.15
     one_cause: float = 0.75  # of the groups that are all correct or all wrong
     idle_source_prompts: int = 100  # of one source: fewer do not tell 5 % of mixed groups from 15 %
