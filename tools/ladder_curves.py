@@ -16,13 +16,16 @@ from dapo.ablation.compare import as_json, mean_curve
 from dapo.ablation.measure import Evaluated, spent_by_step
 from dapo.ablation.plots import curves_plot
 from dapo.ablation.summary import seed_curves
+from dapo.config.renamed import in_todays_metrics
 from dapo.files import read_lines
 
 
 def evaluations(folder: Path) -> tuple[Evaluated, ...]:
     """Of the first evaluation set, with its mean score in place of every problem's."""
     metrics, value, found = (list(read_lines(folder / f"{name}.jsonl")) for name in ("metrics", "value", "eval"))
-    spent = spent_by_step(metrics, value)
+    if not found:
+        sys.exit(f"{folder}: was not evaluated")
+    spent = spent_by_step([in_todays_metrics(line) for line in metrics], value)
     first = [line for line in found if line["set"] == found[0]["set"]]
     return tuple(
         Evaluated(e["step"], spent[e["step"]], np.array([e["avg@k"]]), e["mean_tokens"], e["truncated"]) for e in first
@@ -35,15 +38,19 @@ def arm(label: str, folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def main(out: str, *named: str) -> None:
-    arms = []
+    arms, ks = [], set()
     for text in named:
         label, pattern = text.split("=", 1)
         folders = sorted(Path().glob(pattern))
         if not folders:
             sys.exit(f"{pattern}: no such folder")
         arms.append(arm(label, folders))
-    k = next(read_lines(folders[0] / "eval.jsonl"))["k"]
-    Path(out).write_text(curves_plot(arms, k=k, target=max(arms[0]["curve"], key=lambda p: p["avg"])), encoding="utf-8")
+        ks |= {line["k"] for folder in folders for line in read_lines(folder / "eval.jsonl")}
+    if len(ks) > 1:
+        sys.exit(f"evaluated with different k: {ks}")
+    Path(out).write_text(
+        curves_plot(arms, k=ks.pop(), target=max(arms[0]["curve"], key=lambda p: p["avg"])), encoding="utf-8"
+    )
     for line in arms:
         print(line["label"])
         for point in line["curve"]:

@@ -487,6 +487,8 @@ def test_steps_below_one_are_a_share_of_all(tmp_path: Path):
     assert "checkpoint.every_steps" not in unknown.keys
     assert "set checkpoint.every_steps" in said(unknown.differs, "save_steps")
     assert loaded(trl("max_steps: 9", "save_strategy: 'no'"), tmp_path)["checkpoint.every_steps"] == 0
+    for setting in ("save_strategy: best", "load_best_model_at_end: true", "metric_for_best_model: reward"):
+        assert "checkpoint.keep_best" in said(trl("max_steps: 9", setting).missing, setting.split(":")[0])
     with pytest.raises(ConfigError, match=r"save_steps = 10\.5: must be a whole number"):
         trl("max_steps: 9", "save_steps: 10.5")
 

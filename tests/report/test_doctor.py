@@ -647,6 +647,22 @@ def test_lines_without_their_numbers_can_be_read(tmp_path: Path):
     assert verdict(examine(run), run).startswith("No issues found")
 
 
+def test_the_way_back_to_the_better_checkpoint_is_told_where_there_is_one(tmp_path: Path):
+    fallen = [evaluation(0, 0.5), evaluation(10, 0.7), evaluation(30, 0.4)]
+
+    def remedy(folder: Path, checkpoints: str = "[checkpoint]") -> str:
+        config = write_run(folder, metrics(), evaluations=fallen) / "config.toml"
+        config.write_text(config.read_text().replace("[checkpoint]", checkpoints))
+        return the(examine(load_run(folder)), "forgetting").remedy
+
+    assert "checkpoint.keep_best = true" in remedy(tmp_path / "gone")
+    (tmp_path / "there" / "checkpoints" / "step-000010").mkdir(parents=True)
+    assert "--step 10" in remedy(tmp_path / "there")
+    is_on = remedy(tmp_path / "on", "[checkpoint]\nkeep_best = true")
+    assert "gone" in is_on
+    assert "keep_best" not in is_on
+
+
 def test_the_evaluation_has_fallen_only_where_the_intervals_part(tmp_path: Path):
     parted = [evaluation(0, 0.5), evaluation(10, 0.7), evaluation(30, 0.7 - 0.03 - 0.03 - 0.01)]
     touching = [evaluation(0, 0.5), evaluation(10, 0.7), evaluation(30, 0.7 - 0.03 - 0.03 + 0.01)]

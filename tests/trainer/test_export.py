@@ -56,7 +56,9 @@ def test_the_checkpoint_of_a_step_is_exported(toy_runs: Path, tmp_path: Path):
 
 
 def test_a_step_without_a_checkpoint_is_told_which_there_are(toy_runs: Path, tmp_path: Path):
+    (toy_runs / "paper" / "checkpoints" / "value-000003").mkdir()  # within value pretraining: of no step
     done = dapo("export", str(toy_runs / "paper"), "--out", str(tmp_path / "out"), "--step", "7")
+    (toy_runs / "paper" / "checkpoints" / "value-000003").rmdir()
     assert done.returncode == 2
     assert "--step 7: " in done.stderr
     assert "Name one that is there: 0, 1, 2." in done.stderr
@@ -67,8 +69,9 @@ def test_a_checkpoint_that_was_changed_is_not_exported(toy_runs: Path, tmp_path:
     run = shutil.copytree(toy_runs / "paper", tmp_path / "run")
     with (run / "checkpoints" / "step-000001" / "model" / "config.json").open("a") as file:
         file.write(" ")
-    with pytest.raises(CheckpointError, match=r"config\.json: differs"):
+    with pytest.raises(CheckpointError, match=r"config\.json: differs") as caught:
         export_run(run, tmp_path / "out", step=1)
+    assert caught.value.remedy == "Name another step, or leave --step out."
 
 
 def test_a_run_without_an_adapter_has_none_to_export(toy_runs: Path, tmp_path: Path):

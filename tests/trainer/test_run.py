@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from toy import recipe
 
 from dapo.algorithms.diagnostics import ExplainedSums
 from dapo.checkpoints.manifest import manifest_of
-from dapo.checkpoints.save import in_order
+from dapo.checkpoints.save import in_order, name_of
 from dapo.config.load import load_recipe, parse_override
 from dapo.data.order import ProblemOrder
 from dapo.distributed.world import ALONE
@@ -43,7 +44,7 @@ from dapo.report.load import load_run
 from dapo.rollout.noise import NoiseKey
 from dapo.sampling.accounting import Accounting
 from dapo.sampling.dynamic import SampledGroups
-from dapo.trainer.checkpoint import save_run
+from dapo.trainer.checkpoint import best_step, save_run
 from dapo.trainer.claim import release
 from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.loop import train
@@ -359,11 +360,13 @@ def test_a_signal_in_the_middle_of_an_evaluation_loses_neither_the_step_nor_the_
 
 def scored(by_step: dict[int, dict[str, dict[str, float]]], monkeypatch: pytest.MonkeyPatch) -> type[Observer]:
     """Scores of evaluation sets by hand; the observer tells which step they are of."""
+    rest = {"avg@k_interval": [0.0, 1.0]}
 
     class Steps(Observer):
         def on_start(self, run: Any) -> None:
             monkeypatch.setattr(
-                "dapo.trainer.evaluate.summarise", lambda name, *_, k: {"set": name, "k": k, **by_step[run.step][name]}
+                "dapo.trainer.evaluate.summarise",
+                lambda name, *_, k: {"set": name, "k": k} | rest | by_step[run.step][name],
             )
 
     return Steps
@@ -395,18 +398,50 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_until_there_is_a_better_o
         assert kept(resumed) == expected
 
 
-def test_without_that_key_no_evaluation_saves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    by_step = {step: {key: {"avg@k": 1 - step / 10} for key in ("one", "two")} for step in range(4)}
-    run = run_toy(tmp_path, "run", *BEST[:-1], "train.steps=2", observers=[scored(by_step, monkeypatch)()])
-    assert kept(run) == ["step-000002"]
+@pytest.mark.parametrize(("is_on", "expected"), [("true", [0, 1, 3]), ("false", [0, 3])])
+def test_with_that_key_alone_the_best_evaluation_saves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on: str, expected: list[int]
+):
+    by_step = {step: {"one": {"avg@k": one}, "two": {"avg@k": 0.0}} for step, one in enumerate((0.1, 0.5, 0.5, 0.4))}
+    keys = (*BEST, f"checkpoint.keep_best={is_on}", "checkpoint.keep=9")
+    run = run_toy(tmp_path, "run", *keys, observers=[scored(by_step, monkeypatch)()])
+    assert kept(run) == [name_of(step) for step in expected]
 
 
-def test_graded_responses_are_compared_by_their_mean_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """None of them is right, so avg@k is 0 all along."""
-    values = {0: 0.2, 1: 0.7, 2: 0.3, 3: 0.6}
-    by_step = {step: {key: {"avg@k": 0.0, "mean_value": v} for key in ("one", "two")} for step, v in values.items()}
-    run = run_toy(tmp_path, "run", *BEST, observers=[scored(by_step, monkeypatch)()])
-    assert kept(run) == ["step-000001", "step-000003"]
+def evaluated(folder: Path, *lines: dict[str, Any], checkpoints: tuple[int, ...]) -> Any:
+    """As much of a run after step 4 as decides which checkpoint is the best."""
+    rest = {"set": "one", "k": 2, "avg@k": 0.0, "avg@k_interval": [0.0, 1.0]}
+    (folder / "eval.jsonl").write_text("".join(json.dumps(rest | line) + "\n" for line in lines))
+    for step in checkpoints:
+        (folder / "checkpoints" / name_of(step)).mkdir(parents=True)
+    return SimpleNamespace(folder=folder, step=4, saved=None, eval_sets=[SimpleNamespace(name="one")])
+
+
+def test_the_best_evaluation_is_one_whose_checkpoint_can_be_kept(tmp_path: Path):
+    """Else a score whose weights are gone would keep out all that are there. That of the step itself can be saved."""
+    lines = [{"step": step, "avg@k": score} for step, score in ((1, 0.9), (2, 0.5), (3, 0.6), (4, 0.4))]
+    assert best_step(evaluated(tmp_path, *lines, checkpoints=(2,))) == 2
+    assert best_step(evaluated(tmp_path, *lines[:1], checkpoints=())) is None
+    run = evaluated(tmp_path, *lines, checkpoints=())
+    run.saved = name_of(3)  # still being written
+    assert best_step(run) == 3
+    assert best_step(evaluated(tmp_path, {"step": 2, "avg@k": 0.3}, lines[3], checkpoints=())) == 4
+
+
+def test_graded_responses_are_compared_by_their_mean_value_and_with_their_like(tmp_path: Path):
+    """Where every response of a step failed, there is no mean value, and its avg@k of 0 is more than −0.4."""
+    values = [
+        {"step": 1, "mean_value": -0.4},
+        {"step": 2},
+        {"step": 3, "mean_value": -0.1},
+        {"step": 4, "mean_value": -0.2},
+    ]
+    assert best_step(evaluated(tmp_path, *values, checkpoints=(1, 2, 3))) == 3
+
+
+def test_evaluations_with_another_k_are_not_compared(tmp_path: Path):
+    lines = [{"step": 1, "k": 1, "avg@k": 0.9}, {"step": 2, "avg@k": 0.5}, {"step": 4, "avg@k": 0.4}]
+    assert best_step(evaluated(tmp_path, *lines, checkpoints=(1, 2))) == 2
 
 
 def test_of_several_evaluation_sets_those_without_a_line_are_evaluated_after_a_resume(tmp_path: Path):

@@ -103,7 +103,7 @@ def measure(job: Job) -> Measured:
         waste=1 - trained / generated if generated else 0.0,
         mixed_groups=mixed_groups(job, metrics),
         mixed_groups_end=mixed_groups(job, end),
-        step_seconds=total(metrics, "timing.step_s"),
+        step_seconds=total(metrics, "timing.step_s") + total(pretraining, "timing.step_s"),
     )
 
 

@@ -32,9 +32,7 @@ def late_plot(summary: Mapping[str, Any]) -> str:
         f'<text x="{LEFT}" y="18" fill="#333333">avg@{summary["k"]}, mean over the last quarter of the run; '
         "95 % intervals; small marks: seeds</text>",
     ]
-    step = 0.05 if high - low <= 0.5 else 0.1
-    for i in range(round((high - low) / step) + 1):
-        tick = low + i * step
+    for tick in score_ticks(low, high):
         parts.append(f'<line x1="{x(tick)}" x2="{x(tick)}" y1="30" y2="{bottom}" stroke="#dddddd"/>')
         parts.append(f'<text x="{x(tick)}" y="{bottom + 18}" text-anchor="middle" fill="#555555">{tick:.2f}</text>')
     if lines and lines[0]["name"] == "naive":
@@ -67,7 +65,7 @@ AXES = {
     "minutes": ("minutes of training", 1.0),
 }
 COLOURS = ("#1f5fa8", "#d9480f", "#2b8a3e", "#7048e8", "#a33a3a", "#0b7285", "#b08900", "#5c5f66")
-DASHES = ("", "6 3", "2 3")  # for arms beyond the colours
+DASHES = ("", "6 3", "10 3 2 3")  # for arms beyond the colours
 
 
 def curves_plot(arms: Sequence[Mapping[str, Any]], *, k: int | None, target: Mapping[str, Any] | None) -> str:
@@ -120,8 +118,7 @@ def panel(
         return f'<polyline points="{places}" {look}/>'
 
     parts = []
-    for i in range(round((high - low) * 20) + 1):
-        score = low + i / 20
+    for score in score_ticks(low, high):
         parts.append(f'<line x1="{left}" x2="{left + PANEL}" y1="{y(score)}" y2="{y(score)}" stroke="{GRID}"/>')
         if left == MARGIN:
             parts.append(f'<text x="{left - 6}" y="{y(score) + 4}" text-anchor="end" fill="{SOFT}">{score:.2f}</text>')
@@ -140,6 +137,11 @@ def panel(
         parts += [line(curve, f'{stroke(at)} stroke-opacity="0.3"') for curve in arm["seed_curves"]]
     parts += [line(arm["curve"], f'{stroke(at)} stroke-width="2.5"') for at, arm in enumerate(arms)]
     return parts
+
+
+def score_ticks(low: float, high: float) -> list[float]:
+    step = 0.05 if high - low <= 0.5 else 0.1
+    return [low + i * step for i in range(math.floor((high - low) / step + 1e-9) + 1)]
 
 
 def round_numbers(most: float) -> list[float]:

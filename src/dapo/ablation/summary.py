@@ -45,7 +45,7 @@ SHAPES = {
     "waste": "share of the generated tokens that entered no loss",
     "mixed_groups": "share of the trained groups with 0 < correct < G, whole run",
     "mixed_groups_end": "share of the trained groups with 0 < correct < G, last 10 steps",
-    "step_seconds": "wall-clock time of all steps",
+    "step_seconds": "wall-clock time of all steps, value pretraining included",
 }
 
 
@@ -59,7 +59,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Every arm that has a finished run; the baseline's best is the target where the baseline is among them."""
     baseline = runs.get(BASELINE) or []
-    best = max(mean_curve(evaluations_of(baseline)), key=lambda p: p.avg) if baseline else None
+    best = max(mean_curve(curves_of(baseline)), key=lambda p: p.avg) if baseline else None
     first = next((run for own in runs.values() for run in own), None)
     lines = [arm_line(arm, runs, best.avg if best is not None else None) for arm in arms if runs.get(arm.name)]
     return {
@@ -97,7 +97,7 @@ def why_no_p(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | None) -> dict[str, Any]:
     own = runs[arm.name]
-    curve = mean_curve(evaluations_of(own))
+    curve = mean_curve(curves_of(own))
     reached = reaching(curve, target) if target is not None else None
     previous = runs.get(arm.compared_with or "")
     change = compare_runs(own, previous) if previous else None
@@ -123,12 +123,12 @@ def arm_line(arm: Arm, runs: Mapping[str, Sequence[Measured]], target: float | N
         **{name: mean_of([getattr(run, name) for run in own]) for name in SHAPES},
         "by_seed": {name: [mean_of([getattr(run, name)]) for run in own] for name in SHAPES},
         "curve": [as_json(p) for p in curve],
-        "seed_curves": seed_curves(evaluations_of(own)),
+        "seed_curves": seed_curves(curves_of(own)),
         "published": published(arm.name),
     }
 
 
-def evaluations_of(runs: Sequence[Measured]) -> list[tuple[Evaluated, ...]]:
+def curves_of(runs: Sequence[Measured]) -> list[tuple[Evaluated, ...]]:
     return [run.evaluations for run in runs]
 
 

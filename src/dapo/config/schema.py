@@ -539,8 +539,8 @@ class CheckpointConfig(Section):
     )
     resumable: bool = Field(
         True,
-        description="false keeps the model alone, a quarter of the disk, and none before the first step; a killed run "
-        "starts over.",
+        description="false keeps the model alone, a quarter of the disk, and none before the first step; no run can "
+        "resume from it.",
     )
     format: Literal["auto", "whole"] = Field(
         "auto",

@@ -30,6 +30,8 @@ LEVELS = {"token": "token", "seq": "sequence", "sequence": "sequence", "geo": "g
 ENGINE = "our own engine generates the responses, in the trainer's process."
 MEMORY = "cluster.shard = full is FSDP2; train.moments = host offloads the moments."
 REASONS = {
+    "ckpt.best_metric_key": "checkpoint.keep_best keeps the checkpoint of the best evaluation.",
+    "best_metric_key": "checkpoint.keep_best keeps the checkpoint of the best evaluation.",
     "vllm*": ENGINE,
     "enforce_eager": ENGINE,
     "colocate_*": ENGINE,

@@ -25,6 +25,7 @@ ROWS = (
     "rows are used as they are in the set: write the changed ones to a file (to_json), or yield them from a function, "
     'data.train = "pkg.mod:function".'
 )
+KEEP_BEST = "checkpoint.keep_best keeps the checkpoint of the best evaluation."
 REASONS = {
     "logging_*": "every step is logged.",
     "log_*": "`dapo report` shows the responses (records.every_steps).",
@@ -61,6 +62,9 @@ REASONS = {
     "eval_on_start": "always so where there is an evaluation.",
     "eval_strategy": "eval.every_steps.",
     "evaluation_strategy": "eval.every_steps.",
+    "load_best_model_at_end": KEEP_BEST,
+    "metric_for_best_model": KEEP_BEST,
+    "greater_is_better": KEEP_BEST,
     "save_only_model": "a checkpoint holds everything that is needed to resume.",
     "reward_weights": "each function is a part with its weight: rewards.parts = "
     '{NAME = {function = "MODULE:NAME", weight = 0.5}}.',
@@ -454,6 +458,8 @@ def evaluation(s: Settings, out: Translation) -> None:
         out.take("checkpoint.every_steps", save, n)
     if strategy.value not in ("no", "steps"):
         why = "checkpoints are written every so many steps: checkpoint.every_steps."
+        if strategy.value == "best":
+            why = KEEP_BEST
         out.has_none(strategy.origin, why, Weight.MINOR)
     out.take_given("checkpoint.keep", s.integer("save_total_limit"))
     s.find("num_generations_eval")

@@ -1,4 +1,4 @@
-"""Export a run's newest checkpoint as a Hugging Face folder with a model card."""
+"""Export a run's checkpoint as a Hugging Face folder with a model card."""
 
 from __future__ import annotations
 
@@ -82,13 +82,17 @@ def export_run(
 
 def checkpoint_of(run: Path, step: int) -> Path:
     folder = run / "checkpoints" / name_of(step)
+    steps = [str(step_of(path)) for path in in_order(folder.parent) if path.name.startswith("step-")]
     if not folder.is_dir():
-        there = ", ".join(str(step_of(path)) for path in in_order(folder.parent)) or "none"
         raise CheckpointError(
             f"--step {step}: {run} has no checkpoint of that step.",
-            remedy=f"Name one that is there: {there}. checkpoint.keep and checkpoint.keep_best say which are kept.",
+            remedy=f"Name one that is there: {', '.join(steps) or 'none'}. Which are kept: checkpoint.keep, "
+            "checkpoint.keep_best.",
         )
-    check_manifest(folder)
+    try:
+        check_manifest(folder)
+    except CheckpointError as error:
+        raise CheckpointError(error.message, remedy="Name another step, or leave --step out.") from None
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +38,12 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
         return None
     name = str(run.evaluations[0]["set"]) if name is None else name
     lines = [e for e in run.evaluations if str(e["set"]) == name]
-    alike = [e for e in lines if e["k"] == lines[-1]["k"] and is_graded(e) == is_graded(lines[-1])]
-    if len(alike) < 2:
+    same = alike(lines)
+    if len(same) < 2:
         return None
-    first, last = alike[0], alike[-1]
-    graded = is_graded(last)
+    first, last = same[0], same[-1]
+    graded, key = is_graded(last), score_key(last)
     score = "mean reward" if graded else f"avg@{int(last['k'])}"
-    key = "mean_value" if graded else "avg@k"
     steps = int(first["step"]), int(last["step"])
     pair = paired_scores(run, name, steps, graded=graded)
     if pair is not None:
@@ -54,8 +54,18 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
     return Change(verdict, why, name, score, float(first[key]), float(last[key]), steps)
 
 
+def alike(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Evaluations of one set that can be compared with its last one: of as many responses, graded or not."""
+    return [e for e in lines if e["k"] == lines[-1]["k"] and is_graded(e) == is_graded(lines[-1])]
+
+
 def is_graded(line: dict[str, Any]) -> bool:
     return is_number(line.get("mean_value"))
+
+
+def score_key(line: dict[str, Any]) -> str:
+    """What an evaluation is compared by."""
+    return "mean_value" if is_graded(line) else "avg@k"
 
 
 def paired_scores(run: RunRecord, name: str, steps: tuple[int, int], *, graded: bool) -> tuple[Scores, Scores] | None:

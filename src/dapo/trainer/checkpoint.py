@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dapo.checkpoints.load import Checkpoint
-from dapo.checkpoints.save import ADAPTER, STATE_JSON, name_of, save_checkpoint
+from dapo.checkpoints.save import ADAPTER, STATE_JSON, in_order, name_of, save_checkpoint
 from dapo.checkpoints.sharded import Background, RankPart, has_slices, read_slices
 from dapo.checkpoints.state import fits
 from dapo.config.load import flatten
@@ -23,6 +23,8 @@ from dapo.learner.critic import HeldOutFit
 from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import save_critic
 from dapo.models.load import adapter_tensors, checkpoint_tensors, save_adapter, save_all_but_weights, save_policy
+from dapo.report.learning import alike, score_key
+from dapo.report.load import is_evaluation
 from dapo.trainer.run import Run
 from dapo.waiting.registry import waiting
 
@@ -47,11 +49,6 @@ def save_run(run: Run) -> None:
     run.saved = name
 
 
-def kept_by(run: Run) -> dict[str, Any]:
-    """Which checkpoints stay when a new one is there: what all ranks find out together."""
-    return {"keep": run.config.checkpoint.keep, "best": best_checkpoint(run)}
-
-
 def best_checkpoint(run: Run) -> str | None:
     """With `checkpoint.keep_best` the name of the one after the best evaluation so far: every rank has the same."""
     if not run.config.checkpoint.keep_best:
@@ -61,10 +58,15 @@ def best_checkpoint(run: Run) -> str | None:
 
 
 def best_step(run: Run) -> int | None:
-    """Of the first set's evaluations; the first of equal ones. Graded responses are compared by their mean value."""
-    lines = read_lines(run.folder / "eval.jsonl")
-    own = [line for line in lines if line.get("set") == run.eval_sets[0].name and "avg@k" in line]
-    best = max(own, key=lambda line: float(line.get("mean_value", line["avg@k"])), default=None)
+    """Of the first set's evaluations made as the last one; the first of equal ones.
+
+    Only of steps that have a checkpoint, or can have one now: else nothing would be as good as one that is gone.
+    """
+    there = {run.saved, name_of(run.step), *(path.name for path in in_order(run.folder / "checkpoints"))}
+    lines = filter(is_evaluation, read_lines(run.folder / "eval.jsonl"))
+    own = alike([line for line in lines if line["set"] == run.eval_sets[0].name])
+    kept = [line for line in own if name_of(int(line["step"])) in there]
+    best = max(kept, key=lambda line: float(line[score_key(line)]), default=None)
     return None if best is None else int(best["step"])
 
 
@@ -106,11 +108,11 @@ def save_whole(run: Run, name: str, state: dict[str, Any], tensors: dict[str, to
         if run.learner.critic is not None:
             save_critic(run.learner.critic.model, folder / "critic", critic)
 
-    root, keep = run.folder / "checkpoints", kept_by(run)
+    root, keep, best = run.folder / "checkpoints", run.config.checkpoint.keep, best_checkpoint(run)
     failure = None
     if run.world.is_first:
         try:
-            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, **keep)
+            save_checkpoint(root, name, write_model=write_model, tensors=tensors, state=state, keep=keep, best=best)
         except DiskError as error:
             failure = [error.message, error.remedy]
     patience = 1.0 if run.world.is_first else LONG_WRITE  # it has written already
@@ -151,7 +153,8 @@ def save_sharded(run: Run, name: str, state: dict[str, Any], tensors: dict[str, 
     )
     if run.background is None:
         run.background = Background(run.world)
-    run.background.save(run.folder / "checkpoints", name, part, **kept_by(run))
+    keep, best = run.config.checkpoint.keep, best_checkpoint(run)
+    run.background.save(run.folder / "checkpoints", name, part, keep=keep, best=best)
 
 
 def finish_saving(run: Run) -> None:

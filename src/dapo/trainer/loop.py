@@ -67,9 +67,9 @@ def train_step(run: Run, step: int) -> None:
     metrics = step_metrics(step, sampled, batch, version) | updated
     metrics |= selection_metrics(run.config, run.posteriors, [one.name for one in run.problems.sources], sampled)
     run.track(metrics | {"engine/faults": faults} | run.drafts() | run.timing(sampled))
-    is_saved = run.is_due(run.config.checkpoint.every_steps, step)
+    is_due = run.is_due(run.config.checkpoint.every_steps, step)
     if run.evaluation_is_due():
         evaluate_run(run)
-        is_saved = is_saved or best_checkpoint(run) == name_of(step)
-    if is_saved:
+        is_due = is_due or best_checkpoint(run) == name_of(step)
+    if is_due:
         save_run(run)

@@ -62,8 +62,8 @@ def against_truncation(v: Visit) -> str:
         return f"Raise limits.max_response_tokens{teach}."
     if v.run.key("shaping", "overlong_filter", default=False):
         return (
-            "Let them count as wrong: shaping.overlong_filter = false. Masked, they teach nothing, and nothing pulls "
-            "the policy away from them. Or lower train.lr."
+            "Try shaping.overlong_filter = false: masked, they teach nothing, and nothing pulls the policy away from "
+            "them. Or lower train.lr."
         )
     return "Read the longest responses in the browser, and lower train.lr."
 

@@ -60,10 +60,18 @@ def evaluations(v: Visit) -> Iterator[Finding]:
                 "The evaluation score has dropped",
                 f"avg@{best['k']} on {name}: {best['avg@k']:.3f} after step {best['step']}, {last['avg@k']:.3f} after "
                 f"step {last['step']}; their 95 % intervals do not overlap.",
-                "Use the better checkpoint if it is there (checkpoint.keep_best = true keeps it); lower train.lr.",
+                f"{to_the_better_one(v, name == names[0], int(best['step']))}; lower train.lr.",
                 (int(best["step"]), int(last["step"])),
                 ("accuracy", "policy/entropy"),
             )
+
+
+def to_the_better_one(v: Visit, is_first_set: bool, step: int) -> str:
+    if (v.run.folder / "checkpoints" / f"step-{step:06d}").is_dir():
+        return f"Export the better checkpoint: {dapo_command('export', v.run.folder)} --out DIR --step {step}"
+    if is_first_set and not v.run.key("checkpoint", "keep_best", default=False):
+        return "The better checkpoint is gone; next time keep it with checkpoint.keep_best = true"
+    return "The better checkpoint is gone"
 
 
 def loss_told(change: Change) -> str:
@@ -165,7 +173,7 @@ def disk(v: Visit) -> Iterator[Finding]:
             "The disk is nearly full",
             f"{d.free / 2**30:.1f} GiB free of {d.total / 2**30:.0f} ({d.free / d.total:.1%}); a checkpoint takes "
             f"{d.checkpoint / 2**30:.2f} GiB.",
-            "Free some space, lower checkpoint.keep, or raise records.every_steps.",
+            "Free some space, lower checkpoint.keep, leave out checkpoint.keep_best, or raise records.every_steps.",
         )
 
 
