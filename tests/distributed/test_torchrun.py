@@ -13,6 +13,7 @@ from ranks import one_process
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from dapo.checkpoints.save import in_order, name_of
 from dapo.checkpoints.sharded import has_slices, read_slices
 from dapo.release.export import export_run
 
@@ -23,7 +24,9 @@ UNEVEN = [
     "train.steps=3", "sampling.prompts_per_step=5", "sampling.responses_per_prompt=3", "train.updates_per_step=2",
     "rollout.max_concurrent_sequences=7", "train.tokens_per_microbatch=40",
 ]  # fmt: skip
-EVALUATED = ["data.eval=['toy:problems']", "eval.every_steps=3", "eval.k=2"]
+EVALUATED = [
+    "data.eval=['toy:problems']", "eval.every_steps=3", "eval.k=2", "checkpoint.keep=1", "checkpoint.keep_best=true",
+]  # fmt: skip
 PLANS: dict[str, dict[str, Any]] = {
     "dapo": {"overrides": [*UNEVEN, *EVALUATED]},
     "tied": {"overrides": [*UNEVEN, "train.steps=2"], "family": "llama-tied"},
@@ -204,6 +207,14 @@ def test_evaluation_gives_the_same_table(runs: Path, layout: str):
     expected = lines(runs / "dapo", "eval.jsonl")
     assert [line["step"] for line in expected] == [0, 3]
     assert lines(runs / f"dapo-{layout}", "eval.jsonl") == expected
+
+
+@pytest.mark.parametrize("layout", LAYOUTS["dapo"])
+def test_every_layout_keeps_the_checkpoint_of_the_best_evaluation(runs: Path, layout: str):
+    scores = {line["step"]: line["avg@k"] for line in lines(runs / "dapo", "eval.jsonl")}
+    best = max(scores, key=lambda step: scores[step])
+    kept = [path.name for path in in_order(runs / f"dapo-{layout}" / "checkpoints")]
+    assert kept == [name_of(step) for step in sorted({best, 3})]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
