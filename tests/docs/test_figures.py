@@ -242,6 +242,25 @@ def test_the_differences_of_the_half_billion_model_are_those_of_its_problems():
         assert as_points(paired_difference(*(means[arm][None] for arm in pair.split(" / ")))) == shown_of_pair
 
 
+def test_what_the_overlong_filter_does_to_long_runs_is_that_of_their_problems():
+    counts = read("gsm8k-coder-0.5b/long-filter.json") | {"with, seed 0": read("gsm8k-coder-0.5b/long.json")["DAPO"]}
+
+    def scores(arm: str, steps: range) -> np.ndarray:
+        """[seeds, problems], means of the evaluations."""
+        of = [counts[f"{arm}, seed {seed}"] for seed in (0, 1)]
+        return np.array([np.mean([[int(right) / 2 for right in one[str(step)]] for step in steps], 0) for one in of])
+
+    shown = read("figures/gsm8k-0.5b-filter.json")["runs"][1]["values"]
+    for first in (20, 80):
+        steps = range(first, 121, 20)
+        found = paired_difference(scores("without", steps), scores("with", steps))
+        assert as_points(found) == shown[f"without / with, steps {first} to 120"]
+        if first == 20:
+            assert is_shown(str(shown["p"]), found.p)
+            means = [round(100 * scores(arm, steps).mean(), 1) for arm in ("with", "without")]
+            assert means == shown["means of steps 20 to 120: with, without"]
+
+
 def as_points(found: Difference) -> list[float]:
     return [round(100 * x, 1) for x in (found.value, found.low, found.high)]
 
@@ -289,6 +308,11 @@ def test_the_differences_between_trl_and_us_are_those_of_the_problems(name: str)
         again = paired_difference(scores("dapo", point["step"]), scores("trl", point["step"]))
         for key in ("value", "low", "high"):
             assert point["difference"][key] == pytest.approx(getattr(again, key), abs=1e-6)
+    after = [point["step"] for point in found["points"]][1:]
+    means = [np.mean([scores(side, step) for step in after], axis=0) for side in ("dapo", "trl")]
+    for n, told in enumerate([found, *found.get("by_seed", ())]):
+        of = [mean if n == 0 else mean[n - 1 : n] for mean in means]
+        assert told["difference"]["value"] == pytest.approx(paired_difference(*of).value, abs=1e-6)
 
 
 def test_what_math_shows_of_the_untrained_model_is_that_of_its_problems():

@@ -62,8 +62,8 @@ def against_truncation(v: Visit) -> str:
         return f"Raise limits.max_response_tokens{teach}."
     if v.run.key("shaping", "overlong_filter", default=False):
         return (
-            "Try shaping.overlong_filter = false: masked, they teach nothing, and nothing pulls the policy away from "
-            "them. Or lower train.lr."
+            "Set shaping.overlong_filter = false: masked, they teach nothing, and nothing pulls the policy away from "
+            "them. In two recorded runs that ended the truncation, and the score was no better."
         )
     return "Read the longest responses in the browser, and lower train.lr."
 
