@@ -42,18 +42,17 @@ CPU = dict.fromkeys(
 )
 GPU = {
     "bench rollout --shape 1.5b --engines local --load fixed,closed,few": 120,
-    "bench train --shape 1.5b --loads 8x1024,lognormal:16:8192": 90,
-    "bench step --sides dapo": 60,
-    "bench train --shape 1.5b --loads 2x4096c,1x16384c": 90,
+    "bench train --shape 1.5b --loads 8x1024,lognormal:16:8192 --sides dapo,hf-masters": 90,
+    "bench train --shape 1.5b --loads 2x4096c,1x16384c --sides dapo,hf-masters": 90,
     "bench train --shape 1.5b --loads 8x1024 --sides dapo,dapo-fsdp2": 60,
-    "bench train --shape 1.5b --preset ppo,grpo": 60,
-    "bench rollout --shape 1.5b --engines local --load few --draft 4": 60,
     "bench rollout --shape 7b --engines local": 90,
     "bench rollout --shape 135m --engines local": 60,
-    "bench rollout --shape qwen3-0.6b --engines local,vllm --load mixed": 120,
-    "bench rollout --shape 1.5b --engines vllm --load fixed,few": 150,
-    "bench rollout --shape 1.5b --engines local --load open": 120,
     "bench step --sides dapo,trl-vllm --steps 3 --peer-minutes 2": 180,
+    "bench rollout --shape 1.5b --engines vllm --load fixed,few": 150,
+    "bench rollout --shape qwen3-0.6b --engines local,vllm --load mixed": 120,
+    "bench rollout --shape 1.5b --engines local --load open": 120,
+    "bench train --shape 1.5b --preset ppo,grpo": 60,
+    "bench rollout --shape 1.5b --engines local --load few --draft 4": 60,
 }
 SMALL = dict.fromkeys(
     (

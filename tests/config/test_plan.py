@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dapo.config import load_recipe
-from dapo.config.horizon import warnings_of
+from dapo.config.advice import warnings_of
 from dapo.config.machine import GIB
 from dapo.config.model_shapes import KNOWN, shape_of
 from dapo.learner.optimizer import Optimizer
@@ -235,6 +235,14 @@ def test_no_warning_where_a_reward_reaches_enough():
     paper = ["preset=vapo", "algorithm.gae.length_adaptive_floor=1"]  # 1,024 of 20,480: known to work
     assert warnings_of(load_recipe("dapo-qwen2.5-32b", [*paper, "sampling.dynamic=false"]).config) == []
     assert warnings_of(load_recipe("quickstart", ["preset=vanilla-ppo"]).config) == []  # 20 of 64
+
+
+def test_training_with_exact_log_probs_is_warned_of():
+    [warning] = warnings_of(load_recipe("gsm8k-coder-1.5b-h200", ["rollout.exact=true"]).config)
+    assert warning.startswith("rollout.exact = true: two recorded runs learned less")
+    assert "set rollout.exact = false" in warning
+    both = ["rollout.exact=true", "preset=vanilla-ppo"]
+    assert len(warnings_of(load_recipe("gsm8k-coder-1.5b-h200", both).config)) == 2
 
 
 def test_a_teacher_is_in_the_plan_with_its_own_size():

@@ -16,10 +16,13 @@ from side_by_side import STEPS, apart, groups_of, make_models, our_weights, sett
 from test_local_engine import request
 from torch.testing import assert_close
 
+from cuda_attention import stand_in
 from dapo.config import load_recipe
 from dapo.distributed.world import ALONE
 from dapo.errors import ConfigError, EngineError
 from dapo.learner.learner import make_learner
+from dapo.learner.optimizer import Optimizer
+from dapo.models.fused_layers import fuse_layers
 from dapo.models.kernels.exact_linear import TILES, exact_linear
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
@@ -182,6 +185,36 @@ def test_gradients_are_those_of_the_ordinary_path_within_rounding():
     assert_close(entropy, plain_entropy, atol=2e-2, rtol=0)
     for name, gradient in theirs.items():
         assert (ours[name] - gradient).norm() < 0.02 * gradient.norm(), name
+
+
+@pytest.mark.slow
+def test_gradients_go_to_the_masters_as_on_the_ordinary_path_over_micro_batches_of_whole_layers(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As in an update of a card: weights of 16 bits with float32 masters, layers that are one operation."""
+    stand_in(monkeypatch)
+    for module in ("fused_layers", "packing", "logprobs"):
+        monkeypatch.setattr(f"dapo.models.{module}.runs_triton", lambda _: True)
+    policy = exact_policy("qwen2-tied", torch.float16, initializer_range=0.1, **SMALL)
+    fuse_layers(policy.backbone)
+    optimizer = Optimizer(policy.named_parameters(), betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
+    rng = np.random.default_rng(0)
+    micros = [
+        pack([[5, 6, 7, 8, 9, 3]] * 2, [rng.integers(3, VOCABULARY, n) for n in (3, 12)], "cpu"),
+        pack([[7, 8], [4]], [rng.integers(3, VOCABULARY, n) for n in (6, 2)], "cpu"),
+    ]
+    assert micros[0].shared is not None
+    found = []
+    for exact in (policy.exact, None):
+        policy.exact = exact
+        optimizer.zero_grad()
+        for packed in micros:
+            logp, _ = policy(packed, temperature=TEMPERATURE)
+            (logp * torch.linspace(-1, 1.4, len(logp))).sum().backward()
+        found.append({name: master.grad.clone() for name, master in optimizer.masters.items()})
+    ours, theirs = found
+    for name, gradient in theirs.items():
+        assert (ours[name] - gradient).norm() < 0.01 * gradient.norm(), name
 
 
 @pytest.mark.slow

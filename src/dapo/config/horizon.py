@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dapo.config.schema import Config, GaeConfig
+from dapo.config.schema import GaeConfig
 
 ENOUGH_TOKENS, SHORT_FRACTION = 400.0, 0.2
 
@@ -34,15 +34,3 @@ def longer(gae: GaeConfig) -> str:
     steps = [f"algorithm.gae.{key}"] if is_lam_short else []
     steps += [f"algorithm.gae.gamma = 1.0 (now {gae.gamma:g})"] if gae.gamma < 1 else []
     return " and ".join(steps)
-
-
-def warnings_of(config: Config) -> list[str]:
-    """Warnings about settings that are allowed but likely to fail, with the remedy."""
-    gae, limit = config.algorithm.gae, config.limits.max_response_tokens
-    if not config.has_critic or not is_short(gae, limit):
-        return []
-    return [
-        f"algorithm.gae: the effective GAE horizon is short. The reward reaches about the last "
-        f"{horizon(gae, limit):,.0f} tokens of up to {limit:,}; the others learn from the critic's values alone, and "
-        f"models got worse that way. Try {longer(gae)}."
-    ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dapo.commands import dapo_command
-from dapo.config.horizon import warnings_of
+from dapo.config.advice import warnings_of
 from dapo.config.load import Resolved, to_toml
 from dapo.config.model_shapes import model_location
 from dapo.config.toml_text import with_run_format

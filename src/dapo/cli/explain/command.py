@@ -18,7 +18,7 @@ from dapo.cli.explain.precision import precision_of, print_precision
 from dapo.cli.explain.tables import in_words, print_table
 from dapo.cli.options.common import Set
 from dapo.config import Config, Resolved
-from dapo.config.horizon import warnings_of
+from dapo.config.advice import warnings_of
 from dapo.config.load import flatten, load_recipe_or_run, suggest
 from dapo.config.machine import CARDS_GIB, GIB, gpu_memory_gib, system_memory_gib
 from dapo.config.model_shapes import shape_of, why_no_shape
