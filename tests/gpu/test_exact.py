@@ -252,7 +252,7 @@ def gradients_with_and_without(policy: Policy, batches: Sequence[tuple[Packed, t
 def assert_alike(ours: dict, theirs: dict) -> None:
     """Every matrix for itself: taken together the output head's gradient hides those of the layers.
 
-    A bias of keys has a gradient of rounding alone, so vectors are only asked to be no larger than they are there.
+    Vectors, whose gradients may be small beside rounding, are only asked for about their size.
     """
     cosines = {
         name: float(torch.cosine_similarity(ours[name].flatten(), gradient.flatten(), dim=0))
