@@ -250,7 +250,7 @@ def gradients_with_and_without(policy: Policy, batches: Sequence[tuple[Packed, t
 
 
 def assert_alike(ours: dict, theirs: dict) -> None:
-    """Every matrix for itself: taken together the output head's gradient hides those of the layers.
+    """Every matrix for itself: a small one that is wrong would hide among the others.
 
     Vectors, whose gradients may be small beside rounding, are only asked for about their size.
     """
