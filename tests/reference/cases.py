@@ -257,7 +257,7 @@ CASES = (
     Case("algorithm.entropy_coefficient", (0.0, 0.1), ALL_TERMS),
     Case("algorithm.gae.gamma", (1.0, 0.9), PPO),
     Case("algorithm.gae.lam", (0.95, 0.5, 1.0), PPO),
-    Case("algorithm.gae.lam_critic", (None, 1.0, 0.3), PPO | {"algorithm.gae.lam": 0.95}),
+    Case("algorithm.gae.lam_critic", (None, 1.0, 0.3, 0.0), PPO | {"algorithm.gae.lam": 0.95}),
     Case("algorithm.gae.length_adaptive_alpha", (None, 0.05, 0.3), VAPO | {"algorithm.gae.length_adaptive_floor": 1}),
     Case("algorithm.gae.length_adaptive_floor", (1.0, 1.5, 400.0), VAPO),
     Case("algorithm.gae.whiten", (True, False), PPO | {"shaping.overlong_filter": True}),

@@ -137,6 +137,11 @@ def test_a_score_carries_parts_and_one_without_its_part_has_failed(judge: PartsJ
     assert (cut.verdict, dict(cut.parts)) == (Verdict.WRONG, {})
 
 
+def test_a_part_with_a_function_of_its_own_is_that_functions_value_whatever_the_score_says():
+    own = Judgement(Verdict.CORRECT, 1.0, parts={"a": 9.0, "b": 0.25})
+    assert with_parts(own, {"a": Judgement(Verdict.WRONG, 0.5)}).parts == {"a": 0.5, "b": 0.25}
+
+
 def test_the_verifiers_own_failure_comes_first():
     own = Judgement(Verdict.TIMEOUT, -1.0, message="too slow")
     found = with_parts(own, {"b": Judgement(Verdict.CRASH, -1.0, message="also"), "a": Judgement(Verdict.WRONG, 0.5)})

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.sampling.dynamic import ProblemSource
-from dapo.sampling.predictive import Posteriors, PredictiveSource, RetiringSource, n_right
+from dapo.sampling.predictive import Posteriors, PredictiveSource, RetiringSource, n_above_mean, n_right
 from dapo.types import Completion, Group, Judgement, Problem, StopReason, Verdict
 
 G = 8
@@ -136,3 +136,14 @@ def test_what_was_seen_before_counts_half_at_each_visit_right_and_wrong_alike():
     right, wrong = 4 / 4 + 6 / 2 + 1, 4 / 4 + 2 / 2 + 7
     assert posteriors.counts == {"p": (right, wrong)}
     assert posteriors.pass_rate("p") == (1 + right) / (2 + right + wrong)
+
+
+def test_of_problems_passed_over_the_likeliest_to_be_mixed_comes_first():
+    counts = {"solved": (9.0, 0.0), "even": (5.0, 5.0), "hard": (1.0, 9.0)}
+    source = PredictiveSource(Five(), Posteriors(counts=counts), G=4, seed=0)
+    passed_over = [(Problem(name, "", ""), 0, (1,)) for name in ("solved", "even", "hard")]
+    assert source.best(passed_over)[0].id == "even"
+
+
+def test_a_graded_response_at_its_groups_mean_is_not_above_it():
+    assert n_above_mean([0.0, 0.5, 1.0]) == 1

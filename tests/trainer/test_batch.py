@@ -54,6 +54,13 @@ def test_rewards_and_advantages_by_hand(config: Config):
     assert batch.is_in_loss.tolist() == [True, True, False, True]  # truncated: out of the loss, in the statistics
 
 
+def test_a_response_without_tokens_is_no_row_of_the_loss(config: Config):
+    """It has no token to take a loss from, and would count in the denominators of means over responses."""
+    batch = make_batch([group_of("a", [0, 3, 4, 5], [False, True, False, True])], config, torch.float64)
+    assert batch.is_in_loss.tolist() == [False, True, True, True]
+    assert Totals.of(batch, batch.loss_rows()).sequences == 3
+
+
 def test_shuffled_keeps_each_groups_verdicts_but_not_whose_they_are(config: Config):
     groups = [group_of(str(i), [4] * 8, [True] * 3 + [False] * 5) for i in range(20)]
     plain = make_batch(groups, config, torch.float64)

@@ -116,6 +116,27 @@ def test_each_source_has_its_own_order_and_retires_its_own_problems(tmp_path: Pa
     assert orders[0] != orders[1]
 
 
+def test_the_seed_of_a_run_decides_the_order_of_every_source(tmp_path: Path):
+    table = "data.train={a={path='toy:problems'}, b={path='toy:problems', template='boxed'}}"
+    sets = tuple(
+        EncodedSet(name, "", tuple(Problem(f"{name}/{i}", "", "", name) for i in range(40)), ((1,),) * 40)
+        for name in "ab"
+    )
+    problems = EncodedSet("a+b", "", tuple(one for each in sets for one in each.problems), (), sources=sets)
+
+    def drawn(seed: int) -> dict[str, list[str]]:
+        config = recipe(tmp_path, table, "preset=grpo", f"train.seed={seed}").config
+        _, source = make_source(config, problems, Posteriors())
+        source.start_step()
+        came = [given[0].id for _ in range(40) if (given := source.next()) is not None]
+        return {name: [problem for problem in came if problem.startswith(name)] for name in "ab"}
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    assert first == again
+    assert first["a"] != other["a"]
+    assert first["b"] != other["b"]
+
+
 def test_verdicts_of_every_sources_judge_are_kept_in_the_run_each_rank_its_own(tmp_path: Path):
     sources = "data.train={a={path='toy:problems'}, b={path='toy:problems', verifier='exact'}}"
     pools = make_pools(recipe(tmp_path, sources).config, tmp_path / "verdicts", rank=3)

@@ -23,9 +23,10 @@ from torch.testing import assert_close
 from toy import recipe
 
 from dapo.algorithms.diagnostics import ExplainedSums
+from dapo.checkpoints.load import Checkpoint
 from dapo.checkpoints.manifest import manifest_of
 from dapo.checkpoints.save import in_order, name_of
-from dapo.config.load import load_recipe, parse_override
+from dapo.config.load import flatten, load_recipe, parse_override
 from dapo.data.order import ProblemOrder
 from dapo.distributed.world import ALONE
 from dapo.errors import CheckpointError, ConfigError, EngineError, VerifierStopped
@@ -49,7 +50,7 @@ from dapo.trainer.claim import release
 from dapo.trainer.evaluate import evaluate_run
 from dapo.trainer.loop import train
 from dapo.trainer.observer import Observer
-from dapo.trainer.resume import read_run_config, resume_run
+from dapo.trainer.resume import read_run_config, refuse_changes, resume_run
 from dapo.trainer.run import Run
 from dapo.trainer.start import start_run
 from dapo.types import Completion, Group, Judgement, StopReason, Verdict
@@ -663,6 +664,35 @@ def test_a_changed_config_is_refused_unless_the_keys_are_safe(copy_of_finished: 
     resumed = resume_run(copy_of_finished, [parse_override("train.steps=5"), parse_override("checkpoint.keep=1")])
     resumed.close()
     assert resumed.config.train.steps == 5
+
+
+# What is written, when the run ends and how fast it is. Every other key of the schema is part of what a run learns.
+CHANGEABLE = {
+    "train.steps", "train.max_generated_tokens", "train.max_minutes", "train.tokens_per_microbatch",
+    "train.gradient_checkpointing", "train.max_bad_updates", "train.max_wait_s", "model.kernels",
+    "model.gpu_memory_gib", "rewards.workers", "data.eval",
+}  # fmt: skip
+CHANGEABLE_SECTIONS = ("checkpoint.", "eval.", "records.", "tracking.", "cluster.")
+
+
+def test_every_key_that_decides_what_is_learned_is_refused_on_resume(tmp_path: Path):
+    config = recipe(tmp_path).config
+    now = flatten(config.model_dump(mode="json"))
+    others = {**dict.fromkeys(now, "another"), "train.steps": 1}
+    with pytest.raises(ConfigError) as refused:
+        refuse_changes(config, Checkpoint(tmp_path, 0, {}, {"config": others}))
+    named = {key for key in now if re.search(rf"(^|, ){re.escape(key)} = ", refused.value.message)}
+    assert now.keys() - named == {key for key in now if key in CHANGEABLE or key.startswith(CHANGEABLE_SECTIONS)}
+
+
+def test_the_seed_of_a_run_decides_how_its_adapter_starts(tmp_path: Path):
+    def first_weights(seed: int, name: str) -> torch.Tensor:
+        run = start_run(recipe(tmp_path, "model.lora.rank=2", f"train.seed={seed}"), tmp_path / name)
+        run.close()
+        return torch.cat([weight.detach().flatten() for weight in run.learner.optimizer.parameters.values()])
+
+    assert torch.equal(first_weights(0, "one"), first_weights(0, "again"))
+    assert not torch.equal(first_weights(0, "the same"), first_weights(1, "other"))
 
 
 def test_a_run_does_not_end_before_what_it_has_trained(copy_of_finished: Path):
