@@ -104,6 +104,16 @@ def test_border_every_problem_of_a_step_comes_once_passed_over_or_not(n_used: in
         assert base.used == ([0, *drawn][n_used])
 
 
+def test_what_one_step_passed_over_does_not_come_in_the_next():
+    posteriors = Posteriors(counts={"0": (80.0, 0.0), "1": (80.0, 0.0)})
+    source = RetiringSource(Five(), posteriors, above=0.9)
+    for _ in range(2):
+        source.start_step()
+        assert source.next()[0].id == "2"  # and no more of this step
+    source.start_step()
+    assert [submission[0].id for submission in iter(source.next, None)] == ["2", "3", "4", "0", "1"]
+
+
 def test_solved_problems_are_retired_until_nothing_else_is_left_or_they_are_failed():
     posteriors = Posteriors(counts={"1": (8.0, 0.0), "3": (7.0, 1.0), "4": (80.0, 0.0)})
     base = Five()

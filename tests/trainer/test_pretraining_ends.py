@@ -13,7 +13,7 @@ from dapo.algorithms.diagnostics import ExplainedSums
 from dapo.config.schema import SamplingConfig
 from dapo.learner.critic import HeldOutFit, Values, explained_variance_of, has_stopped_rising, latest_fit
 from dapo.learner.ragged import Ragged
-from dapo.trainer.pretrain_value import outcome_of, pretraining_of
+from dapo.trainer.pretrain_value import FOLDS, fold_of, outcome_of, pretraining_of
 from dapo.trainer.start import start_run
 
 
@@ -103,3 +103,9 @@ def test_the_end_is_told_with_its_responses_its_fit_and_its_reason():
 
 def test_of_no_rows_nothing_is_explained():
     assert explained_variance_of(values_of(torch.ones(2), torch.ones(2), [2]), []) == 0
+
+
+def test_problems_are_spread_over_the_folds_of_the_heads_fit_whatever_their_names():
+    of_problems = [fold_of(f"problem-{i}") for i in range(400)]
+    assert of_problems == [fold_of(f"problem-{i}") for i in range(400)]
+    assert [of_problems.count(fold) for fold in range(FOLDS)] == pytest.approx([400 / FOLDS] * FOLDS, rel=0.3)
