@@ -180,10 +180,10 @@ def test_evaluation_that_is_off_is_not_missing(tmp_path: Path):
     [
         (
             100.0,
-            "rollout and reward",
+            "rollout",
             [],
         ),  # 180 s of 400 go into sampling, 100 into evaluation: no more than a quarter
-        (150.0, "rollout and reward", ["Much of the time is evaluation"]),  # a third, and sampling still has more
+        (150.0, "rollout", ["Much of the time is evaluation"]),  # a third, and sampling still has more
         (200.0, "evaluation", ["Much of the time is evaluation"]),
         (400.0, "evaluation", ["Most of the time is evaluation"]),
     ],
@@ -196,3 +196,22 @@ def test_page_and_doctor_name_the_same_phase_as_the_largest(
     run = load_run(write_run(tmp_path, lines, evaluations=[exam]))
     assert slow(run).answer.rsplit(",", 1)[0].lower() == largest
     assert [finding.title for finding in examine(run) if finding.name.startswith("bound-by-")] == titles
+
+
+def test_time_in_which_little_is_generated_is_told_apart_from_the_rollout(tmp_path: Path):
+    """Of steps of 10 s 7 s are sampling; older runs did not measure its parts."""
+    parts = {"timing__tail_s": 2.0, "timing__verdicts_s": 1.0, "timing__environments_s": 0.5}
+    split = load_run(write_run(tmp_path / "split", metrics(30, timing__rollout_s=7.0, timing__update_s=1.0, **parts)))
+    assert dict(slow(split).fractions) == pytest.approx(
+        {
+            "rollout": 0.35,
+            "a step's last responses": 0.2,
+            "log-prob passes (π_old, reference, critic)": 0.15,
+            "waiting for verdicts": 0.1,
+            "updates": 0.1,
+            "waiting for environments": 0.05,
+            "everything else": 0.05,
+        }
+    )
+    whole = load_run(write_run(tmp_path / "whole", metrics(30, timing__rollout_s=7.0, timing__update_s=1.0)))
+    assert dict(slow(whole).fractions)["rollout"] == pytest.approx(0.7)

@@ -135,6 +135,15 @@ BY_METRICS = {
     ),
     # 6 of 10 s is more than half; 4 of 10 is not.
     "bound-by-rollout": (metrics(timing__rollout_s=6.0, timing__update_s=2.0), metrics()),
+    # A third of the time is enough where nothing is done in it.
+    "bound-by-tail": (
+        metrics(timing__tail_s=10 * T.waiting_time_fraction * 1.1),
+        metrics(timing__tail_s=10 * T.waiting_time_fraction * 0.9),
+    ),
+    "bound-by-verdicts": (
+        metrics(timing__verdicts_s=10 * T.waiting_time_fraction * 1.1),
+        metrics(timing__verdicts_s=10 * T.waiting_time_fraction * 0.9),
+    ),
     "bound-by-update": (metrics(timing__rollout_s=2.0, timing__update_s=6.0), metrics()),
     "bound-by-old-logp": (metrics(timing__old_logp_s=6.0, timing__rollout_s=2.0, timing__update_s=1.0), metrics()),
     "bound-by-other": (metrics(timing__rollout_s=2.0, timing__update_s=1.0, timing__old_logp_s=1.0), metrics()),

@@ -1,5 +1,7 @@
 """Engine and judge as one: what is asked for, when a verdict takes effect, what is given up, what is written down."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ from dapo.config.schema import SamplingConfig
 from dapo.errors import VerifierError
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
 from dapo.rollout.engine import NoiseKey, Request
-from dapo.sampling.collect import MOST_FAILURES, Collector, VerdictJournal, in_words
+from dapo.sampling import collect
+from dapo.sampling.collect import MOST_FAILURES, Collector, Spent, VerdictJournal, in_words
 from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SamplingState
 from dapo.sampling.in_order import InOrder
 from dapo.types import Completion, Judgement, Problem, StopReason, Task, Verdict
@@ -340,3 +343,32 @@ def test_nothing_is_submitted_to_an_engine_without_room():
             room = staticmethod(lambda: 0)
 
     assert InOrder(Full()).n_to_stream() == 0  # type: ignore[arg-type]
+
+
+def test_seconds_are_told_of_the_last_responses_and_of_late_verdicts(monkeypatch: pytest.MonkeyPatch):
+    """Of nine responses eight end at tick 3 and one at tick 10; a tick takes 1 s, a look for verdicts 5 s."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(collect, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    engine = VirtualEngine(max_concurrent=9, length_of=lambda request: 10 if request.id == 0 else 3)
+    collector = Collector(engine, VirtualJudge(), responses_per_prompt=G, max_new_tokens=50, seed=11)
+
+    def slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            clock.now += seconds
+            return call(*arguments)
+
+        return called
+
+    monkeypatch.setattr(engine, "advance", slow(engine.advance, 1.0))
+    monkeypatch.setattr(collector.verifier, "wait", slow(collector.verifier.wait, 5.0))
+    for visit in range(3):
+        collector.submit(PROBLEM, visit, (1,))
+    while not collector.is_idle:
+        collector.advance()
+    assert engine.tick == 10
+    assert collector.take_spent() == Spent(tail=1.0, verdicts=10.0, most=9)
+    assert collector.take_spent() == Spent()
+    collector.submit(PROBLEM, 3, (1,))  # three of three: the most, so no tail
+    collector.advance()
+    collector.drop(list(collector.groups.values()))
+    assert collector.take_spent() == Spent(tail=0.0, verdicts=5.0, most=3)

@@ -63,7 +63,7 @@ def test_a_run_of_episodes_trains_records_and_resumes_exactly(tmp_path: Path, pr
     assert len(lines) == 3
     assert all(2 < line["episode/turns"] <= 4 for line in lines)
     assert all(0 < line["episode/tool_calls"] < 3 for line in lines)
-    assert all("timing.environments_s" in line for line in lines)
+    assert all("timing.environments_s" in line and "timing.tail_s" not in line for line in lines)
     assert max(line["engine/gap_max"] for line in lines if line["sampling/staleness_max"] == 0) < 1e-9
     table = pq.read_table(tmp_path / "straight" / "rollouts" / "step-000001.parquet").to_pylist()
     for row in table:
@@ -174,11 +174,13 @@ def test_a_step_counts_its_own_drafts_and_waits_and_not_those_of_what_came_befor
     assert isinstance(run.engine.inner, LocalEngine)
     try:
         run.engine.environments.waited_s = 5.0
+        run.collector.spent.verdicts = 5.0
         run.engine.inner.drafter.count([[10, 11, 12]], 2)
         assert run.drafts() == {"engine/drafted": 3, "engine/accepted": 2}
         run.engine.inner.drafter.count([[10, 11, 12]], 2)
         run.begin_step()
-        assert run.timing(SampledGroups([], Accounting()))["timing.environments_s"] == 0
+        timing = run.timing(SampledGroups([], Accounting()))
+        assert (timing["timing.environments_s"], timing["timing.verdicts_s"]) == (0, 0)
         assert run.drafts() == {"engine/drafted": 0, "engine/accepted": 0}
         run.engine.environments.on_notice("tired")
         (told,) = read_lines(run.folder / "events.jsonl")

@@ -101,6 +101,7 @@ def test_a_run_leaves_behind_what_the_design_says(finished: Path):
     assert lines[-1]["updates_total"] == 6
     for line in read_lines(folder / "metrics.jsonl"):
         assert line["timing.tokens_per_s"] == pytest.approx(line["tokens/generated"] / line["timing.step_s"])
+        assert 0 < line["timing.tail_s"] + line["timing.verdicts_s"] < line["timing.rollout_s"] < line["timing.step_s"]
     assert [line["lr"] for line in lines] == pytest.approx([0.5e-2, 1e-2, 1e-2])  # k/W with W = 2
     assert all(
         line["sampling/staleness_max"] == 0 for line in lines

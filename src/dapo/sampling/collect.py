@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from dapo.waiting.registry import NEVER, waiting
 JournalWriter = Callable[[str, Judgement], None]
 Opening = Callable[[NoiseKey, tuple[int, ...]], tuple[int, ...]]  # a prompt with what its environment adds
 MOST_FAILURES = 64
+TAIL_SHARE = 8  # the tail is what runs with at most an eighth of the most responses that ran together
 
 
 @dataclass(slots=True)
@@ -53,6 +55,21 @@ class PendingGroup:
         judgements = tuple(judgement for judgement in self.judgements if judgement is not None)
         assert len(completions) == len(judgements) == len(self.judgements), "a group is finished once all is verified"
         return Group(self.problem, self.visit, self.prompt, completions, judgements)
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds in which sampling could do little: few responses were left to generate, or a verdict was late."""
+
+    tail: float = 0.0
+    verdicts: float = 0.0
+    most: int = 0  # responses in flight or waiting together
+
+    def count_tick(self, n: int, seconds: float) -> None:
+        """A tick with n responses to generate."""
+        self.most = max(self.most, n)
+        if n * TAIL_SHARE <= self.most:
+            self.tail += seconds
 
 
 class VerdictJournal:
@@ -134,6 +151,7 @@ class Collector:
         self.n_failures: Counter[str] = Counter()  # failures in a row, by verifier
         self.groups: dict[int, PendingGroup] = {}
         self.due: list[tuple[int, Request, int | None]] = []  # (tick, request, ticket), in order of tick
+        self.spent = Spent()
 
     @property
     def is_idle(self) -> bool:
@@ -163,15 +181,22 @@ class Collector:
 
     def advance(self) -> None:
         """One engine tick; then every verdict that is due by now takes effect."""
-        if self.engine.n_in_flight or self.engine.n_waiting:
+        if n_running := self.engine.n_in_flight + self.engine.n_waiting:
+            start = time.perf_counter()
             with waiting("the engine's next tick"):
                 finished = self.engine.advance()
+            self.spent.count_tick(n_running, time.perf_counter() - start)
             for request, completion in finished:
                 self._ended(request, completion)
             now = self.engine.tick
         else:  # nothing to decode: only verdicts are outstanding, so jump to the next one
             now = self.due[0][0] if self.due else self.engine.tick
         self._apply_due(now)
+
+    def take_spent(self) -> Spent:
+        """What was spent since this was asked last."""
+        spent, self.spent = self.spent, Spent()
+        return spent
 
     def drop(self, groups: Sequence[PendingGroup]) -> int:
         """Give up groups: abort their running responses and forget their verdicts. Returns the tokens aborted."""
@@ -185,7 +210,7 @@ class Collector:
         gone = [entry for entry in self.due if entry[1].group in numbers]
         self.due = [entry for entry in self.due if entry[1].group not in numbers]
         with suppress(VerifierStopped):  # nobody needs these verdicts
-            self.verifier.wait([ticket for _, _, ticket in gone if ticket is not None])  # leave no ticket behind
+            self._verdicts_on(gone)  # leave no ticket behind
         for number in numbers:
             del self.groups[number]
         return aborted_tokens
@@ -219,7 +244,7 @@ class Collector:
             return
         self.due = [entry for entry in self.due if entry[0] > now]
         with waiting(lambda: f"verdicts on {in_words([request for _, request, _ in due])}", patience=NEVER):
-            answers = self.verifier.wait([ticket for _, _, ticket in due if ticket is not None])
+            answers = self._verdicts_on(due)
         for _, request, ticket in due:
             group = self.groups[request.group]
             completion = group.completions[request.key.response_index]
@@ -233,6 +258,13 @@ class Collector:
             elif completion.judgement is not None:
                 self._count_failure(judgement, f"data.environment = {group.problem.environment}")
             group.add_verdict(request.key.response_index, judgement)
+
+    def _verdicts_on(self, due: Sequence[tuple[int, Request, int | None]]) -> Mapping[int, Judgement]:
+        start = time.perf_counter()
+        try:
+            return self.verifier.wait([ticket for _, _, ticket in due if ticket is not None])
+        finally:
+            self.spent.verdicts += time.perf_counter() - start
 
     def _count_failure(self, judgement: Judgement, verifier: str) -> None:
         """A verifier that fails on every response does not measure them: stop instead of training on its verdicts."""

@@ -110,6 +110,11 @@ METRICS: dict[str, tuple[str, str]] = {
     ),
     "source/NAME/retired": ("", "its problems retired after this step"),
     "timing.rollout_s": ("s", "time to sample the step's groups: generation and verdicts"),
+    "timing.tail_s": (
+        "s",
+        "time of the rollout with at most an eighth of the most responses that ran together: the last, longest ones",
+    ),
+    "timing.verdicts_s": ("s", "time of the rollout spent only waiting for verdicts"),
     "timing.environments_s": ("s", "time of the rollout spent only waiting for environments: no sequence could decode"),
     "timing.old_logp_s": ("s", "time of the π_old pass"),
     "timing.update_s": ("s", "time of the updates"),

@@ -131,6 +131,7 @@ class Run:
         self._boundary = self.sampling_state()
         self.collector.journal.version = self.version
         self.engine.take_drafted()
+        self.collector.take_spent()
         if isinstance(self.engine, EpisodeEngine):
             self.engine.waited_s()
 
@@ -156,12 +157,14 @@ class Run:
 
     def timing(self, sampled: SampledGroups) -> dict[str, float]:
         """Seconds of the step so far, and its throughput."""
-        took = time.perf_counter() - self._step_began
+        took, spent = time.perf_counter() - self._step_began, self.collector.take_spent()
         tokens = sampled.accounting.generated_tokens
-        metrics = {"timing.rollout_s": sampled.seconds, "timing.step_s": took, "timing.tokens_per_s": tokens / took}
-        if isinstance(self.engine, EpisodeEngine):
+        metrics = {"timing.rollout_s": sampled.seconds, "timing.verdicts_s": spent.verdicts}
+        if isinstance(self.engine, EpisodeEngine):  # few responses may be many episodes, whose environments work
             metrics["timing.environments_s"] = self.engine.waited_s()
-        return metrics
+        else:
+            metrics["timing.tail_s"] = spent.tail
+        return metrics | {"timing.step_s": took, "timing.tokens_per_s": tokens / took}
 
     def drafts(self) -> dict[str, float]:
         """Tokens that were drafted and accepted since this was asked last, by all ranks; {} without drafting."""

@@ -6,6 +6,9 @@ const perStep = (run, f) => (run.metrics.step || []).map((_, i) => f((name) => (
 const WASTE = ["all_wrong", "all_correct", "all_equal", "truncated", "surplus", "aborted", "stale"];
 const wasteShare = (cause) => (run) => perStep(run, (m) => (m("tokens/generated") ? (m(`tokens/wasted_${cause}`) || 0) / m("tokens/generated") : null));
 const phase = (name) => (run) => perStep(run, (m) => m(`timing.${name}_s`));
+const partsOfRollout = ["tail", "verdicts", "environments"];
+const generation = (run) => perStep(run, (m) => (m("timing.rollout_s") === null ? null
+  : Math.max(0, partsOfRollout.reduce((left, part) => left - (m(`timing.${part}_s`) || 0), m("timing.rollout_s")))));
 const otherTime = (run) => perStep(run, (m) => (m("timing.step_s") === null ? null
   : Math.max(0, m("timing.step_s") - (m("timing.rollout_s") || 0) - (m("timing.old_logp_s") || 0) - (m("timing.update_s") || 0))));
 
@@ -58,7 +61,7 @@ const CHARTS = [
   { id: "sources-posterior", title: "Sources: posterior pass rate", kind: "sources", unit: "share", series: [["pass_rate", ""]], note: "Mean over the problems of a source seen so far." },
   { id: "sources-retired", title: "Retired problems", kind: "sources", series: [["retired", ""]], note: "Retired problems of a source: their posterior pass rate is at or above sampling.retire_above." },
   { id: "retired", title: "Retired problems, all", series: [["sampling/retired", "retired"]], note: "Problems whose posterior pass rate is at or above sampling.retire_above." },
-  { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[phase("rollout"), "rollout and reward"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step." },
+  { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[generation, "rollout"], [phase("tail"), "its last responses"], [phase("verdicts"), "waiting for verdicts"], [phase("environments"), "waiting for environments"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step." },
   { id: "speed", title: "Tokens per second", unit: "tokens/s", series: [[(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/generated") / m("timing.step_s") : null)), "generated"], [(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/trained") / m("timing.step_s") : null)), "trained on"]],
     note: "Over the whole step." },
 ];

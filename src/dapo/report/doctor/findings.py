@@ -58,6 +58,7 @@ class Thresholds:
     dead_steps: int = 3
     step_time_fraction: float = 0.5
     evaluation_time_fraction: float = 0.3
+    waiting_time_fraction: float = 0.3  # for a step's last responses, and for verdicts
     checkpoint_minutes: float = 60.0
     checkpoint_run_fraction: float = 0.5  # of a run longer than an hour
     disk_free_fraction: float = 0.03

@@ -91,15 +91,21 @@ def time_fractions(run: RunRecord) -> list[tuple[str, float, float]]:
 
 def phases(run: RunRecord) -> dict[str, float]:
     """Seconds of the whole run by phase; the rest of a step is `other`. Saving checkpoints is not timed."""
-    sums = {name: sum(v for _, v in run.series(f"timing.{name}_s")) for name in ("rollout", "old_logp", "update")}
+    names = ("rollout", "old_logp", "update", *PARTS_OF_ROLLOUT)
+    sums = {name: sum(v for _, v in run.series(f"timing.{name}_s")) for name in names}
+    sums["rollout"] = max(0.0, sums["rollout"] - sum(sums[part] for part in PARTS_OF_ROLLOUT))
     whole = sum(value for _, value in run.series("timing.step_s"))
     sums["other"] = max(0.0, whole - sum(sums.values()))
     sums["evaluation"] = sum(float(e.get("timing.evaluation_s", 0.0)) for e in run.evaluations)
     return {name: seconds for name, seconds in sums.items() if seconds > 0} if whole else {}
 
 
+PARTS_OF_ROLLOUT = ("tail", "verdicts", "environments")  # in which few responses are generated, or none
 PHASES = {
-    "rollout": "rollout and reward",
+    "rollout": "rollout",
+    "tail": "a step's last responses",
+    "verdicts": "waiting for verdicts",
+    "environments": "waiting for environments",
     "old_logp": "log-prob passes (π_old, reference, critic)",
     "update": "updates",
     "other": "everything else",
@@ -109,6 +115,9 @@ PHASES = {
 
 BOUND = {
     "rollout": "Raise rollout.max_concurrent_sequences, waste fewer groups, or lower limits.max_response_tokens.",
+    "tail": "Raise sampling.prompts_per_step, or lower limits.max_response_tokens. Not the paper's algorithm: preset "
+    "dapo-fast, which continues unfinished responses in the next step (sampling.partial_rollouts).",
+    "verdicts": "Raise rewards.workers, or use a faster verifier or judge.",
     "update": "Raise train.tokens_per_microbatch; switch train.gradient_checkpointing off if memory allows.",
     "old_logp": "Raise train.tokens_per_microbatch; lower train.updates_per_step (a step's first update needs no "
     "π_old pass).",
@@ -119,9 +128,10 @@ BOUND = {
 
 def step_time(v: Visit) -> Iterator[Finding]:
     fractions = time_fractions(v.run)
+    idle = v.t.waiting_time_fraction
+    limits = {"evaluation": v.t.evaluation_time_fraction, "tail": idle, "verdicts": idle}
     for at, (name, seconds, fraction) in enumerate(fractions):
-        limit = v.t.evaluation_time_fraction if name == "evaluation" else v.t.step_time_fraction
-        if fraction > limit:
+        if name in BOUND and fraction > limits.get(name, v.t.step_time_fraction):  # environments: slow-environment
             step = statistics.median(value for _, value in v.run.series("timing.step_s"))
             phase = PHASES[name]
             others = "" if at == 0 else f", after {' and '.join(PHASES[other] for other, *_ in fractions[:at])}"
