@@ -6,9 +6,9 @@ const perStep = (run, f) => (run.metrics.step || []).map((_, i) => f((name) => (
 const WASTE = ["all_wrong", "all_correct", "all_equal", "truncated", "surplus", "aborted", "stale"];
 const wasteShare = (cause) => (run) => perStep(run, (m) => (m("tokens/generated") ? (m(`tokens/wasted_${cause}`) || 0) / m("tokens/generated") : null));
 const phase = (name) => (run) => perStep(run, (m) => m(`timing.${name}_s`));
-const partsOfRollout = ["tail", "verdicts", "environments"];
+const waiting = (m) => (m("timing.verdicts_s") || 0) + (m("timing.environments_s") || 0);
 const generation = (run) => perStep(run, (m) => (m("timing.rollout_s") === null ? null
-  : Math.max(0, partsOfRollout.reduce((left, part) => left - (m(`timing.${part}_s`) || 0), m("timing.rollout_s")))));
+  : Math.max(0, m("timing.rollout_s") - (m("timing.tail_s") || 0) - waiting(m))));
 const otherTime = (run) => perStep(run, (m) => (m("timing.step_s") === null ? null
   : Math.max(0, m("timing.step_s") - (m("timing.rollout_s") || 0) - (m("timing.old_logp_s") || 0) - (m("timing.update_s") || 0))));
 
@@ -61,7 +61,7 @@ const CHARTS = [
   { id: "sources-posterior", title: "Sources: posterior pass rate", kind: "sources", unit: "share", series: [["pass_rate", ""]], note: "Mean over the problems of a source seen so far." },
   { id: "sources-retired", title: "Retired problems", kind: "sources", series: [["retired", ""]], note: "Retired problems of a source: their posterior pass rate is at or above sampling.retire_above." },
   { id: "retired", title: "Retired problems, all", series: [["sampling/retired", "retired"]], note: "Problems whose posterior pass rate is at or above sampling.retire_above." },
-  { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[generation, "rollout"], [phase("tail"), "its last responses"], [phase("verdicts"), "waiting for verdicts"], [phase("environments"), "waiting for environments"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step." },
+  { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[generation, "rollout"], [phase("tail"), "its last responses"], [(run) => perStep(run, waiting), "waiting"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step. Its last responses: at most an eighth of the most that ran together. Waiting: for verdicts and environments." },
   { id: "speed", title: "Tokens per second", unit: "tokens/s", series: [[(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/generated") / m("timing.step_s") : null)), "generated"], [(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/trained") / m("timing.step_s") : null)), "trained on"]],
     note: "Over the whole step." },
 ];
@@ -302,7 +302,7 @@ const curves = {
       height: 200, margin: { l: 46, r: 10, t: 8, b: 26 }, showlegend: false, hovermode: "x", dragmode: isTouch ? false : "zoom",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: "inherit" },
       xaxis: { ...axis, gridcolor: "rgba(0,0,0,0)", nticks: 6, range: curves.range || undefined },
-      yaxis: { ...axis, gridcolor: theme.colour("line"), nticks: 5, fixedrange: true, tickformat: chart.unit === "share" ? ".3~p" : curves.isLarge(chart) ? ".3~s" : ".4~g", rangemode: (chart.unit === "share" && !chart.free) || chart.stacked ? "tozero" : "normal" },
+      yaxis: { ...axis, gridcolor: theme.colour("line"), nticks: 5, fixedrange: true, tickformat: chart.unit === "share" ? ".3~p" : curves.isLarge(chart) ? ".3~s" : ".5~g", rangemode: (chart.unit === "share" && !chart.free) || chart.stacked ? "tozero" : "normal" },
       shapes: lines.map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: quiet, width: 1, dash: "dash" } })),
     };
   },
