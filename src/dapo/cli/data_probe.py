@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dapo.cli.options import examination as exam
 from dapo.cli.options.common import Trust
+from dapo.cli.running.loading import loading
 from dapo.config.own_verifier import own_verifier
 from dapo.console import Pipe
 from dapo.data.inputs import check_set
@@ -69,9 +70,11 @@ def probe_command(
 
     from dapo.data.prepare.clean import write_problems
     from dapo.data.whole_file import write_whole
-    from dapo.evaluation import probe
-    from dapo.evaluation.offline import OfflineEval, run_offline_eval
     from dapo.files import replace_file
+
+    with loading():
+        from dapo.evaluation import probe
+        from dapo.evaluation.offline import OfflineEval, run_offline_eval
 
     offline = OfflineEval(
         model=model, data=file, use="train", k=k, temperature=temperature, top_p=1.0,

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dapo.cli.options import examination as exam
 from dapo.cli.options.common import Trust
+from dapo.cli.running.loading import loading
 from dapo.config.own_verifier import own_verifier
 from dapo.console import Pipe
 from dapo.data.inputs import check_set
@@ -48,8 +49,9 @@ def command(
     verifier = verifier or own_verifier(data)
     check_set(data, verifier, use="eval")
 
-    from dapo.evaluation.offline import OfflineEval, run_offline_eval
-    from dapo.evaluation.runner import summarise
+    with loading():
+        from dapo.evaluation.offline import OfflineEval, run_offline_eval
+        from dapo.evaluation.runner import summarise
 
     offline = OfflineEval(
         model=model, data=data, use="eval", k=k, temperature=temperature, top_p=top_p,

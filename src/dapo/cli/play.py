@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dapo.cli.options import examination as exam
 from dapo.cli.options.common import Trust
+from dapo.cli.running.loading import loading
 from dapo.commands import visible
 from dapo.config.own_verifier import own_verifier
 from dapo.config.sources import Source, environment_key, in_schema, is_mixture, train_sources
@@ -87,9 +88,11 @@ def command(
     from dataclasses import replace
 
     from dapo.data.problems import load_problems
-    from dapo.data.prompts import PromptFormat
-    from dapo.evaluation.offline import OfflineEval
-    from dapo.evaluation.play import play, play_yourself
+
+    with loading():
+        from dapo.data.prompts import PromptFormat
+        from dapo.evaluation.offline import OfflineEval
+        from dapo.evaluation.play import play, play_yourself
 
     where = source.path if source is not None else data or ""
     plan = OfflineEval(

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from dapo.cli.options.common import Trust
+from dapo.cli.running.loading import loading
 from dapo.cli.train import is_ray_driver
 from dapo.config.load import load_recipe, parse_override
 from dapo.data.inputs import check_inputs
@@ -35,13 +36,14 @@ def command(
     """
     check_early(folder, set_ or [], trust=trust)
 
-    from dapo.cli.doctor import print_verdict
-    from dapo.cli.running.messages import errors_name, say_end
-    from dapo.cli.running.terminal import terminal_observer
-    from dapo.distributed.world import open_world
-    from dapo.trainer.interrupt import watched
-    from dapo.trainer.loop import train
-    from dapo.trainer.resume import read_run_config, resume_run
+    with loading():
+        from dapo.cli.doctor import print_verdict
+        from dapo.cli.running.messages import errors_name, say_end
+        from dapo.cli.running.terminal import terminal_observer
+        from dapo.distributed.world import open_world
+        from dapo.trainer.interrupt import watched
+        from dapo.trainer.loop import train
+        from dapo.trainer.resume import read_run_config, resume_run
 
     changes = [parse_override(text) for text in set_ or []]
     config = read_run_config(folder, changes)

@@ -13,6 +13,7 @@ import typer
 
 from dapo.cli.options.common import Fit, Set, Trust
 from dapo.cli.running.fit import fitted
+from dapo.cli.running.loading import loading
 from dapo.config import Resolved, load_recipe
 from dapo.config.load import flatten
 from dapo.config.schema import ClusterConfig, Config
@@ -49,13 +50,14 @@ def run_to_end(resolved: Resolved, out: Path | None) -> Path:
     if not follows_first_rank(resolved.config):
         check(resolved.config)
 
-    from dapo.cli.doctor import print_verdict
-    from dapo.cli.running.messages import errors_name, say_end
-    from dapo.cli.running.terminal import terminal_observer
-    from dapo.distributed.world import open_world
-    from dapo.trainer.interrupt import watched
-    from dapo.trainer.loop import train
-    from dapo.trainer.start import start_run
+    with loading():
+        from dapo.cli.doctor import print_verdict
+        from dapo.cli.running.messages import errors_name, say_end
+        from dapo.cli.running.terminal import terminal_observer
+        from dapo.distributed.world import open_world
+        from dapo.trainer.interrupt import watched
+        from dapo.trainer.loop import train
+        from dapo.trainer.start import start_run
 
     with open_world(resolved.config.cluster) as world, terminal_observer(is_shown=world.is_first) as view:
         agree_on_code(world, resolved.config)
