@@ -39,6 +39,8 @@ MEAN_GAP, LARGEST_GAP = 2.0, 16.0
 # Below this no difference matters; kernels in float32 may sum in another order, or in TF32.
 LEAST_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
+ALIGNED_BYTES = 64  # where torch lets a tensor begin
+
 
 def load_policy(
     path: str,
@@ -168,7 +170,20 @@ def load_pretrained(
         raise EngineError(_why_not(path, error, missing), remedy=_remedy(path, missing)) from error
     if quantization is not None:
         quantize_linears(model, model.get_output_embeddings(), quantization, device)
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    align(model)
+    return model
+
+
+def align(model: Any) -> None:
+    """Weights that still lie in their file, at any place there, into memory of their own, on a CPU.
+
+    Its library of products adds in an order that depends on where a matrix begins (on AMD's), and a checkpoint's file
+    has other places than the model's: a resumed run would differ in its last bits.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNED_BYTES:
+            tensor.data = tensor.data.clone()
 
 
 def load_pretrained_tokenizer(path: str, *, revision: str | None) -> Any:
