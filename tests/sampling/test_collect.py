@@ -372,3 +372,14 @@ def test_seconds_are_told_of_the_last_responses_and_of_late_verdicts(monkeypatch
     collector.advance()
     collector.drop(list(collector.groups.values()))
     assert collector.take_spent() == Spent(tail=0.0, verdicts=5.0, most=3)
+
+
+def test_the_last_responses_of_a_queue_that_fills_every_slot_are_no_tail():
+    engine = VirtualEngine(max_concurrent=1, length_of=lambda _request: 3)
+    collector = Collector(engine, VirtualJudge(), responses_per_prompt=G, max_new_tokens=50, seed=11)
+    for visit in range(3):
+        collector.submit(PROBLEM, visit, (1,))
+    while not collector.is_idle:
+        collector.advance()
+    spent = collector.take_spent()
+    assert (spent.tail, spent.most) == (0.0, 1)

@@ -63,10 +63,10 @@ class Spent:
 
     tail: float = 0.0
     verdicts: float = 0.0
-    most: int = 0  # responses in flight or waiting together
+    most: int = 0  # responses that ran together
 
     def count_tick(self, n: int, seconds: float) -> None:
-        """A tick with n responses to generate."""
+        """A tick in which n responses ran."""
         self.most = max(self.most, n)
         if n * TAIL_SHARE <= self.most:
             self.tail += seconds
@@ -181,11 +181,11 @@ class Collector:
 
     def advance(self) -> None:
         """One engine tick; then every verdict that is due by now takes effect."""
-        if n_running := self.engine.n_in_flight + self.engine.n_waiting:
+        if self.engine.n_in_flight or self.engine.n_waiting:
             start = time.perf_counter()
             with waiting("the engine's next tick"):
                 finished = self.engine.advance()
-            self.spent.count_tick(n_running, time.perf_counter() - start)
+            self.spent.count_tick(self.engine.n_in_flight + len(finished), time.perf_counter() - start)
             for request, completion in finished:
                 self._ended(request, completion)
             now = self.engine.tick
