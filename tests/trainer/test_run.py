@@ -446,6 +446,16 @@ def test_evaluations_with_another_k_are_not_compared(tmp_path: Path):
     assert best_step(evaluated(tmp_path, *lines, checkpoints=(1, 2))) == 2
 
 
+def test_evaluations_sampled_otherwise_are_not_compared(tmp_path: Path):
+    lines = [{"step": step, "avg@k": score} for step, score in ((1, 0.9), (2, 0.5), (4, 0.4))]
+    run = evaluated(tmp_path, *lines, checkpoints=(1, 2))
+    made = [
+        {"step": step, "set": "one", "ids": ["a"], "k": 2, "sampling": [t, 1.0, 0]} for step, t in ((1, 0.0), (4, 1.0))
+    ]
+    (tmp_path / "eval_problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    assert best_step(run) == 2
+
+
 def test_of_several_evaluation_sets_those_without_a_line_are_evaluated_after_a_resume(tmp_path: Path):
     sets = "data.eval={one={path='toy:problems'}, two={path='toy:problems', verifier='toy:never'}}"
     keys = (sets, "eval.every_steps=1", "eval.k=1", "eval.top_p=0.9", "eval.top_k=7", "limits.max_response_tokens=5")

@@ -43,7 +43,7 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
         return None
     first, last = same[0], same[-1]
     graded, key = is_graded(last), score_key(last)
-    score = "mean reward" if graded else f"avg@{int(last['k'])}"
+    score = score_name(last)
     steps = int(first["step"]), int(last["step"])
     pair = paired_scores(run, name, steps, graded=graded)
     if pair is not None:
@@ -68,6 +68,10 @@ def score_key(line: dict[str, Any]) -> str:
     return "mean_value" if is_graded(line) else "avg@k"
 
 
+def score_name(line: dict[str, Any]) -> str:
+    return "mean reward" if is_graded(line) else f"avg@{int(line['k'])}"
+
+
 def paired_scores(run: RunRecord, name: str, steps: tuple[int, int], *, graded: bool) -> tuple[Scores, Scores] | None:
     """Each problem's score in both evaluations; None where they are not of the same problems, sampled alike.
 
@@ -77,11 +81,16 @@ def paired_scores(run: RunRecord, name: str, steps: tuple[int, int], *, graded: 
     if steps[0] == steps[1] or not set(steps) <= lines.keys():
         return None
     start, end = (lines[step] for step in steps)
-    if any(start.get(key) != end.get(key) for key in ("ids", "k", "sampling")):
+    if how_made(start) != how_made(end):
         return None
     if not has_values(start) == has_values(end) == graded:
         return None
     return scores_of(start), scores_of(end)
+
+
+def how_made(line: dict[str, Any]) -> list[Any]:
+    """Of a line with single problems: what two evaluations have to have in common."""
+    return [line.get(key) for key in ("ids", "k", "sampling")]
 
 
 def has_values(line: dict[str, Any]) -> bool:
