@@ -183,9 +183,9 @@ def test_evaluation_that_is_off_is_not_missing(tmp_path: Path):
             "rollout",
             [],
         ),  # 180 s of 400 go into sampling, 100 into evaluation: no more than a quarter
-        (150.0, "rollout", ["Much of the time is evaluation"]),  # a third, and sampling still has more
-        (200.0, "evaluation", ["Much of the time is evaluation"]),
-        (400.0, "evaluation", ["Most of the time is evaluation"]),
+        (150.0, "rollout", ["Much of the time goes to evaluation"]),  # a third, and sampling still has more
+        (200.0, "evaluation", ["Much of the time goes to evaluation"]),
+        (400.0, "evaluation", ["Most of the time goes to evaluation"]),
     ],
 )
 def test_page_and_doctor_name_the_same_phase_as_the_largest(

@@ -664,12 +664,38 @@ def test_the_way_back_to_the_better_checkpoint_is_told_where_there_is_one(tmp_pa
         config.write_text(config.read_text().replace("[checkpoint]", checkpoints))
         return the(examine(load_run(folder)), "forgetting").remedy
 
+    for name, step in (("gone", 30), ("there", 10), ("on", 30)):
+        (tmp_path / name / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
     assert "checkpoint.keep_best = true" in remedy(tmp_path / "gone")
-    (tmp_path / "there" / "checkpoints" / "step-000010").mkdir(parents=True)
-    assert "--step 10" in remedy(tmp_path / "there")
+    assert remedy(tmp_path / "there").endswith("--step 10")
     is_on = remedy(tmp_path / "on", "[checkpoint]\nkeep_best = true")
     assert "gone" in is_on
     assert "keep_best" not in is_on
+    record_alone = remedy(tmp_path / "bundle")
+    assert "gone" not in record_alone
+    assert "step 10" in record_alone
+
+
+def test_graded_rewards_have_fallen_where_their_mean_has(tmp_path: Path):
+    def graded(*means: float) -> list[dict[str, object]]:
+        shares = (0.3, 0.7, 0.4)  # of right responses: they rise and fall
+        return [
+            evaluation(10 * i, share, mean_value=mean, mean_value_interval=[mean - 0.03, mean + 0.03])
+            for i, (share, mean) in enumerate(zip(shares, means, strict=True), 1)
+        ]
+
+    assert "forgetting" not in names(look(tmp_path / "rises", metrics(), evaluations=graded(0.2, 0.4, 0.6)))
+    finding = the(look(tmp_path / "falls", metrics(), evaluations=graded(0.2, 0.6, 0.4)), "forgetting")
+    assert "mean reward on held-out: 0.600 after step 20, 0.400 after step 30" in finding.detail
+
+
+def test_rollout_bounds_the_time_with_those_of_its_parts_that_do_not_by_themselves(tmp_path: Path):
+    whole = metrics(timing__rollout_s=7.0, timing__update_s=2.0, timing__tail_s=2.5)
+    finding = the(look(tmp_path / "whole", whole), "bound-by-rollout")
+    assert finding.title == "Most of the time goes to rollout"
+    assert "67% of the run's time" in finding.detail
+    parted = names(look(tmp_path / "tail", metrics(timing__rollout_s=7.0, timing__update_s=2.0, timing__tail_s=4.0)))
+    assert parted & {"bound-by-rollout", "bound-by-tail"} == {"bound-by-tail"}
 
 
 def test_the_evaluation_has_fallen_only_where_the_intervals_part(tmp_path: Path):

@@ -82,7 +82,7 @@ def test_the_questions_of_a_newcomer_are_answered(run: Path):
     answers = {answer["name"]: answer for answer in data_of(run)["runs"][0]["answers"]}
     assert answers["learnt"]["answer"] == "Inconclusive"  # three problems, as many won as lost
     assert answers["entropy"]["answer"] == "No"
-    assert answers["time"]["answer"].startswith("Rollout and reward")  # 4 s of 10, the updates as much
+    assert answers["time"]["answer"].startswith("Rollout,")  # 4 s of 10, the updates as much
     assert answers["time"]["fractions"][0][1] == pytest.approx(0.4)
     assert answers["clipped"]["answer"] == "0.40% low, 0.20% high"
     assert answers["waste"]["answer"] == "40% of the tokens"  # 300 + 100 of 1000

@@ -61,7 +61,7 @@ const CHARTS = [
   { id: "sources-posterior", title: "Sources: posterior pass rate", kind: "sources", unit: "share", series: [["pass_rate", ""]], note: "Mean over the problems of a source seen so far." },
   { id: "sources-retired", title: "Retired problems", kind: "sources", series: [["retired", ""]], note: "Retired problems of a source: their posterior pass rate is at or above sampling.retire_above." },
   { id: "retired", title: "Retired problems, all", series: [["sampling/retired", "retired"]], note: "Problems whose posterior pass rate is at or above sampling.retire_above." },
-  { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[generation, "rollout"], [phase("tail"), "its last responses"], [(run) => perStep(run, waiting), "waiting"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step. Its last responses: at most an eighth of the most that ran together. Waiting: for verdicts and environments." },
+  { id: "time", title: "Time by phase", stacked: true, unit: "s", series: [[generation, "rollout"], [phase("tail"), "last responses"], [(run) => perStep(run, waiting), "waiting"], [phase("old_logp"), "π_old"], [phase("update"), "updates"], [otherTime, "other"]], note: "Seconds per step. Last responses: at most an eighth of the most that ran together. Waiting: for verdicts and environments." },
   { id: "speed", title: "Tokens per second", unit: "tokens/s", series: [[(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/generated") / m("timing.step_s") : null)), "generated"], [(run) => perStep(run, (m) => (m("timing.step_s") ? m("tokens/trained") / m("timing.step_s") : null)), "trained on"]],
     note: "Over the whole step." },
 ];

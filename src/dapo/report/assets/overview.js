@@ -119,7 +119,7 @@ const overview = {
   bar(fractions) {
     const bar = el("span", { class: "bar-chart" });
     fractions.forEach(([label, fraction], at) => bar.append(el("span", {
-      title: `${label} ${format.percent(fraction)}`, style: { flexGrow: String(fraction), opacity: String(Math.max(0.14, 1 - 0.24 * at)) },
+      title: `${label} ${format.percent(fraction)}`, style: { flexGrow: String(fraction), opacity: String(1 - (0.86 * at) / Math.max(4, fractions.length - 1)) },
     })));
     return bar;
   },

@@ -53,19 +53,23 @@ def aside(v: Visit) -> str:
     if not has_room(v):
         return ""
     right = v.last("length/correct")
-    return f" Right ones take {right:.0f} tokens, so these do not lack room: they repeat themselves or lose the thread."
+    return (
+        f" Right ones take {right:.0f} tokens, so these probably do not lack room: they repeat themselves or lose the "
+        "thread."
+    )
 
 
 def against_truncation(v: Visit) -> str:
     if not has_room(v):
         teach = "" if is_punished(v.run) else ", or penalize length with shaping.overlong_penalty = 1.0"
         return f"Raise limits.max_response_tokens{teach}."
+    otherwise = "If the longest responses are sound after all, raise limits.max_response_tokens."
     if v.run.key("shaping", "overlong_filter", default=False):
         return (
             "Set shaping.overlong_filter = false: masked, they teach nothing, and nothing pulls the policy away from "
-            "them. In two recorded runs that ended the truncation, and the score was no better."
+            f"them. In two recorded runs that ended the truncation, and the score was no better. {otherwise}"
         )
-    return "Read the longest responses in the browser, and lower train.lr."
+    return f"Read the longest responses in the browser, and lower train.lr. {otherwise}"
 
 
 def is_punished(run: RunRecord) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dapo.commands import dapo_command
 from dapo.report.doctor.findings import NOTE, SEVERE, WARNING, Finding, Visit
-from dapo.report.learning import WORSE, Change, change_of
+from dapo.report.learning import WORSE, Change, alike, change_of, score_key, score_name
 from dapo.report.load import RunRecord, is_number
 
 
@@ -33,12 +33,13 @@ def faults(v: Visit) -> Iterator[Finding]:
 def evaluations(v: Visit) -> Iterator[Finding]:
     names = list(dict.fromkeys(str(e["set"]) for e in v.run.evaluations))
     for name in names:
-        last = next(e for e in reversed(v.run.evaluations) if str(e["set"]) == name)
-        alike = [e for e in v.run.evaluations if str(e["set"]) == name and e["k"] == last["k"]]
-        best = max(alike, key=lambda e: e["avg@k"])
+        same = alike([e for e in v.run.evaluations if str(e["set"]) == name])
+        last, key = same[-1], score_key(same[-1])
+        best = max(same, key=lambda e: e[key])
         change = change_of(v.run, name)
         is_worse = change is not None and change.verdict == WORSE and change.steps[0] == 0
-        has_fallen = last["avg@k_interval"][1] < best["avg@k_interval"][0]
+        end, top = last.get(f"{key}_interval"), best.get(f"{key}_interval")
+        has_fallen = bool(end and top and end[1] < top[0])
         if change is not None and is_worse and (change.interval is not None or not has_fallen):
             of_name = f" on {name}" if len(names) > 1 else ""
             without_critic = "" if v.last("critic/loss") is None else "; or train without a critic: preset = dapo"
@@ -58,20 +59,23 @@ def evaluations(v: Visit) -> Iterator[Finding]:
                 "forgetting",
                 SEVERE,
                 "The evaluation score has dropped",
-                f"avg@{best['k']} on {name}: {best['avg@k']:.3f} after step {best['step']}, {last['avg@k']:.3f} after "
+                f"{score_name(last)} on {name}: {best[key]:.3f} after step {best['step']}, {last[key]:.3f} after "
                 f"step {last['step']}; their 95 % intervals do not overlap.",
-                f"{to_the_better_one(v, name == names[0], int(best['step']))}; lower train.lr.",
+                f"Lower train.lr. {to_the_better_one(v, name == names[0], int(best['step']))}",
                 (int(best["step"]), int(last["step"])),
                 ("accuracy", "policy/entropy"),
             )
 
 
 def to_the_better_one(v: Visit, is_first_set: bool, step: int) -> str:
-    if (v.run.folder / "checkpoints" / f"step-{step:06d}").is_dir():
+    checkpoints = v.run.folder / "checkpoints"
+    if (checkpoints / f"step-{step:06d}").is_dir():
         return f"Export the better checkpoint: {dapo_command('export', v.run.folder)} --out DIR --step {step}"
+    if not checkpoints.is_dir():  # a bundle, or another copy of the record
+        return f"Use the checkpoint of step {step}, if the run still has it."
     if is_first_set and not v.run.key("checkpoint", "keep_best", default=False):
-        return "The better checkpoint is gone; next time keep it with checkpoint.keep_best = true"
-    return "The better checkpoint is gone"
+        return "The better checkpoint is gone; next time keep it with checkpoint.keep_best = true."
+    return "The better checkpoint is gone."
 
 
 def loss_told(change: Change) -> str:
@@ -127,24 +131,33 @@ BOUND = {
 
 
 def step_time(v: Visit) -> Iterator[Finding]:
-    fractions = time_fractions(v.run)
+    fractions = together(v, time_fractions(v.run))
     idle = v.t.waiting_time_fraction
     limits = {"evaluation": v.t.evaluation_time_fraction, "tail": idle, "verdicts": idle}
-    for at, (name, seconds, fraction) in enumerate(fractions):
+    for name, seconds, fraction in fractions:
         if name in BOUND and fraction > limits.get(name, v.t.step_time_fraction):  # environments: slow-environment
             step = statistics.median(value for _, value in v.run.series("timing.step_s"))
             phase = PHASES[name]
-            others = "" if at == 0 else f", after {' and '.join(PHASES[other] for other, *_ in fractions[:at])}"
+            larger = [PHASES[other] for other, _, share in fractions if share > fraction]
+            others = f", after {' and '.join(larger)}" if larger else ""
             yield Finding(
                 f"bound-by-{name.replace('_', '-')}",
                 NOTE,
-                f"{'Most' if fraction > 0.5 else 'Much'} of the time is {phase}",
+                f"{'Most' if fraction > 0.5 else 'Much'} of the time goes to {phase}",
                 f"{fraction:.0%} of the run's time ({seconds:.0f} of {seconds / fraction:.0f} s){others}; a step takes "
                 f"{step:.1f} s.",
                 BOUND[name],
                 v.whole,
                 ("timing.step_s",),
             )
+
+
+def together(v: Visit, fractions: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """Rollout with those of its parts of which nothing is said by themselves."""
+    small = [name for name, _, share in fractions if name in PARTS_OF_ROLLOUT and share <= v.t.waiting_time_fraction]
+    seconds = sum(spent for name, spent, _ in fractions if name in ("rollout", *small))
+    share = sum(share for name, _, share in fractions if name in ("rollout", *small))
+    return [("rollout", seconds, share), *(one for one in fractions if one[0] not in ("rollout", *small))]
 
 
 def checkpoints(v: Visit) -> Iterator[Finding]:
