@@ -84,10 +84,10 @@ def checkpoint_of(run: Path, step: int) -> Path:
     folder = run / "checkpoints" / name_of(step)
     steps = [str(step_of(path)) for path in in_order(folder.parent) if path.name.startswith("step-")]
     if not folder.is_dir():
+        named = f"Name one that is there: {', '.join(steps)}. Which are kept: checkpoint.keep, checkpoint.keep_best."
         raise CheckpointError(
-            f"--step {step}: {run} has no checkpoint of that step.",
-            remedy=f"Name one that is there: {', '.join(steps) or 'none'}. Which are kept: checkpoint.keep, "
-            "checkpoint.keep_best.",
+            f"--step {step}: {run} has no checkpoint of {'that' if steps else 'any'} step.",
+            remedy=named if steps else f"Resume it: {dapo_command('resume', run)}",
         )
     try:
         check_manifest(folder)

@@ -14,6 +14,7 @@ import typer
 
 from dapo.cli.data import Field, KeepNear, parse_fields, show
 from dapo.cli.init.recipe import GOALS, Answers, Setting, settings_of, toml_of, with_choices
+from dapo.cli.running.loading import loading
 from dapo.commands import dapo_command, visible
 from dapo.config import load_recipe
 from dapo.config.hub import model_file
@@ -229,8 +230,10 @@ def resolved(lines: list[Setting]) -> Config:
 def probed(answers: Answers, n: int) -> Answers:
     """How hard some problems are for the model; groups of 16 where groups of 8 would rarely be mixed."""
     from dapo.data.prepare.clean import write_problems
-    from dapo.evaluation import probe
-    from dapo.evaluation.offline import OfflineEval, run_offline_eval
+
+    with loading():
+        from dapo.evaluation import probe
+        from dapo.evaluation.offline import OfflineEval, run_offline_eval
 
     keys = {one.key: one.value for one in settings_of(answers)}
     problems = load_problems(answers.train, fields=answers.fields or None, verifier=answers.verifier).problems[:n]

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from dapo.cli.running.loading import loading
 from dapo.config.schema import Config, LimitsConfig
 from dapo.config.sources import environment_key, eval_sources, train_sources
 
@@ -136,7 +137,8 @@ def trained_with(model: str, *, is_used: Callable[[str], bool], trust: bool) -> 
     """The config of a run, or of the bundled toy model; ConfigError where a stranger's names code that is used."""
     folder = Path(model)
     if (folder / "config.toml").is_file():
-        from dapo.trainer.resume import read_run_config
+        with loading():
+            from dapo.trainer.resume import read_run_config
         from dapo.trainer.trust import keys_of, refuse_strangers
 
         refuse_strangers(
