@@ -315,12 +315,14 @@ def test_groups_that_are_held_and_carried_come_back_each_to_its_place(tmp_path: 
     run = start_run(recipe(tmp_path), tmp_path / "run")
     held, carried = [group_of(run, 0), group_of(run, 1)], [group_of(run, 2)]
     run.sampling.held, run.sampling.carried = held, carried
+    run.sampling.acceptance.accepted, run.sampling.acceptance.tried = 3.0, 7.0
     state, tensors = run.sampling_state()
     run.sampling.held, run.sampling.carried = [], []
     run.restore_sampling(json.loads(json.dumps(state)), tensors)
     run.close()
     came = [[len(group.completions[0].tokens) for group in kept] for kept in (run.sampling.held, run.sampling.carried)]
     assert came == [[1, 2], [3]]
+    assert run.sampling.acceptance.rate == 3 / 7
 
 
 def test_posteriors_count_groups_that_a_step_does_not_train_on(tmp_path: Path):
