@@ -289,6 +289,13 @@ def test_a_verdict_of_the_clock_is_noted_under_the_weights_of_its_step(tmp_path:
     assert keys == ["0/p/0/1/turn 3", "2/p/0/1/turn 3"]
 
 
+def test_a_resume_recalls_verdicts_of_the_clock_under_the_weights_of_its_checkpoint(copy_of_finished: Path):
+    """Of what is in flight, before its next step begins."""
+    resumed = resume_run(copy_of_finished)
+    resumed.close()
+    assert resumed.collector.journal.key_of_turn(NoiseKey(0, "train", "p", 0, 1), 3) == "6/p/0/1/turn 3"
+
+
 def test_what_verifiers_notice_becomes_an_event_and_they_hear_of_a_stop(tmp_path: Path):
     part = "rewards.parts={short={function='toy:short', weight=0.5}}"
     run = start_run(recipe(tmp_path, part), tmp_path / "run")
