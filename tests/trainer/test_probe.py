@@ -192,6 +192,12 @@ def test_graded_responses_are_counted_as_the_group_filter_counts_them(model: Pat
     assert line["mean_value"] == pytest.approx(sum(a.value for a in result.answers.values()) / len(result.answers))
 
 
+def test_a_function_is_tried_on_all_that_a_response_is_judged_with(model: Path, tmp_path: Path):
+    (tmp_path / "asks.py").write_text("def reward(response, answer, meta): return bool(meta['question'])\n")
+    plan = offline(model, verifier=f"{tmp_path}/asks.py:reward", k=1, max_response_tokens=2)
+    assert len(run_offline_eval(plan).answers) == 40
+
+
 OPTIONS = (
     "--k", "4", "--max-response-tokens", "12", "--max-prompt-tokens", "16", "--template", "raw", "--no-chat",
     "--verifier", "toy:contains", "--device", "cpu",
