@@ -68,6 +68,12 @@ def test_every_recipe_resolves_with_every_preset_and_says_whether_it_was_run(rec
     assert "# Status: " in find_recipe(recipe).read_text()
 
 
+def test_the_recipes_of_the_bundled_model_differ_in_their_problems_and_steps_alone():
+    bundled, gym = (flatten(load_recipe(name).config.model_dump()) for name in ("quickstart", "arithmetic-gym"))
+    differing = {key for key in bundled if bundled[key] != gym[key]}
+    assert differing == {"data.train", "data.eval", "rewards.verifier", "train.steps"}
+
+
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_a_resolved_config_written_and_read_back_is_the_same(recipe: str):
     config = load_recipe(recipe).config

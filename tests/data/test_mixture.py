@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.data.encoded import EncodedSet, OrderedSource
+from dapo.config.sources import Source
+from dapo.data.encoded import EncodedSet, OrderedSource, of_mixture
 from dapo.data.mixture.source import MixtureSource
 from dapo.data.mixture.turns import Turns
 from dapo.data.order import ProblemOrder
@@ -139,6 +140,14 @@ def test_a_step_that_has_had_every_problem_ends():
     source.rewind(5)
     source.start_step()
     assert len(submit(source, 10)) == 5
+
+
+def test_a_row_that_names_its_data_source_keeps_it_for_the_verifier():
+    rows = (Problem("1", "?", "2", "file", {"data_source": "gsm8k"}), Problem("2", "?", "3", "file"))
+    source = Source("data.train.a", "a", "file", "raw", False, "", "math")
+    named = of_mixture(EncodedSet("file", "", rows, ((1,), (1,))), source).problems
+    assert [problem.source for problem in named] == ["a", "a"]
+    assert [problem.for_verifier()["data_source"] for problem in named] == ["gsm8k", "file"]
 
 
 def test_a_state_of_other_sources_is_refused():

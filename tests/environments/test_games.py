@@ -1,5 +1,7 @@
 """The games, the calculator and the second try, played."""
 
+from pathlib import Path
+
 import pytest
 
 from dapo.environments.calculator import Calculator
@@ -141,6 +143,13 @@ def test_the_second_try_is_judged_by_the_problems_verifier():
     gym = Problem("p", "?", "7", meta={"gym": {"name": "chain_sum", "index": 0, "digest": ""}})
     environment.start(gym, 0)
     assert environment._verifier.name == "gym"
+
+
+def test_a_graded_answer_is_neither_wrong_nor_tried_again(tmp_path: Path):
+    (tmp_path / "half.py").write_text("def reward(response, answer, meta): return 0.5\n")
+    environment = SecondTry()
+    environment.start(Problem("p", "?", "42", verifier=f"{tmp_path}/half.py:reward"), 0)
+    assert environment.respond("41") == Turn(score=Score(0.5))
 
 
 def test_a_judge_cannot_be_asked_within_an_episode():

@@ -41,6 +41,7 @@ def test_what_is_kept_is_scaled_and_outside_of_an_update_nothing_is_dropped():
         draw.tokens = IDS, POSITIONS
         got = dropout(x)
         assert torch.equal(got, dropout(x))  # a layer that recomputes
+        assert not torch.equal(got, AdapterDropout(0.25, "k", draw)(x))
     kept = got != 0
     assert_close(got[kept], x[kept] / 0.75)
     assert abs(kept.double().mean() - 0.75) < 0.02

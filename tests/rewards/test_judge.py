@@ -129,6 +129,16 @@ def test_weights_and_threshold_decide_about_what_the_judge_said(tmp_path: Path):
     assert other.digest == rubric.digest  # nothing has to be asked again
 
 
+@pytest.mark.parametrize(("scores", "verdict"), [((6, 6, 6), "CORRECT"), ((8, 3, 3), "CORRECT"), ((8, 3, 2), "WRONG")])
+def test_a_mean_of_exactly_the_threshold_passes(serve, tmp_path: Path, scores: tuple[int, ...], verdict: str):
+    """Of 3 x 0.8, 0.3 and 0.3 floating-point numbers make a little less than five times 0.6."""
+    reply = json.dumps(dict(zip(("correct", "clear", "short"), scores, strict=True)))
+    server = serve(lambda _: (200, reply))
+    name = judge_file(tmp_path, server.url, more='[criteria.short]\nquestion = "Is it short?"')
+    with VerifierPool(name) as pool:
+        assert pool.judge_all([task("42")])[0].verdict.value == verdict
+
+
 def test_a_verdict_is_known_by_all_that_was_asked(tmp_path: Path):
     """Else a changed rubric would go on with the verdicts of the old one."""
     rubric = read_rubric(judge_file(tmp_path, "http://127.0.0.1:1"))

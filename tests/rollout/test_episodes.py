@@ -308,6 +308,17 @@ def test_an_environment_without_an_answer_leaves_the_verdict_to_the_verifier(pol
     assert completion.answer in completion.text != completion.answer
 
 
+def test_an_episode_whose_turn_the_engine_gave_up_is_aborted_and_not_truncated(policy: Policy):
+    engine = engine_of(policy, "plain", Words())
+    advance = engine.inner.advance
+    engine.inner.advance = lambda: [  # type: ignore[method-assign]
+        (asked, replace(turn, stop_reason=StopReason.ABORTED)) for asked, turn in advance()
+    ]
+    engine.submit(requests(2)[1:])
+    ((_, completion),) = drain(engine)
+    assert completion.stop_reason is StopReason.ABORTED
+
+
 @pytest.mark.parametrize("kind", ENGINES)
 def test_an_episode_that_is_given_up_comes_back_with_what_it_has(policy: Policy, kind: str):
     engine = engine_of(policy, kind, Words(after=5), rows=6)

@@ -1,6 +1,7 @@
 """Engine and judge as one: what is asked for, when a verdict takes effect, what is given up, what is written down."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,22 @@ def test_what_is_given_up_is_aborted_counted_and_nobody_waits_for_it():
     assert collector.verifier._answers == {}  # type: ignore[attr-defined]
     collector.forget_all()
     assert collector.is_idle
+
+
+def test_failures_in_a_row_are_those_of_one_verifier():
+    judge = Says(*([Verdict.CRASH] * G + [Verdict.CORRECT] * G) * MOST_FAILURES)
+    collector = collector_of([1, 1, 1], judge)
+
+    def judged_by(verifier: str, visit: int) -> None:
+        group = collector.submit(replace(PROBLEM, id=f"of {verifier}", verifier=verifier), visit, (1,))
+        while not group.is_resolved:
+            collector.advance()
+
+    for visit in range((MOST_FAILURES - 1) // G):
+        judged_by("mod:broken", visit)
+        judged_by("", visit)
+    with pytest.raises(VerifierError, match="mod:broken: "):
+        judged_by("mod:broken", MOST_FAILURES)
 
 
 def test_room_is_for_a_whole_group():

@@ -607,3 +607,6 @@ def test_lengths_of_groups_trained_on_are_logged_against_those_left_behind():
         SamplingState(), version=0, filter_truncated=False, max_prompts_tried=500,
     )  # fmt: skip
     assert overtaken_metrics(plain) == {}
+    accounting = Accounting()
+    accounting.overtaken(30, 3)  # of an earlier step, while this one leaves none behind
+    assert overtaken_metrics(SampledGroups([], accounting))["sampling/length_overtaken"] == 10

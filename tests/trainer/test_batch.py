@@ -69,6 +69,8 @@ def test_shuffled_keeps_each_groups_verdicts_but_not_whose_they_are(config: Conf
     assert not torch.equal(shuffled.raw_reward, plain.raw_reward)
     agreement = float((shuffled.is_correct == plain.is_correct).double().mean())
     assert abs(agreement - (3 / 8 * 3 / 8 + 5 / 8 * 5 / 8)) < 0.15  # what chance gives
+    again = make_batch([replace(group, visit=1) for group in groups], with_control(config, "shuffled"), torch.float64)
+    assert not torch.equal(again.raw_reward, shuffled.raw_reward)
     negated = make_batch(groups, with_control(config, "negated"), torch.float64)
     assert torch.equal(negated.raw_reward, -plain.raw_reward)
     assert torch.equal(negated.is_correct, ~plain.is_correct)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +15,7 @@ import toy
 from command_line import Answer, dapo
 from dapo.cli import data_probe
 from dapo.config import load_recipe
+from dapo.data.encoded import EncodedSet
 from dapo.data.problems import load_problems
 from dapo.errors import ConfigError, DataError
 from dapo.evaluation.offline import OfflineEval, run_offline_eval
@@ -21,6 +23,7 @@ from dapo.evaluation.probe import Difficulty, difficulties, fitted_prior, histog
 from dapo.evaluation.runner import summarise
 from dapo.models.load import save_policy
 from dapo.sampling.predictive import Posteriors, chance_mixed, counts_in, n_right
+from dapo.trainer.assemble import first_posteriors
 from dapo.trainer.loop import train
 from dapo.trainer.resume import resume_run
 from dapo.trainer.start import start_run
@@ -189,6 +192,12 @@ def test_graded_responses_are_counted_as_the_group_filter_counts_them(model: Pat
     assert line["mean_value"] == pytest.approx(sum(a.value for a in result.answers.values()) / len(result.answers))
 
 
+def test_a_function_is_tried_on_all_that_a_response_is_judged_with(model: Path, tmp_path: Path):
+    (tmp_path / "asks.py").write_text("def reward(response, answer, meta): return bool(meta['question'])\n")
+    plan = offline(model, verifier=f"{tmp_path}/asks.py:reward", k=1, max_response_tokens=2)
+    assert len(run_offline_eval(plan).answers) == 40
+
+
 OPTIONS = (
     "--k", "4", "--max-response-tokens", "12", "--max-prompt-tokens", "16", "--template", "raw", "--no-chat",
     "--verifier", "toy:contains", "--device", "cpu",
@@ -289,6 +298,14 @@ def test_in_a_mixture_the_counts_are_those_of_each_source_that_has_the_problem(t
     run = start_run(toy.recipe(tmp_path, "preset=dapo-fast", f"sampling.posteriors={path}", mixture), tmp_path / "run")
     run.close()
     assert run.posteriors.counts == {"a/toy-3": (6.0, 2.0), "b/toy-3": (6.0, 2.0)}
+
+
+def test_in_a_mixture_a_problem_whose_own_id_has_a_slash_keeps_its_counts(tmp_path: Path):
+    path = write_counts(tmp_path / "probe.jsonl", {"algebra/3": (6, 8)})
+    config = toy.recipe(tmp_path, "preset=dapo-fast", f"sampling.posteriors={path}").config
+    source = EncodedSet("a", "", (Problem("a/algebra/3", "?", ""),), ((1,),))
+    mixture = replace(source, sources=(source,))
+    assert first_posteriors(config, mixture).counts == {"a/algebra/3": (6.0, 2.0)}
 
 
 def test_counts_of_other_problems_and_a_key_without_effect_are_refused(tmp_path: Path):

@@ -289,6 +289,13 @@ def test_a_verdict_of_the_clock_is_noted_under_the_weights_of_its_step(tmp_path:
     assert keys == ["0/p/0/1/turn 3", "2/p/0/1/turn 3"]
 
 
+def test_a_resume_recalls_verdicts_of_the_clock_under_the_weights_of_its_checkpoint(copy_of_finished: Path):
+    """Of what is in flight, before its next step begins."""
+    resumed = resume_run(copy_of_finished)
+    resumed.close()
+    assert resumed.collector.journal.key_of_turn(NoiseKey(0, "train", "p", 0, 1), 3) == "6/p/0/1/turn 3"
+
+
 def test_what_verifiers_notice_becomes_an_event_and_they_hear_of_a_stop(tmp_path: Path):
     part = "rewards.parts={short={function='toy:short', weight=0.5}}"
     run = start_run(recipe(tmp_path, part), tmp_path / "run")
@@ -315,12 +322,14 @@ def test_groups_that_are_held_and_carried_come_back_each_to_its_place(tmp_path: 
     run = start_run(recipe(tmp_path), tmp_path / "run")
     held, carried = [group_of(run, 0), group_of(run, 1)], [group_of(run, 2)]
     run.sampling.held, run.sampling.carried = held, carried
+    run.sampling.acceptance.accepted, run.sampling.acceptance.tried = 3.0, 7.0
     state, tensors = run.sampling_state()
     run.sampling.held, run.sampling.carried = [], []
     run.restore_sampling(json.loads(json.dumps(state)), tensors)
     run.close()
     came = [[len(group.completions[0].tokens) for group in kept] for kept in (run.sampling.held, run.sampling.carried)]
     assert came == [[1, 2], [3]]
+    assert run.sampling.acceptance.rate == 3 / 7
 
 
 def test_posteriors_count_groups_that_a_step_does_not_train_on(tmp_path: Path):

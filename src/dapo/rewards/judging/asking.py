@@ -235,7 +235,7 @@ class JudgeThreads:
     def _verdict(self, ticket: int, scores: dict[str, float] | None, seconds: float) -> Reply:
         """As a worker's reply: the mean as −1 to +1; a fault where there are no scores."""
         mean = self.rubric.mean(scores) if scores is not None else 0.0
-        verdict = "CRASH" if scores is None else "CORRECT" if mean >= self.rubric.pass_at else "WRONG"
+        verdict = "CRASH" if scores is None else "CORRECT" if round(mean - self.rubric.pass_at, 9) >= 0 else "WRONG"
         return {
             "ticket": ticket,
             "verdict": verdict,
