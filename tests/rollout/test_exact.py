@@ -8,6 +8,7 @@ import copy
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,20 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dapo.rollout.local.ops.ATTEND_BLOCK", 16)
     for module in ("ops", "exact"):
         monkeypatch.setattr(f"dapo.rollout.local.{module}.DRAW_BLOCK", 32)
+
+
+@pytest.fixture(autouse=True)
+def products_add_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU's instruction does; in NumPy's, the interpreter's, a row depends on the tile's size on some CPUs."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(_self: Any, a: Any, b: Any, d: Any, *_precision: Any) -> Any:
+        left, right, total = (np.array(x.data, dtype=d.data.dtype, order="C") for x in (a, b, d))
+        for k in range(len(right)):
+            total += left[:, k, None] * right[k]
+        return TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 def exact_policy(family: str, dtype: torch.dtype = torch.float32, **shape: int) -> Policy:

@@ -82,7 +82,7 @@ class PagedDecoder(Transformer):
             else PlainOps(*shared)
         )
         self.whole = WholePass(self) if isinstance(self.ops, HostOps) and can_be_whole(self) else None
-        transposed = self.whole is None and keeps_transposed(policy)
+        transposed = self.whole is None and not is_exact and keeps_transposed(policy)
         self.weights = (
             exact_weights(self) if is_exact else [layer_weights(x, transposed=transposed) for x in self.layers]
         )
