@@ -524,10 +524,10 @@ def test_an_openrlhf_command_line(tmp_path: Path):
 def test_what_openrlhf_counts_together_or_leaves_out_of_an_evaluation(tmp_path: Path):
     asked = "--max_len 3000 --generate_max_len 2048 --eval_dataset e.jsonl --eval_steps 5 --num_episodes 1"
     batch = "--rollout_batch_size 128 --n_samples_per_prompt 8"
-    out = translate(write(tmp_path, "o.sh", f"{OPENRLHF} {batch} {asked}"), rows=128 * 24)
+    out = translate(write(tmp_path, "o.sh", f"{OPENRLHF} {batch} {asked}"), rows=128 * 12)
     assert (out.keys["limits.max_prompt_tokens"], out.keys["limits.max_response_tokens"]) == (3000 - 2048, 2048)
     assert [out.keys[f"eval.{key}"] for key in ("every_steps", "k", "temperature", "top_p")] == [5, 4, 0.6, 1.0]
-    assert (out.keys["train.steps"], out.keys["train.warmup_steps"]) == (24, 1)  # 0.03 of them is 0.72, rounded up
+    assert (out.keys["train.steps"], out.keys["train.warmup_steps"]) == (12, 1)  # 0.03 of them is 0.36, rounded up
 
 
 def test_a_secret_is_not_repeated():
