@@ -87,11 +87,15 @@ def test_the_end_is_the_last_ten_steps_and_wrong_responses_have_a_length_of_thei
     write_done(planned, {0: [0, 2], 20: [2, 3]})
     file = planned.folder / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    changed = [line | {"length/truncated": float(line["step"] <= 10), "length/mean": line["step"]} for line in lines]
+    changed = [
+        line | {"length/truncated": float(line["step"] <= 10), "length/mean": line["step"], "clip/low": line["step"]}
+        for line in lines
+    ]
     file.write_text("".join(json.dumps(line) + "\n" for line in changed))
     measured = measure(planned)
     assert (measured.truncated, measured.truncated_end) == (0.5, 0.0)
     assert (measured.length, measured.length_wrong) == (15.5, 22.0)
+    assert measured.clip == pytest.approx(10.5 + 0.002)  # of all twenty
     assert (measured.step_seconds, measured.mixed_groups_end) == (2.0 * 20, pytest.approx(1 - 15.5 / 20))
 
 
@@ -162,6 +166,8 @@ def test_the_summary_says_what_was_measured(tmp_path: Path):
     assert summary["baseline"]["avg"] == 0.75
     assert (naive["reaches_baseline_best"]["updates"], dapo["reaches_baseline_best"]["tokens"]) == (32, 2000)
     assert (naive["late"]["value"], dapo["late"]["value"], dapo["over_baseline"]["value"]) == (0.5, 1.0, 0.5)
+    assert (naive["start"], naive["end_by_seed"], naive["late_by_seed"]) == (0.25, [0.5, 0.5], [0.5, 0.5])
+    assert (naive["best"]["value"], dapo["start"], dapo["end_by_seed"]) == (0.75, 0.25, [1.0, 1.0])
     assert dapo["difference"] is None  # the rung before it is not there
     assert (summary["missing"], summary["failed"]) == (["token-loss"], {"token-loss seed 0": "torn"})
     assert (dapo["spent"]["step"], dapo["spent"]["updates"], dapo["spent"]["tokens"]) == (4, 64, 4000)

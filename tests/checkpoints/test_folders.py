@@ -30,6 +30,19 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path):
     assert names(tmp_path) == ["value-000020", "step-999999", "step-1000000"]
 
 
+def test_whatever_their_numbers_value_pretraining_comes_before_the_first_step(tmp_path: Path):
+    save(tmp_path, 9, 2)
+    (tmp_path / "step-000009").rename(tmp_path / name_of(0, 9))
+    assert names(tmp_path) == ["value-000009", "step-000002"]
+
+
+def test_the_one_just_written_stays_where_later_ones_are_left_of_another_time(tmp_path: Path):
+    """A damaged checkpoint is skipped, and the run goes on from the one before it: the next has a smaller number."""
+    save(tmp_path, 2, 8, 9)
+    save(tmp_path, 3, keep=1)
+    assert names(tmp_path) == [name_of(3), name_of(9)]
+
+
 @pytest.mark.parametrize(
     "copy", ["step-000002.bak", "step-000001-keep", "step-000009 (copy)", "step-best", "value-old"]
 )

@@ -37,6 +37,10 @@ from dapo.planning.plan import parts_of
             ["rewards.aggregation = normalize_then_sum: it has its own two normalizations", "std_over"],
         ),
         (["algorithm.entropy_coefficient=-0.1"], ["algorithm.entropy_coefficient = -0.1: must be at least 0"]),
+        (
+            ["checkpoint.keep_best=true", "eval.every_steps=0"],
+            ["checkpoint.keep_best: has no effect here", "eval.every_steps above 0"],
+        ),
         (["preset=grpo", "sampling.refill=false"], ["sampling.refill: has no effect here", "sampling.dynamic = true"]),
         (
             ["preset=scalerl", "sampling.fill_policy=error"],

@@ -69,6 +69,36 @@ def test_twice_the_cards_train_in_half_the_time_until_gathering_weights_takes_lo
     assert two == pytest.approx(max(one / 2, tokens / 256 / PUBLISHED.train.tokens_per_microbatch * rates.passes_s))
 
 
+def test_an_update_gathers_the_weights_at_least_once_however_few_tokens_it_has():
+    _, rates = published_plan(128)
+    seconds = training_seconds(PUBLISHED, rates, gpus=128, trained_tokens=1.0)
+    assert seconds == pytest.approx(16 * rates.passes_s + rates.gather_s)
+
+
+@pytest.mark.parametrize(("shard", "parallel", "is_gathered"), [("none", 1, 0), ("full", 1, 1), ("none", 2, 1)])
+def test_an_engine_gets_weights_from_others_where_they_are_sharded_here_or_there(
+    shard: str, parallel: int, is_gathered: int
+):
+    rates = rates_of(PUBLISHED, SHAPE, Layout(shard, parallel, {}, 64), card="h100", gpus=8, mean_tokens=MEAN)
+    assert rates.gather_s == pytest.approx(is_gathered * 2 * SHAPE.parameters / 40e9)
+
+
+def test_our_engines_share_the_sequences_that_are_allowed():
+    config = load_recipe("gsm8k-1.5b-24gb", ["rollout.max_concurrent_sequences=6"]).config
+    shape = KNOWN["qwen/qwen2.5-1.5b"]
+    for gpus, slots in ((1, 6), (2, 3), (4, 2)):
+        alone = layouts_of(config, shape, card="h200", gpus=gpus, mean_tokens=64)[0]
+        assert (alone.shard, alone.tensor_parallel, alone.slots) == ("none", 1, slots)
+
+
+def test_simulated_responses_have_the_mean_length_that_was_asked_for():
+    sets = ["sampling.prompts_per_step=64", "sampling.dynamic=false"]
+    config = load_recipe("dapo-math-7b-8x80gb", sets).config
+    cost, n = TickCost(4e-3, 3e-5), 64 * config.sampling.responses_per_prompt
+    sampled = simulate_sampling(config, replicas=1, slots=n, cost=cost, mean_tokens=200, sigma=0.9, steps=1)
+    assert sampled.generated_tokens / n == pytest.approx(200, rel=0.1)
+
+
 def test_with_more_engines_a_step_is_sampled_sooner_and_more_of_them_wait():
     config = load_recipe("dapo-math-7b-8x80gb", ["sampling.prompts_per_step=64"]).config
     sampled = [

@@ -12,7 +12,7 @@ from dapo.config.model_shapes import ModelShape, shape_of
 from dapo.config.schema import Config
 from dapo.errors import ConfigError
 from dapo.planning.fit import COMFORTABLE, FREE, Fit, card_gib, fit, refuse
-from dapo.planning.plan import memory_of
+from dapo.planning.plan import concurrency_of, memory_of
 
 CARDS = (8, 16, 24, 48, 80)
 
@@ -100,6 +100,15 @@ def test_a_kv_cache_that_fits_or_was_typed_stays():
     large, shape = plan(recipe, f"{key}=200")
     assert keys(fit(large, shape, 139))[key] < 100
     assert keys(fit(large, shape, 139, [key])) == {}
+
+
+@pytest.mark.parametrize(("gpus", "parallel", "each"), [(1, 1, 100), (3, 1, 34), (8, 2, 25), (1, 2, 100)])
+def test_the_sequences_that_are_allowed_are_shared_by_the_copies_of_the_model(gpus: int, parallel: int, each: int):
+    sets = ["rollout.max_concurrent_sequences=100", "rollout.engine=vllm", f"rollout.tensor_parallel={parallel}"]
+    config, shape = plan("gsm8k-1.5b-24gb", *sets)
+    memory = memory_of(config, shape, is_cuda=True, gpus=1)
+    found = concurrency_of(config, memory, device_gib=80, gpus=gpus)
+    assert (found.replicas, found.allowed) == (max(1, gpus // parallel), each)
 
 
 def test_vllm_gets_its_own_weights_and_what_is_left():

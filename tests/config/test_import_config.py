@@ -176,7 +176,7 @@ def test_epochs_become_steps_where_the_rows_are_known(tmp_path: Path):
         "python3 -m verl.trainer.main_ppo data.train_files=mine.parquet data.train_batch_size=256 \\\n"
         "  algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 trainer.total_epochs=3 trainer.n_gpus_per_node=1",
     )
-    assert translate(path, rows=2600).keys["train.steps"] == 3 * (2600 // 256)  # what is left of a pass is dropped
+    assert translate(path, rows=2700).keys["train.steps"] == 3 * (2700 // 256)  # what is left of a pass is dropped
     assert "--rows" in said(translate(path).differs, "total_epochs")
 
 
@@ -473,6 +473,8 @@ def test_updates_of_several_epochs_are_fewer_steps(tmp_path: Path):
     assert found == [2, 3, 240 // 6]
     assert (keys["checkpoint.every_steps"], keys["train.warmup_steps"]) == (60 // 6, 12 // 6)
     assert f"eval.every_steps = {30 // 6}" in said(out.missing, "eval_steps")
+    more = translate(write(tmp_path, "b.yaml", "\n".join(["num_generations: 8", *lines, "warmup_steps: 13"])))
+    assert more.keys["train.warmup_steps"] == 3  # 13 updates end in the third step of 6
 
 
 def test_steps_below_one_are_a_share_of_all(tmp_path: Path):
@@ -483,6 +485,8 @@ def test_steps_below_one_are_a_share_of_all(tmp_path: Path):
     assert loaded(out, tmp_path)["checkpoint.every_steps"] == 200 // 10
     assert f"eval.every_steps = {200 // 4}" in said(out.missing, "eval_steps")
     assert trl("max_steps: 3", "save_steps: 0.01").keys["checkpoint.every_steps"] == 1
+    odd = trl("max_steps: 24", "save_steps: 0.1", "warmup_ratio: 0.1")  # 2.4: rounded up, as in transformers
+    assert (odd.keys["checkpoint.every_steps"], odd.keys["train.warmup_steps"]) == (3, 3)
     unknown = trl("save_steps: 0.1")  # passes over rows that nobody counted
     assert "checkpoint.every_steps" not in unknown.keys
     assert "set checkpoint.every_steps" in said(unknown.differs, "save_steps")
@@ -515,6 +519,15 @@ def test_an_openrlhf_command_line(tmp_path: Path):
     assert (keys["cluster.backend"], keys["cluster.gpus"]) == ("ray", 4)
     assert "correct < G" in said(out.differs, "dynamic_filtering_reward_range")
     assert "pkg.mod:function" in said(out.differs, "remote_rm_url")
+
+
+def test_what_openrlhf_counts_together_or_leaves_out_of_an_evaluation(tmp_path: Path):
+    asked = "--max_len 3000 --generate_max_len 2048 --eval_dataset e.jsonl --eval_steps 5 --num_episodes 1"
+    batch = "--rollout_batch_size 128 --n_samples_per_prompt 8"
+    out = translate(write(tmp_path, "o.sh", f"{OPENRLHF} {batch} {asked}"), rows=128 * 12)
+    assert (out.keys["limits.max_prompt_tokens"], out.keys["limits.max_response_tokens"]) == (3000 - 2048, 2048)
+    assert [out.keys[f"eval.{key}"] for key in ("every_steps", "k", "temperature", "top_p")] == [5, 4, 0.6, 1.0]
+    assert (out.keys["train.steps"], out.keys["train.warmup_steps"]) == (12, 1)  # 0.03 of them is 0.36, rounded up
 
 
 def test_a_secret_is_not_repeated():

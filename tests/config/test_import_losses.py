@@ -164,6 +164,18 @@ def having(keys: dict[str, object], **wanted: object) -> bool:
         ),
         (
             "OpenRLHF",
+            ["--algo.advantage.is_correction_level seq", "--algo.advantage.is_correction_threshold 0 2"],
+            "grpo-naive",
+            {"correction__cap": 2.0, "correction__floor": None, "correction__level": "sequence"},
+        ),
+        (  # 1 - 1: no lower bound
+            "verl",
+            [f"{ACTOR}.policy_loss.loss_mode=cispo", f"{ACTOR}.clip_ratio_low=1.0"],
+            "cispo",
+            {"loss": "cispo", "clip__low": None},
+        ),
+        (
+            "OpenRLHF",
             ["--algo.advantage.is_correction_enable"],
             "grpo-naive",
             {"correction__cap": 5.0, "correction__floor": 0.5, "correction__kind": "truncate"},

@@ -82,6 +82,21 @@ def test_what_is_known_is_not_asked_again():
     assert {request.key.problem for request in asked} == {"0", "2", "4"}
 
 
+def test_of_a_problem_that_was_left_in_the_middle_the_other_responses_are_asked():
+    asked: list[Request] = []
+    whole = evaluate(engine([]), VirtualJudge(), PROBLEMS, PROMPTS, k=4, max_new_tokens=50, seed=0)
+    known = {key: answer for key, answer in whole.items() if key not in (("0", 2), ("3", 0))}
+    again = evaluate(engine(asked), VirtualJudge(), PROBLEMS, PROMPTS, k=4, max_new_tokens=50, seed=0, known=known)
+    assert again == whole
+    assert [(request.key.problem, request.key.response_index) for request in asked] == [("0", 2), ("3", 0)]
+
+
+def test_the_responses_to_a_problem_are_one_group():
+    asked: list[Request] = []
+    evaluate(engine(asked), VirtualJudge(), PROBLEMS, PROMPTS, k=3, max_new_tokens=50, seed=0)
+    assert sorted({(request.key.problem, request.group) for request in asked}) == [(str(i), i) for i in range(6)]
+
+
 def test_a_truncated_answer_is_counted_and_never_right():
     slow = VirtualEngine(max_concurrent=4, length_of=lambda _: 99)
     sure = [Problem("x", "", "", meta={"pass_rate": 1.0})]

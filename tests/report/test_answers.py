@@ -12,7 +12,7 @@ from fake_runs import evaluation, metrics, write_run
 from dapo.report.answers import BAD, GOOD, PLAIN, Answer, collapsed, in_percent, learnt, slow
 from dapo.report.doctor.diagnose import examine
 from dapo.report.evidence import MIN_CHANGED_PROBLEMS, MIN_STEPS
-from dapo.report.learning import by_problems
+from dapo.report.learning import by_problems, change_of
 from dapo.report.load import RunRecord, load_run
 from dapo.report.page_data import headline
 
@@ -118,6 +118,33 @@ def test_without_single_problems_the_two_intervals_must_part(tmp_path: Path):
     assert by("down", 0.5, 0.43).answer == "Worse"
     assert by("overlap", 0.5, 0.55).answer == "Inconclusive"
     assert by("short", 0.2, 0.8, steps=MIN_STEPS - 1).answer == "Inconclusive"
+
+
+def test_steps_are_counted_from_the_first_of_two_evaluations(tmp_path: Path):
+    """One after step 28 and one after step 30 are 2 steps apart, of however long a run."""
+    run = evaluated(tmp_path, first(10), first(90))
+    for line in (run.evaluations[0], run.eval_problems[0]):
+        line["step"] = 28
+    answer = learnt(run)
+    assert answer.answer == "Inconclusive"
+    assert f"2 steps, at least {MIN_STEPS} needed" in answer.detail
+
+
+def test_what_was_sampled_otherwise_is_not_compared(tmp_path: Path):
+    """`eval.temperature` may change at a resume: neither the problems nor the intervals then say what training did."""
+    run = evaluated(tmp_path, first(10), first(90), averages=(0.1, 0.9))
+    assert learnt(run).answer == "Improved"
+    run.eval_problems[0]["sampling"], run.eval_problems[1]["sampling"] = [1.0, 0.7, 0], [0.0, 1.0, 0]
+    assert change_of(run) is None
+    assert (headline(run)["from"], headline(run)["to"]) == (None, 0.9)
+    assert learnt(run).answer not in ("Improved", "Worse")
+
+
+def test_evaluations_before_rewards_were_graded_are_not_compared(tmp_path: Path):
+    exams = [evaluation(0, 0.9), evaluation(10, 0.0, mean_value=0.2), evaluation(30, 0.0, mean_value=0.4)]
+    change = change_of(load_run(write_run(tmp_path, metrics(30), evaluations=exams)))
+    assert change is not None
+    assert (change.steps, change.before, change.after) == ((10, 30), 0.2, 0.4)
 
 
 def test_graded_rewards_are_judged_by_their_values(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -529,6 +530,46 @@ def test_graded_rewards_are_progress_where_no_response_counts_as_right(tmp_path:
     for name, lines in (("rising", bad), ("once", once_right)):
         found = look(tmp_path / name, metrics(**lines, reward__raw=falls(0.0, 0.9)))
         assert not {"entropy-collapse", "length-runaway"} & names(found), name
+
+
+def test_a_reward_far_from_0_rises_by_its_own_range(tmp_path: Path):
+    """From 10 to 10.2 is all that it has ever risen; 2 % of 10 would be as much again."""
+    lines = metrics(accuracy=0.0, length__mean=lambda t: 300 if t < 0.5 else 900, reward__raw=falls(10.0, 10.2))
+    assert "length-runaway" not in names(look(tmp_path, lines))
+
+
+def test_a_small_rise_of_the_entropy_is_no_explosion_however_many_times_the_start(tmp_path: Path):
+    for name, start, fires in (("small", 0.4 * T.entropy_explosion_rise, False), ("large", 0.4, True)):
+        end = start * T.entropy_explosion_ratio * 1.6
+        lines = metrics(policy__entropy=lambda t, a=start, b=end: a if t < 0.5 else b)
+        assert end > T.entropy_explosion_rise
+        assert ("entropy-explosion" in names(look(tmp_path / name, lines))) == fires, name
+
+
+def test_the_engine_may_be_far_off_by_its_kl_or_its_effective_sample_size_alone(tmp_path: Path):
+    limits = (("engine__kl", T.engine_kl_nats, 1.1), ("engine__effective_sample_size", T.effective_sample_size, 0.9))
+    for name, limit, beyond in limits:
+        for side, fires in ((beyond, True), (2 - beyond, False)):
+            found = names(look(tmp_path / f"{name}-{side}", metrics(**{name: limit * side})))
+            assert ("engine-gap" in found) == fires, (name, side)
+
+
+def test_a_checkpoint_at_the_end_alone_is_as_far_off_as_the_end_of_the_run(tmp_path: Path):
+    """30 of 1,000 steps of 10 s: what a crash loses is nearly three hours, not the five minutes so far."""
+    for name, wanted, fires in (("long", 1000, True), ("short", 100, False)):
+        folder = write_run(tmp_path / name, metrics(), wanted=wanted)
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(
+            text.replace("[checkpoint]\nevery_steps = 10", "[checkpoint]\nevery_steps = 0")
+        )
+        assert ("rare-checkpoints" in names(examine(load_run(folder)))) == fires, name
+
+
+def test_a_trend_counts_beyond_what_two_medians_differ_by_through_the_scatter_alone(tmp_path: Path):
+    """Steps 1 apart by turns: of each 1/(√2·0.6745), of a median of 6 √(π/2)/√6 of it, and √2 for two of them."""
+    folder = write_run(tmp_path, metrics(accuracy=lambda t: float(round(29 * t) % 2)))
+    noise = Visit(load_run(folder), (), None, T).noise("accuracy")
+    assert noise == pytest.approx(T.trend_noise * math.sqrt(math.pi / 2) / (math.sqrt(2) * 0.6745) * math.sqrt(2 / 6))
 
 
 def test_a_collapse_without_accuracy_or_reward_says_nothing_of_them(tmp_path: Path):

@@ -117,6 +117,17 @@ def test_a_score_of_another_k_is_no_part_of_the_curve_and_its_error_is_half_an_i
     assert found.scores[0] == 0.3
 
 
+def test_a_score_that_was_sampled_otherwise_is_no_part_of_the_curve():
+    run = record(9)
+    run.eval_problems.extend(
+        {"step": step, "set": "exam", "k": 8, "ids": ["p"], "correct": [4], "sampling": [float(step > 20), 1.0, 0]}
+        for step in range(0, 90, 10)
+    )
+    found = curve_of(run)
+    assert found is not None
+    assert found.steps.tolist() == [30, 40, 50, 60, 70, 80]
+
+
 def test_of_evaluations_that_scatter_the_interval_covers_the_scatter():
     """A score ±0.05 around 0.5: an interval of one more evaluation is about 2 · 1.96 · 0.05 wide."""
     steps = [10 * i for i in range(20)]

@@ -47,6 +47,18 @@ def test_the_chance_of_a_mixed_group_counts_subsets(n: int, c: int, G: int):
     assert mixed_fraction(seen(n, c), G) == pytest.approx(sum(map(is_mixed, subsets)) / len(subsets))
 
 
+def test_graded_responses_are_mixed_where_their_values_are_not_all_the_same():
+    """Six values, 3 + 2 + 1: of the 15 pairs 3 + 1 are of one value, of the 20 triples one is."""
+    one = Difficulty("p", "question", 6, 3, 10.0, 0.0, mean_value=0.5, alike=(3, 2, 1))
+    assert [mixed_fraction([one], G) for G in (2, 3, 4)] == pytest.approx([11 / 15, 19 / 20, 1.0])
+
+
+def test_one_problem_with_few_responses_is_judged_by_what_the_set_is_like():
+    """Nearly all are hopeless: so is most likely one that was asked twice, of which a flat prior thinks better."""
+    table = [*seen(8, *[0] * 60), *seen(2, 0)]
+    assert mixed_fraction(table, 8) < 0.1 * chance_mixed(1 + 0, 1 + 2, 8) / len(table)
+
+
 def test_the_estimate_is_unbiased():
     p, n, G = 0.3, 8, 4
     weights = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
@@ -135,6 +147,13 @@ def test_responses_belong_to_what_decides_them(tmp_path: Path, changes: dict[str
     problems: Any = SimpleNamespace(sha256="0")
     settings = [offline(tmp_path, **given).settings("here", problems) for given in ({}, changes)]
     assert (settings[0] != settings[1]) == is_other
+
+
+def test_responses_belong_to_what_the_file_held_and_not_to_its_name(tmp_path: Path):
+    read: list[Any] = [SimpleNamespace(sha256=sha256) for sha256 in "01"]
+    before, edited = (offline(tmp_path).settings("here", problems) for problems in read)
+    assert before != edited
+    assert offline(tmp_path, data="moved.jsonl").settings("here", read[0]) == before
 
 
 def test_a_prompt_over_the_limit_is_left_out_and_counted(model: Path, tmp_path: Path):

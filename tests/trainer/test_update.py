@@ -207,6 +207,19 @@ def learner_with_critic() -> Learner:
     return learner
 
 
+def test_the_critics_means_are_over_its_own_updates(tmp_path: Path):
+    """An update that the policy skips is none that the critic skips: its loss and norm stay what they are."""
+    ppo = recipe(tmp_path, "preset=ppo", "train.updates_per_step=2", "train.epochs_per_step=1").config
+    seen = []
+    for is_broken in (False, True):
+        learner, broken = learner_with_critic(), iter([float("nan")] * is_broken)
+        next(learner.policy.parameters()).register_hook(lambda gradient, left=broken: gradient * next(left, 1.0))
+        metrics = update_policy(learner, make_batch(groups(4), ppo, torch.float64), ppo, step=1)
+        assert (metrics["updates"], metrics["policy/skipped_updates"]) == (2 - is_broken, is_broken)
+        seen.append((metrics["critic/loss"], metrics["critic/grad_norm"]))
+    assert seen[0] == seen[1]
+
+
 def test_skipped_updates_of_the_critic_are_bounded_whatever_the_policy_does(tmp_path: Path):
     from dapo.errors import TrainingError
 

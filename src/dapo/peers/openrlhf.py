@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dapo.peers.common import (
     divided,
     steps_of,
@@ -102,7 +104,7 @@ def from_openrlhf(s: Settings, *, rows: int | None) -> Translation:
     )
     steps_of(out, episodes, prompts=prompts, rows=rows, train_set=train_set, limit=most.value)
     ratio = s.real("actor.lr_warmup_ratio", "lr_warmup_ratio", default=0.03)
-    out.take("train.warmup_steps", ratio, round(ratio.value * out.keys["train.steps"]))
+    out.take("train.warmup_steps", ratio, math.ceil(ratio.value * out.keys["train.steps"]))
     rest_of_run(s, out)
     take_rest(s, out, REASONS, task=TASK, training=TRAINING)
     return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dapo.peers.common import (
     GUESS,
     divided,
@@ -438,7 +440,7 @@ def steps(s: Settings, out: Translation, *, rows: int | None, updates: int, trai
     if ratio.is_given and not warmup.value:
         warmup = Value(ratio.value, ratio.origin, is_given=True)
     is_fraction = 0 < warmup.value < 1
-    n_warm = round(warmup.value * total) if is_fraction else -(-int(warmup.value) // per_step)
+    n_warm = math.ceil(warmup.value * total) if is_fraction else -(-int(warmup.value) // per_step)
     out.take("train.warmup_steps", warmup, n_warm)
     if n_warm:
         out.means_other(warmup.origin, "the first step has the rate lr / warmup_steps; TRL's first update has none.")
@@ -481,7 +483,7 @@ def in_steps(s: Settings, out: Translation, found: Value, theirs: str, ours: str
     if out.origin["train.steps"] == GUESS:
         out.means_other(found.origin, f"a fraction of all steps, and how many there are is not known: set {ours}.")
         return None
-    n = max(1, round(float(found.value) * int(out.keys["train.steps"])))
+    n = math.ceil(float(found.value) * int(out.keys["train.steps"]))
     out.means_other(found.origin, f"a share of all {out.keys['train.steps']:,} steps: every {n:,}.")
     return n
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.report.learning import is_graded
+from dapo.report.learning import comparable, is_graded
 from dapo.report.load import RunRecord, is_number
 
 LEAST = 8  # evaluations; fewer do not tell a curve that levels off from one that goes on
@@ -58,7 +58,7 @@ def curve_of(run: RunRecord) -> Curve | None:
     if not run.evaluations:
         return None
     lines = [e for e in run.evaluations if e["set"] == run.evaluations[0]["set"]]
-    alike = [e for e in lines if e["k"] == lines[-1]["k"] and is_share(e.get("avg@k"))]
+    alike = [e for e in comparable(run, str(lines[0]["set"])) if is_share(e.get("avg@k"))]
     if not any(e["step"] > 0 for e in alike) or any(map(is_graded, lines)):
         return None
     half_widths = [interval_half(e.get("avg@k_interval")) for e in alike]

@@ -37,8 +37,7 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
     if not run.evaluations:
         return None
     name = str(run.evaluations[0]["set"]) if name is None else name
-    lines = [e for e in run.evaluations if str(e["set"]) == name]
-    same = alike(lines)
+    same = comparable(run, name)
     if len(same) < 2:
         return None
     first, last = same[0], same[-1]
@@ -57,6 +56,14 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
 def alike(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Evaluations of one set that can be compared with its last one: of as many responses, graded or not."""
     return [e for e in lines if e["k"] == lines[-1]["k"] and is_graded(e) == is_graded(lines[-1])]
+
+
+def comparable(run: RunRecord, name: str) -> list[dict[str, Any]]:
+    """Of these the ones of the same problems, sampled as in the last one, as far as the record has single problems."""
+    same = alike([e for e in run.evaluations if str(e["set"]) == name])
+    made = {e["step"]: how_made(e) for e in run.eval_problems if str(e.get("set")) == name}
+    last = made.get(same[-1]["step"]) if same else None
+    return [e for e in same if last is None or made.get(e["step"], last) == last]
 
 
 def is_graded(line: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dapo.commands import dapo_command
 from dapo.report.doctor.findings import NOTE, SEVERE, WARNING, Finding, Visit
-from dapo.report.learning import WORSE, Change, alike, change_of, score_key, score_name
+from dapo.report.learning import WORSE, Change, change_of, comparable, score_key, score_name
 from dapo.report.load import RunRecord, is_number
 
 
@@ -33,7 +33,7 @@ def faults(v: Visit) -> Iterator[Finding]:
 def evaluations(v: Visit) -> Iterator[Finding]:
     names = list(dict.fromkeys(str(e["set"]) for e in v.run.evaluations))
     for name in names:
-        same = alike([e for e in v.run.evaluations if str(e["set"]) == name])
+        same = comparable(v.run, name)
         last, key = same[-1], score_key(same[-1])
         best = max(same, key=lambda e: e[key])
         change = change_of(v.run, name)
