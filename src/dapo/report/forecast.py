@@ -58,7 +58,8 @@ def curve_of(run: RunRecord) -> Curve | None:
     if not run.evaluations:
         return None
     lines = [e for e in run.evaluations if e["set"] == run.evaluations[0]["set"]]
-    alike = [e for e in comparable(run, str(lines[0]["set"])) if is_share(e.get("avg@k"))]
+    same = comparable(run.evaluations, run.eval_problems, str(lines[0]["set"]))
+    alike = [e for e in same if is_share(e.get("avg@k"))]
     if not any(e["step"] > 0 for e in alike) or any(map(is_graded, lines)):
         return None
     half_widths = [interval_half(e.get("avg@k_interval")) for e in alike]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
     if not run.evaluations:
         return None
     name = str(run.evaluations[0]["set"]) if name is None else name
-    same = comparable(run, name)
+    same = comparable(run.evaluations, run.eval_problems, name)
     if len(same) < 2:
         return None
     first, last = same[0], same[-1]
@@ -53,16 +53,17 @@ def change_of(run: RunRecord, name: str | None = None) -> Change | None:
     return Change(verdict, why, name, score, float(first[key]), float(last[key]), steps)
 
 
-def alike(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Evaluations of one set that can be compared with its last one: of as many responses, graded or not."""
-    return [e for e in lines if e["k"] == lines[-1]["k"] and is_graded(e) == is_graded(lines[-1])]
+def comparable(
+    evaluations: Iterable[dict[str, Any]], problems: Iterable[dict[str, Any]], name: str
+) -> list[dict[str, Any]]:
+    """Evaluations of a set that can be compared with its last one: of as many responses, graded or not.
 
-
-def comparable(run: RunRecord, name: str) -> list[dict[str, Any]]:
-    """Of these the ones of the same problems, sampled as in the last one, as far as the record has single problems."""
-    same = alike([e for e in run.evaluations if str(e["set"]) == name])
-    made = {e["step"]: how_made(e) for e in run.eval_problems if str(e.get("set")) == name}
-    last = made.get(same[-1]["step"]) if same else None
+    And of the same problems, sampled alike, as far as there are lines with single problems.
+    """
+    lines = [e for e in evaluations if str(e["set"]) == name]
+    made = {e["step"]: how_made(e) for e in problems if str(e.get("set")) == name}
+    last = made.get(lines[-1]["step"]) if lines else None
+    same = [e for e in lines if e["k"] == lines[-1]["k"] and is_graded(e) == is_graded(lines[-1])]
     return [e for e in same if last is None or made.get(e["step"], last) == last]
 
 

@@ -23,7 +23,7 @@ from dapo.learner.critic import HeldOutFit
 from dapo.learner.optimizer import Optimizer
 from dapo.models.critic import save_critic
 from dapo.models.load import adapter_tensors, checkpoint_tensors, save_adapter, save_all_but_weights, save_policy
-from dapo.report.learning import alike, how_made, score_key
+from dapo.report.learning import comparable, score_key
 from dapo.report.load import is_evaluation
 from dapo.trainer.run import Run
 from dapo.waiting.registry import waiting
@@ -64,11 +64,7 @@ def best_step(run: Run) -> int | None:
     """
     there = {run.saved, name_of(run.step), *(path.name for path in in_order(run.folder / "checkpoints"))}
     lines = filter(is_evaluation, read_lines(run.folder / "eval.jsonl"))
-    name = run.eval_sets[0].name
-    own = alike([line for line in lines if line["set"] == name])
-    made = {e["step"]: how_made(e) for e in read_lines(run.folder / "eval_problems.jsonl") if e.get("set") == name}
-    last = made.get(own[-1]["step"]) if own else None
-    same = [line for line in own if last is None or made.get(line["step"], last) == last]
+    same = comparable(lines, read_lines(run.folder / "eval_problems.jsonl"), run.eval_sets[0].name)
     kept = [line for line in same if name_of(int(line["step"])) in there]
     best = max(kept, key=lambda line: float(line[score_key(line)]), default=None)
     return None if best is None else int(best["step"])

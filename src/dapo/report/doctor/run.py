@@ -33,7 +33,7 @@ def faults(v: Visit) -> Iterator[Finding]:
 def evaluations(v: Visit) -> Iterator[Finding]:
     names = list(dict.fromkeys(str(e["set"]) for e in v.run.evaluations))
     for name in names:
-        same = comparable(v.run, name)
+        same = comparable(v.run.evaluations, v.run.eval_problems, name)
         last, key = same[-1], score_key(same[-1])
         best = max(same, key=lambda e: e[key])
         change = change_of(v.run, name)
