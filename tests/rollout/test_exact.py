@@ -122,6 +122,7 @@ def test_sampled_and_trained_log_probs_are_the_same_bits():
     policy = exact_policy("qwen2", **SMALL)
     wanted = [request(i, i // 2, n_prompt=(15, 3)[i // 2], max_new_tokens=(2, 4, 4, 2)[i]) for i in range(4)]
     engine = exact_engine(policy, max_concurrent=3)
+    assert engine._decoder.head_transposed is None, "its products are torch's"
     engine.submit(wanted)
     done = drain(engine)
     assert_same_bits(policy, wanted, done)
