@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
+from warnings import warn
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from dapo.rollout.local.exact import exact_logits, exact_weights, rows_of
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.layers import through_layers
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
+from dapo.rollout.local.persistent.driver import DriverError
+from dapo.rollout.local.persistent.step import MOST_ROWS, PersistentStep, can_persist
 from dapo.rollout.local.rows import BAD, RUNNING, DeviceRows
 from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Adapted, Transposed, keeps_transposed, layer_weights
 from dapo.rollout.local.whole_pass import WholePass, can_be_whole
@@ -91,6 +94,8 @@ class PagedDecoder(Transformer):
         self.head = head = policy.head
         transposes_head = transposed and head.weight.shape[1] <= TRANSPOSED_COLUMNS
         self.head_transposed = Transposed(head.weight, getattr(head, "bias", None)) if transposes_head else None
+        # A few rows go through all layers and the head in one launch.
+        self.few = PersistentStep(self) if can_persist(self) else None
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
         self.graphs: dict[tuple[int, SamplingParams, bool], torch.cuda.CUDAGraph] = {}
@@ -169,6 +174,11 @@ class PagedDecoder(Transformer):
         tokens, logps = np.zeros(shape, token.dtype), np.zeros(shape, logp.dtype)
         tokens[ahead, row], logps[ahead, row] = token[0], logp[0]
         return length[last], stop[last], tokens, logps
+
+    @property
+    def has_drafts(self) -> bool:
+        """Several rows of a step are tokens of one response."""
+        return isinstance(self.ops, TritonOps) and self.ops.has_drafts
 
     def draft_room(self, length: NDArray[np.int32]) -> NDArray[np.int64]:
         """How many tokens may be drafted behind so many.
@@ -264,6 +274,12 @@ class PagedDecoder(Transformer):
 
     def _logits(self, n: int, longest: int) -> Tensor:
         """[n, V] behind the newest tokens, part by part."""
+        if self.few is not None and n <= MOST_ROWS and not self.has_drafts:
+            try:
+                return self.few.logits(n)
+            except DriverError as error:  # before anything was launched; many kernels do the same
+                warn(f"A step of few rows takes many launches instead of one: {error}", stacklevel=2)
+                self.few = None
         norm, head = self.norm, self.head
         x, y = through_layers(self.ops, self.weights, self.embed(self.rows.token[:n]), self.rows, longest)
         h = self.ops.add_norm(x, y, norm.weight, norm.variance_epsilon)

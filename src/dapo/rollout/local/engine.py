@@ -29,6 +29,7 @@ from dapo.rollout.local.cache import affordable_pages
 from dapo.rollout.local.decoder import OpsKind, PagedDecoder
 from dapo.rollout.local.kept import Kept, KeptResponses
 from dapo.rollout.local.pages import NO_PAGES, PagePool, Pages, default_page_tokens, pages_for
+from dapo.rollout.local.persistent.step import MOST_ROWS
 from dapo.rollout.local.prefixes import (
     Extension,
     Prefix,
@@ -45,6 +46,8 @@ from dapo.rollout.partial import PartialResponse, completions
 from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.stops import Stops
 from dapo.types import StopReason
+
+TAIL_TICKS = 4  # ticks in one, where a few rows are left
 
 
 class LocalEngine(QueuedEngine):
@@ -80,6 +83,7 @@ class LocalEngine(QueuedEngine):
         # On a GPU the host reads results back every few tokens; on a CPU reading costs nothing.
         self.tokens_per_tick = tokens_per_tick or (8 if is_cuda else 1)
         self.page_tokens = page_tokens or default_page_tokens(policy.device)
+        self._n_steps = self.tokens_per_tick  # of this tick
         self._kv_gib, self._kv_tokens = kv_gib, kv_tokens
         self._ops: OpsKind = ops
         self.is_exact = is_exact
@@ -105,7 +109,7 @@ class LocalEngine(QueuedEngine):
             max_tokens=self.max_tokens,
             n_pages=n_pages,
             page_tokens=self.page_tokens,
-            tokens_per_tick=self.tokens_per_tick,
+            tokens_per_tick=self.tokens_per_tick * TAIL_TICKS,
             ops=self._ops,
             is_exact=self.is_exact,
         )
@@ -157,6 +161,7 @@ class LocalEngine(QueuedEngine):
             raise
 
     def _advance(self) -> list[Finished]:
+        self._n_steps = self._tick_steps()
         self._admit()
         n, rows = self._n_rows, self._rows
         if n == 0:
@@ -169,7 +174,7 @@ class LocalEngine(QueuedEngine):
             drawn = self._decoder.verify(state, pages, self.sampling, drafts, longest=longest, serial=serial)
             self.drafter.count(drafts, int((drawn[0] - rows.length[:n] - (drawn[1] != BAD)).sum()))
         else:
-            n_steps = self.tokens_per_tick
+            n_steps = self._n_steps
             drawn = self._decoder.tick(state, pages, self.sampling, n_steps=n_steps, longest=longest, serial=serial)
         length, stop, token, logp = drawn
         n_new = np.where(rows.is_taken[:n], length - rows.length[:n], 0)
@@ -184,6 +189,11 @@ class LocalEngine(QueuedEngine):
         self._report([row for row in ended if stop[row] == BAD])
         reasons = {ENDED: StopReason.EOS, BAD: StopReason.ABORTED}
         return self._finish({row: reasons.get(int(stop[row]), StopReason.LENGTH) for row in ended})
+
+    def _tick_steps(self) -> int:
+        """Tokens of the next tick: more where few rows are left, whose steps are short beside the host's work."""
+        is_tail = not self._waiting and 0 < self.n_in_flight <= MOST_ROWS and self._decoder.few is not None
+        return self.tokens_per_tick * (TAIL_TICKS if is_tail else 1)
 
     def _drafts(self, n: int) -> list[list[int]]:
         """Guesses for rows 0..n−1, where drafting is due."""
@@ -318,7 +328,7 @@ class LocalEngine(QueuedEngine):
 
     def _pages_wanted(self, length: NDArray[np.int32], limit: NDArray[np.int32]) -> NDArray[np.int32]:
         """Pages that hold the keys of all tokens which a tick reads. The last token before the limit is never read."""
-        ahead = max(self.tokens_per_tick - 1, self.drafter.drafting.tokens)
+        ahead = max(self._n_steps - 1, self.drafter.drafting.tokens)
         return -(-np.minimum(length + ahead, limit - 1) // self.page_tokens)
 
     def _make_room(self, but: PartialResponse | None = None) -> bool:

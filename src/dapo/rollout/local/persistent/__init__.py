@@ -1,0 +1,1 @@
+"""One decode step of a few rows in one launch."""

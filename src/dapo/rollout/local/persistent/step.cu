@@ -1,0 +1,688 @@
+/* One decode step of a few rows in one launch: all layers and the head, by blocks that stay until the end.
+
+   A step of few rows reads every weight once and does little else, so it is as fast as the memory, unless something
+   makes the memory wait: between kernels it always does. Here each warp asks for the weights it will need next,
+   whatever product or layer they belong to, while the blocks wait for each other's results.
+
+   A product [rows, K] x [N, K]^T: each block has some of the N outputs, each of its warps some of the K terms; tensor
+   cores take 16 outputs x 8 rows at a time, and the block adds its warps' sums in their order. Numbers are rounded
+   where the kernels of `kernels.py` round them.
+
+   Written in what C and CUDA have in common: `emulation.h` runs it on a CPU. The sizes are macros, set by `persistent.py`:
+   H hidden, I feed-forward, NQ and NK heads of D, V vocabulary, LAYERS, PAGE tokens, ROWS computed (8, 16, ...),
+   WARPS of a block, SPAN units of a piece, DEPTH units of rows that are read ahead, HAS_BIAS (of q, k, v), HAS_NORM (of q, k), EPS, SCALE, STAGES (pieces of weights a warp has under way),
+   TILES (of 16 outputs that a block adds up at a time). */
+
+#define THREADS (WARPS * 32)
+#define NT (ROWS / 8)
+#define G (NQ / NK)
+#define QKV ((NQ + 2 * NK) * D)
+#define MIXED (NQ * D)
+#define UNIT 64 /* terms: a line of memory */
+#define UNITS(k) (((k) / UNIT + WARPS - 1) / WARPS) /* a warp's most */
+#define DU (D / 32)
+#define DL (D / 32) /* numbers of a value that a lane has */
+#define WHOLE(units) (((units) + SPAN - 1) / SPAN * SPAN)
+#define KEPT WHOLE(UNITS(H))     /* units of normed rows, which are kept */
+#define AHEAD WHOLE(DEPTH / NT) /* units of other rows, which are read ahead of their product */
+#define AT_HAND (KEPT > AHEAD ? KEPT : AHEAD)
+#define PIECE (SPAN * 2048) /* bytes of 16 outputs x SPAN units */
+#define BARRIERS (LAYERS * 5 + 1)
+#define NONE (-1e30f)
+
+DEVICE float low_half(unsigned x) { return bits_to_float(x << 16); }
+DEVICE float high_half(unsigned x) { return bits_to_float(x & 0xffff0000u); }
+DEVICE float rounded(float x) { return to_float(to_bf16(x)); }
+DEVICE float larger(float x, float y) { return x > y ? x : y; }
+/* Of scores relative to `top`, in terms of the largest of all. */
+DEVICE float weight_of(float top, float largest) { return top > NONE ? power_of_2(top - largest) : 0; }
+DEVICE float squares_of_two(unsigned x) { return low_half(x) * low_half(x) + high_half(x) * high_half(x); }
+DEVICE float squares_of(Four x) {
+    return squares_of_two(x.x) + squares_of_two(x.y) + squares_of_two(x.z) + squares_of_two(x.w);
+}
+DEVICE unsigned scaled_two(unsigned x, float scale, unsigned by) {
+    return multiplied(packed(low_half(x) * scale, high_half(x) * scale), by);
+}
+DEVICE Four scaled(Four x, float scale, Four by) {
+    x.x = scaled_two(x.x, scale, by.x), x.y = scaled_two(x.y, scale, by.y);
+    x.z = scaled_two(x.z, scale, by.z), x.w = scaled_two(x.w, scale, by.w);
+    return x;
+}
+DEVICE unsigned rotated_two(unsigned x, unsigned c, unsigned other, unsigned s) {
+    return packed(low_half(x) * low_half(c) + low_half(other) * low_half(s),
+                  high_half(x) * high_half(c) + high_half(other) * high_half(s));
+}
+DEVICE Four rotated(Four x, Four c, Four other, Four s) {
+    x.x = rotated_two(x.x, c.x, other.x, s.x), x.y = rotated_two(x.y, c.y, other.y, s.y);
+    x.z = rotated_two(x.z, c.z, other.z, s.z), x.w = rotated_two(x.w, c.w, other.w, s.w);
+    return x;
+}
+DEVICE void eight_floats(float to[8], const float *from) {
+    Four a = *(const Four *)from, b = *(const Four *)(from + 4);
+    to[0] = bits_to_float(a.x), to[1] = bits_to_float(a.y), to[2] = bits_to_float(a.z), to[3] = bits_to_float(a.w);
+    to[4] = bits_to_float(b.x), to[5] = bits_to_float(b.y), to[6] = bits_to_float(b.z), to[7] = bits_to_float(b.w);
+}
+DEVICE void to_floats(float to[4], Pair x) {
+    to[0] = low_half(x.x), to[1] = high_half(x.x), to[2] = low_half(x.y), to[3] = high_half(x.y);
+}
+
+typedef struct {
+    const bf16 *qkv, *out, *gate_up, *down, *bias, *input_norm, *post_norm, *query_norm, *key_norm;
+    bf16 *keys, *values;
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    const bf16 *embedding, *norm, *head, *cos, *sin;
+    const int *token, *table, *length, *stop;
+    bf16 *x, *mixed, *gated; /* what products are taken of, [K / 32][ROWS][32] */
+    bf16 *qkv;               /* [ROWS][QKV] */
+    float *part, *part_max, *part_sum, *logits;
+    int *arrived, *barrier; /* barrier: how often a block has come to one, and launches so far; all launches together */
+    long long table_stride, page_stride, head_stride, token_stride;
+    int rows, splits;
+} Args;
+
+enum Product { OF_QKV, OF_OUT, OF_GATE_UP, OF_DOWN, OF_HEAD, OF_NOTHING };
+
+/* Outputs of a product, terms, and the outputs by which a tile's second half is ahead of its first. */
+DEVICE int outputs(int product) {
+    return product == OF_QKV ? QKV : product == OF_GATE_UP ? I : product == OF_HEAD ? V : H;
+}
+DEVICE int terms(int product) { return product == OF_OUT ? MIXED : product == OF_DOWN ? I : H; }
+DEVICE int tile_outputs(int product) { return product == OF_GATE_UP ? 8 : 16; }
+DEVICE long long second_half(int product) { return product == OF_GATE_UP ? I : 8; }
+DEVICE int first_unit(int product, int warp) { return terms(product) / UNIT * warp / WARPS; }
+
+/* This block's outputs of a product. */
+typedef struct {
+    int first, end, tiles;
+} Share;
+
+/* What this warp asks for next: of a unit of 16 outputs each 8 lanes ask for a line, of every fourth output. */
+typedef struct {
+    const bf16 *at;            /* this lane's 8 numbers of output lane / 8 */
+    long long second;          /* from a tile's first half to its second */
+    int product, layer, tiles, /* left */ units, left /* of the tile */, output, end;
+} Cursor;
+
+typedef struct {
+    Cursor next;
+    char *ring;          /* this warp's */
+    int newest;          /* the piece that is read next */
+    int put[2], take[2]; /* where this lane's bytes of outputs l / 8 and l / 8 + 4, of terms 0 to 31 and 32 to 63, are */
+} Stream;
+
+typedef struct {
+    char *ring;
+    float *sums;                 /* [TILES][WARPS][NT][16][8] */
+    float *squares;              /* [WARPS][ROWS] */
+    float *weights;              /* [WARPS][16][8] of keys and queries */
+    float *shrink, *top, *total; /* [WARPS][8] */
+    Four *rows;                  /* [WARPS][2 AT_HAND][NT][32] */
+    Layer *layers;
+    Share *shares; /* of the products */
+    int *flag;
+} Shared;
+
+DEVICE Share share_of(int product) {
+    Share share;
+    int size = tile_outputs(product);
+    share.first = (int)((unsigned)outputs(product) * (unsigned)BLOCK / BLOCKS);
+    share.end = (int)((unsigned)outputs(product) * (unsigned)(BLOCK + 1) / BLOCKS);
+    share.tiles = (share.end - share.first + size - 1) / size;
+    return share;
+}
+
+DEVICE const bf16 *matrix(int product, const Layer *layer, const Args *a) {
+    return product == OF_QKV       ? layer->qkv
+           : product == OF_OUT     ? layer->out
+           : product == OF_GATE_UP ? layer->gate_up
+           : product == OF_DOWN    ? layer->down
+                                   : a->head;
+}
+
+/* To the next tile that has something in it; OF_NOTHING when all has been asked for. */
+DEVICE void advance(Cursor *c, const Shared *shared, const Args *a) {
+    int k = terms(c->product);
+    c->left = c->units;
+    if (--c->tiles > 0) {
+        c->at += tile_outputs(c->product) * k - WHOLE(c->units) * UNIT;
+        c->output += tile_outputs(c->product);
+        return;
+    }
+    ONE_BY_ONE do {
+        if (c->product >= OF_HEAD) {
+            c->product = OF_NOTHING;
+            return;
+        }
+        if (c->product < OF_DOWN)
+            c->product++;
+        else if (++c->layer < LAYERS)
+            c->product = OF_QKV;
+        else
+            c->product = OF_HEAD, c->layer = 0;
+        Share share = shared->shares[c->product];
+        int unit = first_unit(c->product, WARP);
+        k = terms(c->product);
+        c->output = share.first + LANE / 8, c->end = share.end, c->tiles = share.tiles;
+        c->left = c->units = first_unit(c->product, WARP + 1) - unit;
+        c->at = matrix(c->product, &shared->layers[c->layer], a) + (long long)c->output * k + unit * UNIT + LANE % 8 * 8;
+        c->second = second_half(c->product) * k;
+    } while (c->units == 0 || c->tiles == 0);
+}
+
+DEVICE void ask(Stream *s, int piece, const Shared *shared, const Args *a) {
+    Cursor *c = &s->next;
+    if (c->product != OF_NOTHING) {
+        int ahead = c->product == OF_GATE_UP ? 0 : 8, row = 4 * terms(c->product);
+        UNROLL for (int u = 0; u < SPAN; u++) {
+            char *to = s->ring + piece * PIECE + u * 2048;
+            const bf16 *from = c->at + u * UNIT;
+            copy_16(to + s->put[0], from, u < c->left && c->output < c->end);
+            copy_16(to + s->put[1], from + row, u < c->left && c->output + 4 < c->end);
+            copy_16(to + s->put[0] + 1024, from + c->second, u < c->left && c->output + ahead < c->end);
+            copy_16(to + s->put[1] + 1024, from + c->second + row, u < c->left && c->output + ahead + 4 < c->end);
+        }
+        c->at += SPAN * UNIT, c->left -= SPAN;
+        if (c->left <= 0) advance(c, shared, a);
+    }
+    copies_end_group();
+}
+
+DEVICE void begin(Stream *s, const Shared *shared, const Args *a) {
+    int line = LANE / 8, g = LANE / 4, t = LANE % 4;
+    s->ring = shared->ring + WARP * STAGES * PIECE;
+    s->newest = 0;
+    /* Lines of odd outputs have their halves exchanged, so that a tensor core's lanes find theirs in different banks. */
+    s->put[0] = line * 128 + (LANE % 8 ^ (line % 2 * 4)) * 16, s->put[1] = s->put[0] + 512;
+    s->take[0] = g * 128 + (t ^ (g % 2 * 4)) * 16, s->take[1] = g * 128 + ((t + 4) ^ (g % 2 * 4)) * 16;
+    s->next.product = OF_DOWN, s->next.layer = -1, s->next.tiles = 0; /* what is before the first layer's first */
+    s->next.units = 0, s->next.second = 0, s->next.output = 0, s->next.end = 0, s->next.at = 0;
+    advance(&s->next, shared, a);
+    ONE_BY_ONE for (int i = 0; i < STAGES - 1; i++) ask(s, i, shared, a);
+}
+
+/* sums += this piece's 16 outputs x SPAN units times the rows', of which this lane has its own in `x`. */
+DEVICE void multiply(Stream *s, float sums[NT][4], const Four *x, const Shared *shared, const Args *a) {
+    const char *piece = s->ring + s->newest * PIECE;
+    Four first[2 * SPAN], second[2 * SPAN];
+    copies_wait(STAGES - 2);
+    sync_warp();
+    UNROLL for (int u = 0; u < 2 * SPAN; u++) {
+        first[u] = *(const Four *)(piece + u / 2 * 2048 + s->take[u % 2]);
+        second[u] = *(const Four *)(piece + u / 2 * 2048 + s->take[u % 2] + 1024);
+    }
+    ask(s, s->newest == 0 ? STAGES - 1 : s->newest - 1, shared, a);
+    s->newest = s->newest == STAGES - 1 ? 0 : s->newest + 1;
+    UNROLL for (int u = 0; u < 2 * SPAN; u++) {
+        UNROLL for (int i = 0; i < NT; i++) {
+            Four by = x[(u * NT + i) * 32];
+            tensor_core(sums[i], first[u].x, second[u].x, first[u].y, second[u].y, by.x, by.y);
+            tensor_core(sums[i], first[u].z, second[u].z, first[u].w, second[u].w, by.z, by.w);
+        }
+    }
+}
+
+/* Where a row's number is in what products are taken of. */
+DEVICE int place(int row, int i) { return (i / 32 * ROWS + row) * 32 + i % 32; }
+
+/* This lane's numbers of a unit of its rows, which other blocks wrote; zeros if it is not there. */
+DEVICE void read_unit(Four x[2][NT], const bf16 *from, int unit, int is_there, const Args *a) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        UNROLL for (int i = 0; i < NT; i++) {
+            int row = i * 8 + LANE / 4;
+            x[half][i] = is_there && row < a->rows
+                             ? read_fresh(from + place(row, unit * UNIT + half * 32 + LANE % 4 * 8))
+                             : NOTHING;
+        }
+    }
+}
+
+/* RMSNorm(x) . weight: this warp's units of all rows, into `mine`. */
+DEVICE void keep_normed(
+    const bf16 *weight, int unit, int units, Four *mine, const Shared *shared, const Args *a) {
+    float square[NT];
+    Four x[2 * KEPT][NT], by[2 * KEPT];
+    UNROLL for (int u = 0; u < KEPT; u++) read_unit(x + 2 * u, a->x, unit + u, u < units, a);
+    UNROLL for (int u = 0; u < 2 * KEPT; u++)
+        by[u] = u / 2 < units ? *(const Four *)(weight + unit * UNIT + u * 32 + LANE % 4 * 8) : NOTHING;
+    UNROLL for (int i = 0; i < NT; i++) {
+        square[i] = 0;
+        UNROLL for (int u = 0; u < 2 * KEPT; u++) square[i] += squares_of(x[u][i]);
+        square[i] += shuffle_xor(square[i], 1);
+        square[i] += shuffle_xor(square[i], 2);
+        if (LANE % 4 == 0) shared->squares[WARP * ROWS + i * 8 + LANE / 4] = square[i];
+    }
+    sync_block();
+    UNROLL for (int i = 0; i < NT; i++) {
+        float sum = 0;
+        UNROLL for (int w = 0; w < WARPS; w++) sum += shared->squares[w * ROWS + i * 8 + LANE / 4];
+        square[i] = reciprocal_root(sum / H + EPS);
+    }
+    UNROLL for (int u = 0; u < 2 * KEPT; u++) {
+        UNROLL for (int i = 0; i < NT; i++) mine[(u * NT + i) * 32] = scaled(x[u][i], square[i], by[u]);
+    }
+}
+
+DEVICE void put_sums(const Shared *shared, int tile, float sums[NT][4]) {
+    float *to = shared->sums + ((tile % TILES) * WARPS + WARP) * NT * 128 + LANE * 2;
+    UNROLL for (int i = 0; i < NT; i++) {
+        to[i * 128] = sums[i][0], to[i * 128 + 1] = sums[i][1];
+        to[i * 128 + 64] = sums[i][2], to[i * 128 + 65] = sums[i][3];
+    }
+}
+
+/* The sum of the warps' sums at a place of a tile, [NT][16][8]. */
+DEVICE float added(const Shared *shared, int tile, int place) {
+    const float *from = shared->sums + tile * WARPS * NT * 128 + place;
+    float sum = 0;
+    UNROLL for (int w = 0; w < WARPS; w++) sum += from[w * NT * 128];
+    return sum;
+}
+
+/* Where element e of a group of tiles belongs: tiles of 16 outputs, or of 8 pairs, x 8 rows. */
+typedef struct {
+    int tile, place /* in its sums */, row, output, is_there;
+} Element;
+
+DEVICE Element element(int e, int product, int begin, int tiles, const Shared *shared, const Args *a) {
+    int size = product == OF_GATE_UP ? 64 : 128, within = e % size;
+    Element x;
+    x.tile = e / NT / size;
+    x.place = e / size % NT * 128 + within;
+    x.row = e / size % NT * 8 + within % 8;
+    x.output = shared->shares[product].first + (begin + x.tile) * (size / 8) + within / 8;
+    x.is_there = x.tile < tiles && x.output < shared->shares[product].end && x.row < a->rows;
+    return x;
+}
+
+/* What is added to an output of a product: a bias, or what the layer began with. */
+DEVICE float addend(int product, Element x, const Layer *layer, const Args *a) {
+    if (!x.is_there) return 0;
+    if (product == OF_OUT || product == OF_DOWN) return to_float(*(volatile bf16 *)(a->x + place(x.row, x.output)));
+    return HAS_BIAS && product == OF_QKV ? to_float(layer->bias[x.output]) : 0;
+}
+
+/* What becomes of a product's outputs: `tiles` of them from tile `begin` on are in `sums`. `more` is the addend of this
+   thread's first element. */
+DEVICE void finish(
+    int product, const Layer *layer, int begin, int tiles, float more, const Shared *shared, const Args *a) {
+    int n = tiles * NT * (product == OF_GATE_UP ? 64 : 128);
+    sync_block();
+    ONE_BY_ONE for (int e = THREAD; e < n; e += THREADS) {
+        Element x = element(e, product, begin, tiles, shared, a);
+        if (!x.is_there) continue;
+        if (begin || e >= THREADS) more = addend(product, x, layer, a);
+        float sum = added(shared, x.tile, x.place);
+        if (product == OF_GATE_UP) {
+            float gate = rounded(sum), up = rounded(added(shared, x.tile, x.place + 64));
+            a->gated[place(x.row, x.output)] = to_bf16(rounded(divided(gate, 1.0f + exponential(-gate))) * up);
+        } else if (product == OF_QKV) {
+            a->qkv[(long long)x.row * QKV + x.output] = to_bf16(sum + more);
+        } else if (product == OF_HEAD) {
+            a->logits[(long long)x.row * V + x.output] = sum;
+        } else {
+            a->x[place(x.row, x.output)] = to_bf16(more + rounded(sum));
+        }
+    }
+}
+
+DEVICE void end_tile(int product, const Layer *layer, int tile, int tiles, float sums[NT][4], float more,
+                     const Shared *shared, const Args *a) {
+    if (tile && tile % TILES == 0) sync_block(); /* the sums before have been read */
+    put_sums(shared, tile, sums);
+    if (tile % TILES == TILES - 1 || tile == tiles - 1)
+        finish(product, layer, tile / TILES * TILES, tile % TILES + 1, more, shared, a);
+}
+
+/* This block's part of a product with normed rows, or with other rows, `from`, which are read again for each tile:
+   there are few. */
+DEVICE void multiply_all(int product, const Layer *layer, const bf16 *norm, const bf16 *from, Stream *s,
+                         const Shared *shared, const Args *a) {
+    int unit = first_unit(product, WARP), units = first_unit(product, WARP + 1) - unit;
+    int tiles = shared->shares[product].tiles;
+    Four x[2 * AHEAD][NT], *mine = shared->rows + WARP * 2 * AT_HAND * NT * 32 + LANE;
+    float more = addend(product, element(THREAD, product, 0, tiles, shared, a), layer, a);
+    if (norm)
+        keep_normed(norm, unit, units, mine, shared, a);
+    else
+        UNROLL for (int u = 0; u < AHEAD; u++) read_unit(x + 2 * u, from, unit + u, u < units, a);
+    ONE_BY_ONE for (int tile = 0; tile < tiles; tile++) {
+        float sums[NT][4] = {{0}};
+        ONE_BY_ONE for (int first = 0, n; first < units; first += n) {
+            n = norm ? units : units - first < AHEAD ? units - first : AHEAD;
+            if (!norm) {
+                int next = first + n < units ? first + n : 0;
+                UNROLL for (int i = 0; i < 2 * AHEAD * NT; i++) mine[i * 32] = x[i / NT][i % NT];
+                if (next || tile < tiles - 1) {
+                    UNROLL for (int u = 0; u < AHEAD; u++)
+                        read_unit(x + 2 * u, from, unit + next + u, next + u < units, a);
+                }
+            }
+            ONE_BY_ONE for (int u = 0; u < n; u += SPAN) multiply(s, sums, mine + 2 * u * NT * 32, shared, a);
+        }
+        end_tile(product, layer, tile, tiles, sums, more, shared, a);
+    }
+}
+
+/* A head's numbers as tensor cores take them: of each 32 this lane has 8, and those at half a head's distance as well. */
+DEVICE void read_head(Four x[DU], const bf16 *from, int is_there) {
+    UNROLL for (int j = 0; j < DU; j++) x[j] = is_there ? read_fresh(from + j * 32 + LANE % 4 * 8) : NOTHING;
+}
+
+/* Normed, where the family does that, and rotated by the cosines and sines of a position. */
+DEVICE void rotate_head(Four x[DU], const bf16 *norm, const Four c[DU], const Four s[DU]) {
+    Four raw[DU];
+    UNROLL for (int j = 0; j < DU; j++) raw[j] = x[j];
+    if (HAS_NORM) {
+        float square = 0;
+        UNROLL for (int j = 0; j < DU; j++) square += squares_of(raw[j]);
+        square += shuffle_xor(square, 1);
+        square += shuffle_xor(square, 2);
+        square = reciprocal_root(square / D + EPS);
+        UNROLL for (int j = 0; j < DU; j++)
+            raw[j] = scaled(raw[j], square, *(const Four *)(norm + j * 32 + LANE % 4 * 8));
+    }
+    UNROLL for (int j = 0; j < DU; j++) x[j] = rotated(raw[j], c[j], raw[(j + DU / 2) % DU], s[j]);
+}
+
+/* What a warp knows of the keys it has seen: for queries 2t and 2t + 1 of lane 4g + t their largest score and this
+   lane's share of the weights; for all queries this lane's numbers of the weighted values. */
+typedef struct {
+    float top[2], total[2], acc[G][DL];
+} Seen;
+
+/* 16 keys and values as `see` takes them. */
+typedef struct {
+    Four keys[DU][2];
+    Pair values[16];
+} Sixteen;
+
+/* 16 keys, of which those below `behind` count: scores, weights, values. */
+DEVICE void see(Seen *seen, const Sixteen *x, int behind, Four query[DU], const Shared *shared) {
+    float score[1][4] = {{0}}, *weights = shared->weights + WARP * 128, *shrink = shared->shrink + WARP * 8;
+    int g = LANE / 4, t = LANE % 4;
+    UNROLL for (int j = 0; j < DU; j++) {
+        tensor_core(score[0], x->keys[j][0].x, x->keys[j][1].x, x->keys[j][0].y, x->keys[j][1].y, query[j].x, query[j].y);
+        tensor_core(score[0], x->keys[j][0].z, x->keys[j][1].z, x->keys[j][0].w, x->keys[j][1].w, query[j].z, query[j].w);
+    }
+    UNROLL for (int q = 0; q < 2; q++) {
+        float low = g < behind ? score[0][q] * SCALE : NONE, high = g + 8 < behind ? score[0][q + 2] * SCALE : NONE;
+        float top = low > high ? low : high;
+        UNROLL for (int far = 4; far < 32; far *= 2) {
+            float other = shuffle_xor(top, far);
+            top = other > top ? other : top;
+        }
+        top = seen->top[q] > top ? seen->top[q] : top;
+        float less = power_of_2(seen->top[q] - top);
+        low = g < behind ? power_of_2(low - top) : 0, high = g + 8 < behind ? power_of_2(high - top) : 0;
+        seen->total[q] = seen->total[q] * less + low + high;
+        seen->top[q] = top;
+        weights[g * 8 + 2 * t + q] = low, weights[(g + 8) * 8 + 2 * t + q] = high;
+        if (g == 0) shrink[2 * t + q] = less;
+    }
+    sync_warp();
+    UNROLL for (int q = 0; q < G; q++) {
+        UNROLL for (int e = 0; e < DL; e++) seen->acc[q][e] *= shrink[q];
+    }
+    UNROLL for (int k = 0; k < 16; k++) {
+        float number[4], weight[8];
+        to_floats(number, x->values[k]);
+        eight_floats(weight, weights + k * 8);
+        UNROLL for (int q = 0; q < G; q++) {
+            UNROLL for (int e = 0; e < DL; e++) seen->acc[q][e] += weight[q] * number[e];
+        }
+    }
+    sync_warp();
+}
+
+/* A part of the keys of one row and key head, which one block sees to, 16 at a time and the newest by itself. */
+typedef struct {
+    int row, head, split, splits, is_alive, newest, first, pieces;
+    long long cell, home; /* of this warp's first piece, of the newest token */
+} Part;
+
+DEVICE long long cell(const Part *part, int token, const Args *a) {
+    int page = part->is_alive ? a->table[part->row * a->table_stride + token / PAGE] : 0;
+    return page * a->page_stride + part->head * a->head_stride + token % PAGE * a->token_stride;
+}
+
+/* A row has as many parts as keep all warps busy, if there are so many blocks. */
+DEVICE Part part_of(int unit, const Args *a) {
+    Part part;
+    int pair = unit / a->splits, blocks, each, end;
+    part.split = unit % a->splits, part.row = pair / NK, part.head = pair % NK;
+    part.is_alive = a->stop[part.row] == 0;
+    part.newest = part.is_alive ? a->length[part.row] - 1 : 0;
+    blocks = (part.newest + 15) / 16;
+    part.splits = (blocks + WARPS - 1) / WARPS;
+    part.splits = part.splits > a->splits ? a->splits : part.splits < 1 ? 1 : part.splits;
+    each = (blocks + part.splits - 1) / part.splits;
+    part.first = part.split * each;
+    end = part.first + each < blocks ? part.first + each : blocks;
+    part.pieces = part.split >= part.splits ? 0 : end > part.first ? end - part.first : 0;
+    part.pieces += part.split == part.splits - 1;
+    part.cell = WARP < part.pieces ? cell(&part, (part.first + WARP) * 16, a) : 0;
+    part.home = cell(&part, part.newest, a);
+    return part;
+}
+
+DEVICE int is_newest(const Part *part, int piece) { return part->split == part->splits - 1 && piece == part->pieces - 1; }
+
+/* Of earlier tokens; nothing in this launch decides them. */
+DEVICE void read_earlier(Sixteen *x, const Part *part, int piece, const Layer *layer, const Args *a) {
+    int at = (part->first + piece) * 16, behind = part->newest - at, g = LANE / 4;
+    long long from = piece == WARP ? part->cell : cell(part, at, a);
+    UNROLL for (int j = 0; j < DU; j++) {
+        const bf16 *key = layer->keys + from + g * a->token_stride + j * 32 + LANE % 4 * 8;
+        x->keys[j][0] = g < behind ? *(const Four *)key : NOTHING;
+        x->keys[j][1] = g + 8 < behind ? *(const Four *)(key + 8 * a->token_stride) : NOTHING;
+    }
+    UNROLL for (int k = 0; k < 16; k++)
+        x->values[k] = k < behind ? read_pair(layer->values + from + k * a->token_stride + LANE * DL, DL) : NO_PAIR;
+}
+
+/* Attention of one row's newest token with one key head over a part of its keys. `x` has this warp's first 16 of them
+   if `is_read`. */
+DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer, const Shared *shared, const Args *a) {
+    int g = LANE / 4, t = LANE % 4, pair = part->row * NK + part->head, row = part->row, head = part->head;
+    const bf16 *qkv = a->qkv + (long long)row * QKV, *new_value = qkv + (NQ + NK + head) * D;
+    int has_newest = part->split == part->splits - 1 && (part->pieces - 1) % WARPS == WARP;
+    Four query[DU], key[DU], c[DU], s[DU];
+    Pair value = has_newest ? read_fresh_pair(new_value + LANE * DL, DL) : NO_PAIR;
+    Seen seen;
+    read_head(query, qkv + (head * G + (g < G ? g : 0)) * D, g < G);
+    read_head(key, qkv + (NQ + head) * D, has_newest);
+    UNROLL for (int j = 0; j < DU; j++) {
+        c[j] = *(const Four *)(a->cos + (long long)part->newest * D + j * 32 + t * 8);
+        s[j] = *(const Four *)(a->sin + (long long)part->newest * D + j * 32 + t * 8);
+    }
+    UNROLL for (int q = 0; q < 2; q++) seen.top[q] = NONE, seen.total[q] = 0;
+    UNROLL for (int q = 0; q < G; q++) {
+        UNROLL for (int e = 0; e < DL; e++) seen.acc[q][e] = 0;
+    }
+    rotate_head(query, layer->query_norm, c, s);
+    if (has_newest) {
+        rotate_head(key, layer->key_norm, c, s);
+        UNROLL for (int j = 0; j < DU; j++) {
+            if (g == 0) *(Four *)(layer->keys + part->home + j * 32 + t * 8) = key[j];
+            if (g == 0) *(Four *)(layer->values + part->home + j * 32 + t * 8) = read_fresh(new_value + j * 32 + t * 8);
+        }
+    }
+    ONE_BY_ONE for (int piece = WARP; piece < part->pieces; piece += WARPS) {
+        int is_last = has_newest && piece == part->pieces - 1;
+        if (is_last) { /* one key; those of the fifteen others do not count */
+            UNROLL for (int j = 0; j < DU; j++) x->keys[j][0] = key[j], x->keys[j][1] = NOTHING;
+            UNROLL for (int k = 0; k < 16; k++) x->values[k] = k ? NO_PAIR : value;
+        } else if (!is_read || piece != WARP) {
+            read_earlier(x, part, piece, layer, a);
+        }
+        see(&seen, x, is_last ? 1 : part->newest - (part->first + piece) * 16, query, shared);
+    }
+
+    /* Join the warps. */
+    UNROLL for (int q = 0; q < 2; q++) {
+        UNROLL for (int far = 4; far < 32; far *= 2) seen.total[q] += shuffle_xor(seen.total[q], far);
+        if (g == 0) {
+            shared->top[WARP * 8 + 2 * t + q] = seen.top[q];
+            shared->total[WARP * 8 + 2 * t + q] = seen.total[q];
+        }
+    }
+    UNROLL for (int q = 0; q < G; q++) {
+        UNROLL for (int e = 0; e < DL; e++) shared->sums[(WARP * G + q) * D + LANE * DL + e] = seen.acc[q][e];
+    }
+    sync_block();
+    UNROLL for (int at = 0; at < G * D; at += THREADS) {
+        int e = at + THREAD, q = e / D;
+        float top = NONE, total = 0, sum = 0;
+        if (e >= G * D) continue;
+        UNROLL for (int w = 0; w < WARPS; w++) top = larger(top, shared->top[w * 8 + q]);
+        UNROLL for (int w = 0; w < WARPS; w++) {
+            float weight = weight_of(shared->top[w * 8 + q], top);
+            total += weight * shared->total[w * 8 + q];
+            sum += weight * shared->sums[w * G * D + e];
+        }
+        if (part->splits == 1) {
+            a->mixed[place(row, head * G * D + e)] = to_bf16(divided(sum, total));
+        } else {
+            long long at_part = pair * a->splits + part->split;
+            a->part[at_part * G * D + e] = sum;
+            if (e % D == 0) a->part_max[at_part * 8 + q] = top, a->part_sum[at_part * 8 + q] = total;
+        }
+    }
+    if (part->splits == 1) return;
+
+    /* Whoever comes last joins the parts. */
+    sync_block();
+    if (THREAD == 0) {
+        *shared->flag = come_to_and_count(&a->arrived[pair]) == part->splits - 1;
+    }
+    sync_block();
+    if (!*shared->flag) return;
+    UNROLL for (int at = 0; at < G * D; at += THREADS) {
+        int e = at + THREAD, q = e / D;
+        float top = NONE, total = 0, sum = 0;
+        if (e >= G * D) continue;
+        ONE_BY_ONE for (int begin = 0; begin < part->splits; begin += 8) {
+            float tops[8], totals[8], sums[8], before = top;
+            UNROLL for (int i = 0; i < 8; i++) {
+                long long other = pair * a->splits + begin + i;
+                int is_part = begin + i < part->splits;
+                tops[i] = is_part ? fresh_float(&a->part_max[other * 8 + q]) : NONE;
+                totals[i] = is_part ? fresh_float(&a->part_sum[other * 8 + q]) : 0;
+                sums[i] = is_part ? fresh_float(&a->part[other * G * D + e]) : 0;
+            }
+            UNROLL for (int i = 0; i < 8; i++) top = larger(top, tops[i]);
+            total *= weight_of(before, top), sum *= weight_of(before, top);
+            UNROLL for (int i = 0; i < 8; i++) {
+                total += weight_of(tops[i], top) * totals[i];
+                sum += weight_of(tops[i], top) * sums[i];
+            }
+        }
+        a->mixed[place(row, head * G * D + e)] = to_bf16(divided(sum, total));
+    }
+    if (THREAD == 0) a->arrived[pair] = 0;
+}
+
+/* Keys and values of earlier tokens that this warp will see first, and its row's rotation: from memory to the cache. */
+DEVICE void expect_keys(const Part *part, const Layer *layer, const Args *a) {
+    int token = LANE / 2;
+    if (WARP >= part->pieces) return;
+    if (LANE < 2 * D / 64) expect_soon((LANE % 2 ? a->cos : a->sin) + (long long)part->newest * D + LANE / 2 * 64);
+    if ((part->first + WARP) * 16 + token >= part->newest) return;
+    long long from = part->cell + token * a->token_stride + LANE % 2 * (D / 2);
+    expect_soon(layer->keys + from), expect_soon(layer->values + from);
+}
+
+/* A vector that all blocks read. */
+DEVICE void expect_vector(const bf16 *vector, int n) {
+    for (int i = THREAD * 64; i < n; i += THREADS * 64) expect_soon(vector + i);
+}
+
+/* A barrier in two halves: what this block wrote is there for all; what all blocks wrote can be read. */
+DEVICE void arrive(int *target, const Args *a) {
+    sync_block();
+    *target = (int)((unsigned)*target + BLOCKS);
+    if (THREAD == 0) come_to(a->barrier);
+}
+DEVICE void await_others(int target, const Args *a) {
+    if (THREAD == 0) {
+        while ((int)((unsigned)fresh_count(a->barrier) - (unsigned)target) < 0) pause_spinning();
+    }
+    sync_block();
+}
+
+KERNEL decode_step(const PARAMETER Args arguments) {
+    const Args *a = &arguments;
+    SHARED_MEMORY(memory);
+    Shared held, *shared = &held;
+    Stream stream;
+    int is_any_alive = 0;
+    UNROLL for (int row = 0; row < ROWS; row++) is_any_alive |= row < a->rows && a->stop[row] == 0;
+    if (!is_any_alive) return; /* the rest of a tick in which all rows have ended */
+    int target = (int)((unsigned)a->barrier[1] * (BARRIERS * BLOCKS * 1u));
+    shared->ring = memory;
+    shared->rows = (Four *)(memory + WARPS * STAGES * PIECE);
+    shared->sums = (float *)(shared->rows + WARPS * 2 * AT_HAND * NT * 32);
+    shared->squares = shared->sums + TILES * WARPS * NT * 128;
+    shared->weights = shared->squares + WARPS * ROWS;
+    shared->shrink = shared->weights + WARPS * 128;
+    shared->top = shared->shrink + WARPS * 8;
+    shared->total = shared->top + WARPS * 8;
+    shared->layers = (Layer *)(shared->total + WARPS * 8);
+    shared->shares = (Share *)(shared->layers + LAYERS);
+    shared->flag = (int *)(shared->shares + OF_NOTHING);
+    if (THREAD < OF_NOTHING) shared->shares[THREAD] = share_of(THREAD);
+    for (int i = THREAD; i < (int)(LAYERS * sizeof(Layer) / 8); i += THREADS)
+        ((long long *)shared->layers)[i] = ((const long long *)a->layers)[i];
+    sync_block();
+    begin(&stream, shared, a);
+
+    int units = a->rows * NK * a->splits;
+    Part part;
+    if (BLOCK < units)
+        part = part_of(BLOCK, a);
+    else
+        part.pieces = 0;
+    Share share = shared->shares[OF_OUT];
+    for (int e = THREAD; e < (share.end - share.first) * a->rows; e += THREADS) {
+        int row = e / (share.end - share.first), output = share.first + e % (share.end - share.first);
+        a->x[place(row, output)] = a->embedding[(long long)a->token[row] * H + output];
+    }
+    arrive(&target, a);
+    await_others(target, a);
+
+    ONE_BY_ONE for (int step = 0; step <= LAYERS * 4; step++) { /* four products a layer, then the head */
+        int product = step == LAYERS * 4 ? OF_HEAD : step % 4;
+        const Layer *layer = &shared->layers[product == OF_HEAD ? 0 : step / 4];
+        const bf16 *norm = product == OF_QKV       ? layer->input_norm
+                           : product == OF_GATE_UP ? layer->post_norm
+                           : product == OF_HEAD    ? a->norm
+                                                   : 0;
+        if (product == OF_QKV) expect_keys(&part, layer, a);
+        multiply_all(product, layer, norm, product == OF_OUT ? a->mixed : a->gated, &stream, shared, a);
+        if (product == OF_QKV) {
+            int is_read = WARP < part.pieces && !is_newest(&part, WARP);
+            Sixteen x;
+            arrive(&target, a);
+            if (is_read) read_earlier(&x, &part, WARP, layer, a);
+            expect_vector(layer->post_norm, H);
+            await_others(target, a);
+            ONE_BY_ONE for (int unit = BLOCK; unit < units; unit += BLOCKS) {
+                Part now = part;
+                if (unit != BLOCK) {
+                    now = part_of(unit, a), is_read = 0;
+                    sync_block();
+                }
+                if (now.pieces) attend(&now, &x, is_read, layer, shared, a);
+            }
+        }
+        if (product == OF_GATE_UP && step < LAYERS * 4 - 4) expect_vector(layer[1].input_norm, H);
+        if (product == OF_HEAD) break;
+        arrive(&target, a);
+        await_others(target, a);
+    }
+    copies_wait(0);
+    if (BLOCK == 0 && THREAD == 0) a->barrier[1]++;
+}

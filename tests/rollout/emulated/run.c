@@ -1,0 +1,45 @@
+/* All blocks of one launch of step.cu, on fibers. */
+
+#include "cuda.h"
+#include "step.cu"
+
+#define STACK (96 * 1024)
+
+static const Args *given;
+
+static void fiber(void) {
+    decode_step(*given);
+    here->is_done = 1;
+    while (1) give_way();
+}
+
+/* Returns 0, or 1 if the fibers wait for each other for ever. */
+int run(const Args *args, int shared_bytes, int early) {
+    int n = BLOCKS * THREADS, left = n, rounds = 0;
+    Fiber *fibers = calloc(n, sizeof *fibers);
+    Meeting *of_block = calloc(BLOCKS, sizeof *of_block), *of_warp = calloc(n / 32, sizeof *of_warp);
+    unsigned(*exchanged)[32][16] = calloc(n / 32, sizeof *exchanged);
+    char *shared = malloc((size_t)BLOCKS * shared_bytes), *stacks = malloc((size_t)n * STACK);
+    memset(shared, 0xff, (size_t)BLOCKS * shared_bytes); /* NaN, should it be read */
+    given = args, copies_are_early = early;
+    for (int i = 0; i < n; i++) {
+        Fiber *f = &fibers[i];
+        f->block = i / THREADS, f->thread = i % THREADS;
+        f->shared = shared + (size_t)f->block * shared_bytes;
+        f->of_block = &of_block[f->block], f->of_warp = &of_warp[i / 32], f->exchanged = exchanged[i / 32];
+        getcontext(&f->context);
+        f->context.uc_stack.ss_sp = stacks + (size_t)i * STACK, f->context.uc_stack.ss_size = STACK;
+        makecontext(&f->context, fiber, 0);
+    }
+    for (; left && rounds < 2000000; rounds++) {
+        left = 0;
+        for (int i = 0; i < n; i++) {
+            if (fibers[i].is_done) continue;
+            here = &fibers[i];
+            swapcontext(&scheduler, &here->context);
+            left += !here->is_done;
+        }
+    }
+    free(fibers), free(of_block), free(of_warp), free(exchanged), free(shared), free(stacks);
+    return left != 0;
+}
