@@ -163,7 +163,7 @@ class PersistentStep:
         self.mixed = like.new_empty(most, decoder.n_query_heads * cache.head_dim)
         part = torch.empty(cells, group * cache.head_dim, dtype=torch.float32, device=device)
         part_max, part_sum = torch.empty(2, cells, 8, dtype=torch.float32, device=device)
-        counts = torch.zeros(most * n_heads + 2, dtype=torch.int32, device=device)
+        self.counts = counts = torch.zeros(most * n_heads + 2, dtype=torch.int32, device=device)
         rows, norm = decoder.rows, policy.backbone.norm
         cos, sin = decoder.cos.contiguous(), decoder.sin.contiguous()
         self.arguments = Arguments(
