@@ -133,7 +133,7 @@ def test_an_engine_generates_what_float32_would_in_longer_ticks(tmp_path: Path):
         logp = true.model(tokens[None]).logits[0].log_softmax(-1)[len(one.prompt) - 1 : -1]
         own = logp.gather(1, tokens[len(one.prompt) :, None])[:, 0]
         assert (logp.max(1).values - own).max() < 0.1, "not what is most likely"
-        assert (own - torch.from_numpy(done[one.id].logp)).abs().mean() < 0.1
+        assert (own - torch.from_numpy(done[one.id].logp)).abs().mean() < 0.2  # 0.1 without, too: bfloat16
 
 
 @torch.inference_mode()
