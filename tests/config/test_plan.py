@@ -237,14 +237,6 @@ def test_no_warning_where_a_reward_reaches_enough():
     assert warnings_of(load_recipe("quickstart", ["preset=vanilla-ppo"]).config) == []  # 20 of 64
 
 
-def test_training_with_exact_log_probs_is_warned_of():
-    [warning] = warnings_of(load_recipe("gsm8k-coder-1.5b-h200", ["rollout.exact=true"]).config)
-    assert warning.startswith("rollout.exact = true: two recorded runs learned less")
-    assert "set rollout.exact = false" in warning
-    both = ["rollout.exact=true", "preset=vanilla-ppo"]
-    assert len(warnings_of(load_recipe("gsm8k-coder-1.5b-h200", both).config)) == 2
-
-
 def test_a_teacher_is_in_the_plan_with_its_own_size():
     config = load_recipe("gsm8k-coder-1.5b-h200", ["preset=distillation", "algorithm.kl.path=Qwen/Qwen2.5-7B"]).config
     shape = shape_of(config.model.path)

@@ -50,7 +50,7 @@ def decoder(policy: Policy) -> PagedDecoder:
 
 
 def emulate(one: PagedDecoder, folder: Path, n: int, blocks: int, is_early: bool, **changes: int) -> PersistentStep:
-    few = PersistentStep(one, n_blocks=blocks)
+    few = PersistentStep(one, one.cache, one.rows, n_blocks=blocks)
     sizes = replace(few.sizes, ROWS=-(-n // 8) * 8, TILES=3, STAGES=4, **changes)
     while sizes.TILES * sizes.WARPS * sizes.ROWS * 16 < sizes.WARPS * sizes.NQ // sizes.NK * sizes.D:
         sizes = replace(sizes, TILES=sizes.TILES + 1)
@@ -185,4 +185,5 @@ def test_shared_memory_is_used_and_not_exceeded():
 
 
 def test_a_cpu_has_no_such_step():
-    assert not can_persist(decoder(model("llama")))
+    one = decoder(model("llama"))
+    assert not can_persist(one, one.cache)

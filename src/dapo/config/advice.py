@@ -9,7 +9,7 @@ from dapo.config.schema import Config
 
 
 def warnings_of(config: Config) -> list[str]:
-    return [*short_horizon(config), *exact_training(config)]
+    return list(short_horizon(config))
 
 
 def short_horizon(config: Config) -> Iterator[str]:
@@ -19,13 +19,4 @@ def short_horizon(config: Config) -> Iterator[str]:
             f"algorithm.gae: the effective GAE horizon is short. The reward reaches about the last "
             f"{horizon(gae, limit):,.0f} tokens of up to {limit:,}; the others learn from the critic's values alone, "
             f"and models got worse that way. Try {longer(gae)}."
-        )
-
-
-def exact_training(config: Config) -> Iterator[str]:
-    if config.rollout.exact:
-        yield (
-            "rollout.exact = true: two recorded runs learned less with it than their twins without, and the reason is "
-            "not known (docs/benchmarks.md). It is for finding differences between engine and trainer; to train, set "
-            "rollout.exact = false."
         )

@@ -95,7 +95,8 @@ class PagedDecoder(Transformer):
         transposes_head = transposed and head.weight.shape[1] <= TRANSPOSED_COLUMNS
         self.head_transposed = Transposed(head.weight, getattr(head, "bias", None)) if transposes_head else None
         # A few rows go through all layers and the head in one launch.
-        self.few = PersistentStep(self) if can_persist(self) else None
+        persists = self.has_graphs and not is_exact and can_persist(self, self.cache)
+        self.few = PersistentStep(self, self.cache, self.rows) if persists else None
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
         self.graphs: dict[tuple[int, SamplingParams, bool], torch.cuda.CUDAGraph] = {}

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dapo.rollout.families import Layer
+from dapo.rollout.families import Layer, Transformer
+from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.persistent.driver import Kernel, compiled
+from dapo.rollout.local.rows import DeviceRows
 from dapo.rollout.local.weights import is_gated, side_by_side
-
-if TYPE_CHECKING:
-    from dapo.rollout.local.decoder import PagedDecoder
 
 SOURCE = Path(__file__).with_name("step.cu")
 MOST_ROWS = 16
-TILE_BYTES = 20_000  # of shared memory, for outputs before the warps' sums are added
 MOST_SPLITS = 32  # parts of a row's keys
+UNIT = 64  # terms of a product: a line of memory
+TILE_BYTES = 20_000  # of shared memory, for outputs before the warps' sums are added
+LEAST_STAGES = 4
 LOG2E = 1.4426950408889634
 
 
@@ -48,26 +49,24 @@ class Sizes:
     STAGES: int = 0
     TILES: int = 0
 
-    def fitted(self, shared_bytes: int) -> Sizes:
+    def fitted(self, bytes_of_a_block: int) -> Sizes:
         """With as many tiles and stages as so much shared memory holds."""
-        group = self.NQ // self.NK
         tile = self.WARPS * self.ROWS * 16 * 4
-        tiles = max(TILE_BYTES // tile, -(-self.WARPS * group * self.D * 4 // tile))
-        whole = Sizes(**{**self.__dict__, "TILES": tiles, "STAGES": 0})
-        stages = (shared_bytes - whole.shared_bytes) // (self.WARPS * self.SPAN * 2048)
-        return Sizes(**{**whole.__dict__, "STAGES": stages})
+        joined = self.WARPS * self.NQ // self.NK * self.D * 4  # attention joins its warps where tiles are
+        tiles = replace(self, TILES=max(TILE_BYTES // tile, -(-joined // tile)), STAGES=0)
+        return replace(tiles, STAGES=(bytes_of_a_block - tiles.shared_bytes) // (self.WARPS * self.SPAN * UNIT * 32))
 
     @property
     def shared_bytes(self) -> int:
-        units = -(-self.H // 64 // self.WARPS)
-        kept = -(-max(units, self.DEPTH * 8 // self.ROWS) // self.SPAN) * self.SPAN
-        pieces = self.WARPS * (self.STAGES * self.SPAN * 2048 + kept * self.ROWS * 128)
+        units = max(-(-self.H // UNIT // self.WARPS), self.DEPTH * 8 // self.ROWS)
+        at_hand = -(-units // self.SPAN) * self.SPAN * self.ROWS
+        pieces = self.WARPS * UNIT * 2 * (self.STAGES * self.SPAN * 16 + at_hand)
         floats = self.WARPS * (self.TILES * self.ROWS * 16 + self.ROWS + 128 + 3 * 8)
         return pieces + 4 * floats + self.LAYERS * ctypes.sizeof(LayerPointers) + 80
 
     @property
     def macros(self) -> list[str]:
-        return [f"-D{name}={value!r}{'f' * isinstance(value, float)}" for name, value in self.__dict__.items()]
+        return [f"-D{name}={value!r}{'f' * isinstance(value, float)}" for name, value in vars(self).items()]
 
 
 class LayerPointers(ctypes.Structure):
@@ -92,23 +91,34 @@ class Arguments(ctypes.Structure):
     ]  # fmt: skip
 
 
-def can_persist(decoder: PagedDecoder) -> bool:
-    """Whether `step.cu` knows such a model, on such a device."""
-    policy, cache, group = decoder.policy, decoder.cache, decoder.n_query_heads // decoder.cache.n_heads
-    config = policy.config
-    if policy.device.type != "cuda" or policy.dtype != torch.bfloat16 or decoder.is_exact or not decoder.has_graphs:
+def can_persist(model: Transformer, cache: PagedCache) -> bool:
+    """Whether `step.cu` knows such a model and is known to be worth it on such a device."""
+    device = model.policy.device
+    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (9, 0):
         return False
-    widths = (config.hidden_size, config.intermediate_size, decoder.n_query_heads * cache.head_dim)
+    return is_known(model, cache) and is_worth_it(sizes_of(model, cache, n_processors(device)), shared_memory(device))
+
+
+def is_known(model: Transformer, cache: PagedCache) -> bool:
+    policy, config, group = model.policy, model.policy.config, model.n_query_heads // cache.n_heads
+    widths = (config.hidden_size, config.intermediate_size, model.n_query_heads * cache.head_dim)
     return (
-        torch.cuda.get_device_capability(policy.device) >= (8, 0)
-        and all(width % 64 == 0 for width in widths)
+        policy.dtype == torch.bfloat16
+        and all(width % UNIT == 0 for width in widths)
         and cache.head_dim in (64, 128)
         and group <= 8
         and cache.page_tokens % 16 == 0
         and getattr(policy.head, "bias", None) is None
+        and type(policy.head) is nn.Linear
         and type(policy.backbone.embed_tokens) is nn.Embedding
-        and all(is_plain(layer) for layer in decoder.layers)
+        and all(is_plain(layer) for layer in model.layers)
     )
+
+
+def is_worth_it(sizes: Sizes, bytes_of_a_block: int) -> bool:
+    """Enough weights are under way, and no block reads all rows twice for a product: wider models were not measured."""
+    fitted = [replace(sizes, ROWS=rows).fitted(bytes_of_a_block) for rows in range(8, MOST_ROWS + 1, 8)]
+    return sizes.H <= 16 * sizes.BLOCKS and all(one.STAGES >= LEAST_STAGES for one in fitted)
 
 
 def is_plain(layer: Layer) -> bool:
@@ -122,83 +132,80 @@ def is_plain(layer: Layer) -> bool:
     return all(type(linear) is nn.Linear for linear in linears) and len(set(biases[:3])) == 1 and not any(biases[3:])
 
 
+def sizes_of(model: Transformer, cache: PagedCache, blocks: int) -> Sizes:
+    first, policy = model.layers[0], model.policy
+    return Sizes(
+        H=policy.config.hidden_size, I=policy.config.intermediate_size, NQ=model.n_query_heads, NK=cache.n_heads,
+        D=cache.head_dim, V=len(policy.head.weight), LAYERS=len(model.layers), PAGE=cache.page_tokens, ROWS=8,
+        BLOCKS=blocks, HAS_BIAS=int(first.attention.q_proj.bias is not None),
+        HAS_NORM=int(first.query_norm is not None), EPS=float(first.input_norm.variance_epsilon),
+        SCALE=model.scaling * LOG2E,
+    )  # fmt: skip
+
+
 class PersistentStep:
     """Logits behind the newest tokens of a few rows, whose keys and values go into the cache."""
 
-    def __init__(self, decoder: PagedDecoder, *, n_blocks: int = 0) -> None:
+    def __init__(self, model: Transformer, cache: PagedCache, rows: DeviceRows, *, n_blocks: int = 0) -> None:
         """`n_blocks` stay until the end; as many as the GPU has processors, if 0."""
-        self.decoder = decoder
-        policy, cache, device = decoder.policy, decoder.cache, decoder.policy.device
-        n_blocks = n_blocks or torch.cuda.get_device_properties(device).multi_processor_count
-        self.held: list[Tensor] = []  # what only this object refers to by its address
-        layers, first = decoder.layers, decoder.layers[0]
-        pointers = (LayerPointers * len(layers))()
-        for i, (to, layer) in enumerate(zip(pointers, layers, strict=True)):
-            attention, mlp = layer.attention, layer.mlp
-            qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-            to.qkv = self._address(side_by_side([x.weight for x in qkv]))
-            to.out, to.down = self._address(attention.o_proj.weight), self._address(mlp.down_proj.weight)
-            to.gate_up = self._address(side_by_side([mlp.gate_proj.weight, mlp.up_proj.weight]))
-            if qkv[0].bias is not None:
-                to.bias = self._address(side_by_side([x.bias for x in qkv]))
-            to.input_norm, to.post_norm = self._address(layer.input_norm.weight), self._address(layer.post_norm.weight)
-            if layer.query_norm is not None:
-                to.query_norm = self._address(layer.query_norm.weight)
-                assert layer.key_norm is not None
-                to.key_norm = self._address(layer.key_norm.weight)
-            to.keys, to.values = self._address(cache.keys[i]), self._address(cache.values[i])
-        table = torch.frombuffer(bytearray(bytes(pointers)), dtype=torch.int64).to(device)
-        n_heads, group = cache.n_heads, decoder.n_query_heads // cache.n_heads
-        hidden, width = len(first.input_norm.weight), len(first.mlp.gate_proj.weight)
-        self.sizes = Sizes(
-            H=hidden, I=width, NQ=decoder.n_query_heads, NK=n_heads, D=cache.head_dim, V=len(policy.head.weight),
-            LAYERS=len(layers), PAGE=cache.page_tokens, ROWS=8, BLOCKS=n_blocks,
-            HAS_BIAS=int(first.attention.q_proj.bias is not None), HAS_NORM=int(first.query_norm is not None),
-            EPS=float(first.input_norm.variance_epsilon), SCALE=decoder.scaling * LOG2E,
-        )  # fmt: skip
-        most, like = MOST_ROWS, first.input_norm.weight
-        cells = most * n_heads * MOST_SPLITS
-        self.x, self.gated = like.new_empty(most, hidden), like.new_empty(most, width)
-        self.qkv = like.new_empty(most, (decoder.n_query_heads + 2 * n_heads) * cache.head_dim)
-        self.mixed = like.new_empty(most, decoder.n_query_heads * cache.head_dim)
-        part = torch.empty(cells, group * cache.head_dim, dtype=torch.float32, device=device)
-        part_max, part_sum = torch.empty(2, cells, 8, dtype=torch.float32, device=device)
-        self.counts = counts = torch.zeros(most * n_heads + 2, dtype=torch.int32, device=device)
-        rows, norm = decoder.rows, policy.backbone.norm
-        cos, sin = decoder.cos.contiguous(), decoder.sin.contiguous()
+        policy, device = model.policy, model.policy.device
+        self.sizes = sizes = sizes_of(model, cache, n_blocks or n_processors(device))
+        self.held: list[Tensor] = []  # what only this object refers to, by its address
+        like = model.layers[0].input_norm.weight
+        self.logits_like = torch.empty(0, sizes.V, dtype=torch.float32, device=device)
+        cells = MOST_ROWS * sizes.NK * MOST_SPLITS
+        part = self.logits_like.new_empty(cells, sizes.NQ // sizes.NK * sizes.D)
+        part_max, part_sum = self.logits_like.new_empty(2, cells, 8)
+        self.counts = torch.zeros(MOST_ROWS * sizes.NK + 2, dtype=torch.int32, device=device)
+        at, norm, pages = self.address, policy.backbone.norm, cache.keys[0]
         self.arguments = Arguments(
-            layers=self._address(table), norm=self._address(norm.weight), head=self._address(policy.head.weight),
-            cos=self._address(cos), sin=self._address(sin), table=self._address(rows.table),
-            length=self._address(rows.length), token=self._address(rows.token),
-            embedding=self._address(policy.backbone.embed_tokens.weight), x=self._address(self.x),
-            stop=self._address(rows.stop), qkv=self._address(self.qkv),
-            mixed=self._address(self.mixed), gated=self._address(self.gated), part=self._address(part),
-            part_max=self._address(part_max), part_sum=self._address(part_sum), barrier=self._address(counts),
-            arrived=self._address(counts[2:]), table_stride=rows.table.stride(0), page_stride=cache.keys[0].stride(0),
-            head_stride=cache.keys[0].stride(1), token_stride=cache.keys[0].stride(2),
+            layers=at(self.layer_table(model, cache)), embedding=at(policy.backbone.embed_tokens.weight),
+            norm=at(norm.weight), head=at(policy.head.weight), cos=at(model.cos.contiguous()),
+            sin=at(model.sin.contiguous()), token=at(rows.token), table=at(rows.table), length=at(rows.length),
+            stop=at(rows.stop), x=at(like.new_empty(MOST_ROWS, sizes.H)), gated=at(like.new_empty(MOST_ROWS, sizes.I)),
+            mixed=at(like.new_empty(MOST_ROWS, sizes.NQ * sizes.D)),
+            qkv=at(like.new_empty(MOST_ROWS, (sizes.NQ + 2 * sizes.NK) * sizes.D)), part=at(part),
+            part_max=at(part_max), part_sum=at(part_sum), barrier=at(self.counts), arrived=at(self.counts[2:]),
+            table_stride=rows.table.stride(0), page_stride=pages.stride(0), head_stride=pages.stride(1),
+            token_stride=pages.stride(2),
         )  # fmt: skip
         self.kernels: dict[int, tuple[Kernel, Sizes]] = {}
 
-    def _address(self, tensor: Tensor) -> int:
+    def address(self, tensor: Tensor) -> int:
         self.held.append(tensor)
         return tensor.data_ptr()
 
+    def layer_table(self, model: Transformer, cache: PagedCache) -> Tensor:
+        """Where every layer's weights, keys and values are, on the device."""
+        table, at = (LayerPointers * len(model.layers))(), self.address
+        for i, (to, layer) in enumerate(zip(table, model.layers, strict=True)):
+            attention, mlp = layer.attention, layer.mlp
+            qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+            to.qkv = at(side_by_side([linear.weight for linear in qkv]))
+            to.gate_up = at(side_by_side([mlp.gate_proj.weight, mlp.up_proj.weight]))
+            to.out, to.down = at(attention.o_proj.weight), at(mlp.down_proj.weight)
+            to.input_norm, to.post_norm = at(layer.input_norm.weight), at(layer.post_norm.weight)
+            to.keys, to.values = at(cache.keys[i]), at(cache.values[i])
+            if qkv[0].bias is not None:
+                to.bias = at(side_by_side([linear.bias for linear in qkv]))
+            if layer.query_norm is not None and layer.key_norm is not None:
+                to.query_norm, to.key_norm = at(layer.query_norm.weight), at(layer.key_norm.weight)
+        return torch.frombuffer(bytearray(bytes(table)), dtype=torch.int64).to(model.policy.device)
+
     def logits(self, n: int) -> Tensor:
         """[n, V] in float32 behind the newest tokens of rows 0..n−1."""
-        logits = torch.empty(n, self.sizes.V, dtype=torch.float32, device=self.x.device)
-        kernel, sizes = self._kernel(-(-n // 8) * 8)
+        logits = self.logits_like.new_empty(n, self.sizes.V)
+        kernel, sizes = self.kernel(-(-n // 8) * 8)
         arguments = Arguments.from_buffer_copy(self.arguments)
         arguments.logits, arguments.rows = logits.data_ptr(), n
         arguments.splits = splits(n * sizes.NK, sizes.BLOCKS)
         kernel.launch(sizes.BLOCKS, sizes.WARPS * 32, sizes.shared_bytes, arguments)
         return logits
 
-    def _kernel(self, rows: int) -> tuple[Kernel, Sizes]:
+    def kernel(self, rows: int) -> tuple[Kernel, Sizes]:
         if rows not in self.kernels:
-            properties: Any = torch.cuda.get_device_properties(self.decoder.policy.device)
-            sizes = Sizes(**{**self.sizes.__dict__, "ROWS": rows}).fitted(properties.shared_memory_per_block_optin)
-            kernel = compiled(SOURCE, "decode_step", sizes.macros, sizes.shared_bytes)
-            self.kernels[rows] = kernel, sizes
+            sizes = replace(self.sizes, ROWS=rows).fitted(shared_memory(self.logits_like.device))
+            self.kernels[rows] = compiled(SOURCE, "decode_step", sizes.macros, sizes.shared_bytes), sizes
         return self.kernels[rows]
 
 
@@ -208,3 +215,14 @@ def splits(pairs: int, blocks: int) -> int:
     while 2 * n * pairs <= blocks and 2 * n <= MOST_SPLITS:
         n *= 2
     return n
+
+
+def n_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a block can have at most."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    most: int = properties.shared_memory_per_block_optin
+    return most
