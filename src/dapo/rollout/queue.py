@@ -21,6 +21,7 @@ class QueuedEngine(ABC):
         self.max_concurrent, self.max_tokens = max_concurrent, max_tokens
         self.drafter = Drafter(drafting or Drafting())
         self.tick = 0
+        self.is_shared = False  # other ranks' engines advance with this one
         self.faults: list[Fault] = []
         self._waiting: deque[PartialResponse] = deque()
         self._ids: set[int] = set()  # waiting or in flight

@@ -36,6 +36,7 @@ class SharedEngine(QueuedEngine):
     ) -> None:
         super().__init__(max_concurrent=max_concurrent, max_tokens=own.max_tokens)
         self.own, self.world, self.ranks_per_engine = own, world, ranks_per_engine
+        own.is_shared = world.size > 1
         self._running: dict[int, tuple[int, PartialResponse]] = {}  # request id -> (rank, as it was handed out)
         self._homes: dict[int, int] = {}  # request id of an episode that waits -> the rank that keeps its KV
 

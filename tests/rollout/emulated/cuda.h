@@ -76,8 +76,8 @@ static void copy_16(char *to, const void *from, int is_there) {
     if (copies_are_early) make_copy(&copy);
     here->copies[here->n_copies++] = copy;
 }
-static void copies_end_group(void) { here->group++; }
-static void copies_wait(int left) {
+static void commit_copies(void) { here->group++; }
+static void wait_for_copies(int left) {
     int n = 0, made = 0;
     for (; made < here->n_copies && here->copies[made].group < here->group - left; made++)
         if (!copies_are_early) make_copy(&here->copies[made]);
@@ -87,10 +87,10 @@ static void copies_wait(int left) {
 static Four read_fresh(const bf16 *from) { return *(const Four *)from; }
 static float fresh_float(const float *from) { return *from; }
 static int fresh_count(const int *from) { return *(const volatile int *)from; }
-static int come_to_and_count(int *to) { return (*to)++; }
+static int arrive_and_count(int *to) { return (*to)++; }
 static void pause_spinning(void) { give_way(); }
-static void come_to(int *to) { ++*to; }
-static void expect_soon(const void *at) { (void)at; }
+static void arrive_at(int *to) { ++*to; }
+static void prefetch(const void *at) { (void)at; }
 #define NOTHING ((Four){0, 0, 0, 0})
 #define NO_PAIR ((Pair){0, 0})
 static Pair read_pair(const bf16 *from, int numbers) {

@@ -13,8 +13,8 @@ static void fiber(void) {
     while (1) give_way();
 }
 
-/* Returns 0, or 1 if the fibers wait for each other for ever. */
-int run(const Args *args, int shared_bytes, int early) {
+/* Each warp has `turns` turns before the next. Returns 0, or 1 if the fibers wait for each other for ever. */
+int run(const Args *args, int shared_bytes, int early, int turns) {
     int n = BLOCKS * THREADS, left = n, rounds = 0;
     Fiber *fibers = calloc(n, sizeof *fibers);
     Meeting *of_block = calloc(BLOCKS, sizeof *of_block), *of_warp = calloc(n / 32, sizeof *of_warp);
@@ -33,11 +33,14 @@ int run(const Args *args, int shared_bytes, int early) {
     }
     for (; left && rounds < 2000000; rounds++) {
         left = 0;
-        for (int i = 0; i < n; i++) {
-            if (fibers[i].is_done) continue;
-            here = &fibers[i];
-            swapcontext(&scheduler, &here->context);
-            left += !here->is_done;
+        for (int warp = 0; warp < n / 32; warp++) {
+            for (int turn = 0; turn < turns; turn++) {
+                for (int i = warp * 32; i < warp * 32 + 32; i++) {
+                    here = &fibers[i];
+                    if (!here->is_done) swapcontext(&scheduler, &here->context);
+                    left += turn == turns - 1 && !here->is_done;
+                }
+            }
         }
     }
     free(fibers), free(of_block), free(of_warp), free(exchanged), free(shared), free(stacks);

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
-from warnings import warn
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ from dapo.rollout.local.exact import exact_logits, exact_weights, rows_of
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.layers import through_layers
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
-from dapo.rollout.local.persistent.driver import DriverError
-from dapo.rollout.local.persistent.step import MOST_ROWS, PersistentStep, can_persist
+from dapo.rollout.local.persistent.step import MOST_ROWS, persistent_step
 from dapo.rollout.local.rows import BAD, RUNNING, DeviceRows
 from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Adapted, Transposed, keeps_transposed, layer_weights
 from dapo.rollout.local.whole_pass import WholePass, can_be_whole
@@ -95,8 +93,7 @@ class PagedDecoder(Transformer):
         transposes_head = transposed and head.weight.shape[1] <= TRANSPOSED_COLUMNS
         self.head_transposed = Transposed(head.weight, getattr(head, "bias", None)) if transposes_head else None
         # A few rows go through all layers and the head in one launch.
-        persists = self.has_graphs and not is_exact and can_persist(self, self.cache)
-        self.few = PersistentStep(self, self.cache, self.rows) if persists else None
+        self.few = persistent_step(self, self.cache, self.rows) if self.has_graphs and not is_exact else None
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
         self.graphs: dict[tuple[int, SamplingParams, bool], torch.cuda.CUDAGraph] = {}
@@ -276,11 +273,7 @@ class PagedDecoder(Transformer):
     def _logits(self, n: int, longest: int) -> Tensor:
         """[n, V] behind the newest tokens, part by part."""
         if self.few is not None and n <= MOST_ROWS and not self.has_drafts:
-            try:
-                return self.few.logits(n)
-            except DriverError as error:  # before anything was launched; many kernels do the same
-                warn(f"A step of few rows takes many launches instead of one: {error}", stacklevel=2)
-                self.few = None
+            return self.few.logits(n)
         norm, head = self.norm, self.head
         x, y = through_layers(self.ops, self.weights, self.embed(self.rows.token[:n]), self.rows, longest)
         h = self.ops.add_norm(x, y, norm.weight, norm.variance_epsilon)

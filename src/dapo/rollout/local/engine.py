@@ -47,7 +47,7 @@ from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.stops import Stops
 from dapo.types import StopReason
 
-TAIL_TICKS = 4  # ticks in one, where a few rows are left
+TAIL_TICKS = 4  # ticks that are one where few rows are left; and how many have to pass in which nothing is submitted
 
 
 class LocalEngine(QueuedEngine):
@@ -55,9 +55,10 @@ class LocalEngine(QueuedEngine):
 
     `max_concurrent` responses at a time, each of at most `max_tokens` with its prompt, in a cache of `kv_gib` GiB or
     `kv_tokens` tokens (None: enough for all at their full length, as far as memory allows). A tick generates up
-    to `tokens_per_tick` tokens of each, or those of one pass over drafts (`drafting`). An update of the weights in
-    place must be announced by `load_weights` before the next tick. `is_exact`: by kernels whose log-probs an
-    `ExactPass` of the policy repeats to the last bit.
+    to `tokens_per_tick` tokens of each (in the tail of a rollout on a GPU those of TAIL_TICKS such ticks, and `tick`
+    counts as many), or those of one pass over drafts (`drafting`). An update of the weights in place must be announced
+    by `load_weights` before the next tick. `is_exact`: by kernels whose log-probs an `ExactPass` of the policy repeats
+    to the last bit.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class LocalEngine(QueuedEngine):
         self.tokens_per_tick = tokens_per_tick or (8 if is_cuda else 1)
         self.page_tokens = page_tokens or default_page_tokens(policy.device)
         self._n_steps = self.tokens_per_tick  # of this tick
+        self._quiet_ticks = 0  # since something was submitted
         self._kv_gib, self._kv_tokens = kv_gib, kv_tokens
         self._ops: OpsKind = ops
         self.is_exact = is_exact
@@ -119,6 +121,7 @@ class LocalEngine(QueuedEngine):
 
     def _clear(self) -> None:
         """Empty queue, empty batch, all pages free."""
+        self._quiet_ticks = 0
         decoder = self._decoder
         decoder.forget()
         self._pool = PagePool(decoder.cache.n_pages)
@@ -162,6 +165,8 @@ class LocalEngine(QueuedEngine):
 
     def _advance(self) -> list[Finished]:
         self._n_steps = self._tick_steps()
+        self.tick += self._n_steps // self.tokens_per_tick - 1
+        self._quiet_ticks += 1
         self._admit()
         n, rows = self._n_rows, self._rows
         if n == 0:
@@ -191,9 +196,14 @@ class LocalEngine(QueuedEngine):
         return self._finish({row: reasons.get(int(stop[row]), StopReason.LENGTH) for row in ended})
 
     def _tick_steps(self) -> int:
-        """Tokens of the next tick: more where few rows are left, whose steps are short beside the host's work."""
-        is_tail = not self._waiting and 0 < self.n_in_flight <= MOST_ROWS and self._decoder.few is not None
-        return self.tokens_per_tick * (TAIL_TICKS if is_tail else 1)
+        """Tokens of the next tick: more in the tail, where steps are short beside the host's work.
+
+        The tail is where few rows are left and nothing was submitted for a while: others may keep the queue.
+        """
+        is_tail = not self._waiting and not self._has_memory_pressure and self._quiet_ticks >= TAIL_TICKS
+        has_few = 0 < self.n_in_flight <= MOST_ROWS and self._decoder.few is not None
+        is_long = is_tail and has_few and not self.is_shared and not self.drafter.is_due(self.n_in_flight)
+        return self.tokens_per_tick * (TAIL_TICKS if is_long else 1)
 
     def _drafts(self, n: int) -> list[list[int]]:
         """Guesses for rows 0..n−1, where drafting is due."""
@@ -236,7 +246,7 @@ class LocalEngine(QueuedEngine):
         rows = np.flatnonzero(self._rows.is_taken[: self._n_rows])
         preempted = [self._release(int(row)) for row in sorted(rows, key=lambda row: self._rows.order[row])]
         self._waiting.extendleft(reversed(preempted))
-        self._n_rows, self._gaps = 0, []
+        self._n_rows, self._gaps, self._quiet_ticks = 0, [], 0
         self._kept.clear()
         self._is_stale, self._has_memory_pressure = True, False
         return self._state(self._waiting, self.logp_dtype, version=self.version, n_running=len(rows))
@@ -265,6 +275,7 @@ class LocalEngine(QueuedEngine):
 
     def _enqueue(self, item: PartialResponse, place: int) -> None:
         self._prompts.join(item.request)
+        self._quiet_ticks = 0
         super()._enqueue(item, place)
 
     def _admit(self) -> None:
@@ -321,6 +332,10 @@ class LocalEngine(QueuedEngine):
             missing = int(counts.sum()) - self._pool.n_free
             if missing <= 0:
                 break
+            if self._n_steps > self.tokens_per_tick:
+                self.tick -= self._n_steps // self.tokens_per_tick - 1
+                self._n_steps = self.tokens_per_tick
+                continue
             if not self._make_room():
                 self._preempt(int(rows[np.argmax(batch.order[rows])]))
         if counts.any():

@@ -27,8 +27,8 @@ DEVICE void copy_16(char *to, const void *from, int is_there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(is_there ? 16 : 0)
                  : "memory");
 }
-DEVICE void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-#define copies_wait(left) asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory")
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+#define wait_for_copies(left) asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory")
 
 /* What another block has written in this launch: past the first cache. */
 DEVICE Four read_fresh(const bf16 *from) {
@@ -48,14 +48,14 @@ DEVICE int fresh_count(const int *from) {
     return x;
 }
 /* What this block wrote can be read by whoever finds it counted; the other way round for what others wrote. */
-DEVICE int come_to_and_count(int *to) {
+DEVICE int arrive_and_count(int *to) {
     int before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(to) : "memory");
     return before;
 }
 DEVICE void pause_spinning() {}
-DEVICE void come_to(int *to) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(to) : "memory"); }
-DEVICE void expect_soon(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+DEVICE void arrive_at(int *to) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(to) : "memory"); }
+DEVICE void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 DEVICE Four nothing() {
     Four x = {0, 0, 0, 0};

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,31 +44,41 @@ def compiled(source: Path, name: str, options: Sequence[str], shared_bytes: int)
     """The kernel of that name in a file, behind the `cuda.h` that lies beside it, for the current device."""
     text = source.with_name("cuda.h").read_text(encoding="utf-8") + source.read_text(encoding="utf-8")
     major, minor = torch.cuda.get_device_capability()
-    binary = kept_or_compiled(text, source.name, (f"--gpu-architecture=sm_{major}{minor}", *options))
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    check(driver().cuModuleLoadData(ctypes.byref(module), binary))
-    check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+    function = loaded_function(text, name, (f"--gpu-architecture=sm_{major}{minor}", *options))
     check(driver().cuFuncSetAttribute(function, MOST_SHARED, shared_bytes))
     return Kernel(function)
 
 
-def kept_or_compiled(text: str, name: str, options: Sequence[str]) -> bytes:
+def loaded_function(text: str, name: str, options: Sequence[str]) -> ctypes.c_void_p:
+    path = kept_at(text, name, options)
+    if path is not None and path.exists():
+        try:
+            return function_of(path.read_bytes(), name)
+        except (OSError, DriverError):  # unreadable, or not what it was: made again
+            pass
+    binary = compile_text(text, f"{name}.cu", options)
+    if path is not None:
+        with suppress(OSError), written_aside(path) as aside:  # full, or read-only
+            aside.write_bytes(binary)
+    return function_of(binary, name)
+
+
+def function_of(binary: bytes, name: str) -> ctypes.c_void_p:
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    check(driver().cuModuleLoadData(ctypes.byref(module), binary))
+    check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+    return function
+
+
+def kept_at(text: str, name: str, options: Sequence[str]) -> Path | None:
+    """Where the compiled text is kept; None if there is no home, or one that others may write to."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     compiler().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     everything = repr((text, tuple(options), major.value, minor.value)).encode()
     try:
-        path = cache_folder() / f"{Path(name).stem}-{hashlib.sha256(everything).hexdigest()[:16]}.cubin"
-        if path.exists():
-            return path.read_bytes()
-    except OSError:  # no home, or one that others may write to
-        return compile_text(text, name, options)
-    binary = compile_text(text, name, options)
-    try:
-        with written_aside(path) as aside:
-            aside.write_bytes(binary)
-    except OSError:  # full, or read-only
-        pass
-    return binary
+        return cache_folder() / f"{name}-{hashlib.sha256(everything).hexdigest()[:16]}.cubin"
+    except OSError:
+        return None
 
 
 def compile_text(text: str, name: str, options: Sequence[str]) -> bytes:

@@ -1,17 +1,18 @@
-/* One decode step of a few rows in one launch: all layers and the head, by blocks that stay until the end.
+/* One decode step of a few rows in one launch: all layers and the head, by persistent thread blocks.
 
    A step of few rows reads every weight once and does little else, so it is as fast as the memory, unless something
-   makes the memory wait: between kernels it always does. Here each warp asks for the weights it will need next,
+   makes the memory wait: between kernels it always does. Here each warp copies the weights that it will need next,
    whatever product or layer they belong to, while the blocks wait for each other's results.
 
    A product [rows, K] x [N, K]^T: each block has some of the N outputs, each of its warps some of the K terms; tensor
    cores take 16 outputs x 8 rows at a time, and the block adds its warps' sums in their order. Numbers are rounded
    where the kernels of `kernels.py` round them.
 
-   Written in what C and CUDA have in common: `emulation.h` runs it on a CPU. The sizes are macros, set by `persistent.py`:
-   H hidden, I feed-forward, NQ and NK heads of D, V vocabulary, LAYERS, PAGE tokens, ROWS computed (8, 16, ...),
-   WARPS of a block, SPAN units of a piece, DEPTH units of rows that are read ahead, HAS_BIAS (of q, k, v), HAS_NORM (of q, k), EPS, SCALE, STAGES (pieces of weights a warp has under way),
-   TILES (of 16 outputs that a block adds up at a time). */
+   Written in what C and CUDA have in common, on top of `cuda.h`; with the `cuda.h` of tests/rollout/emulated it runs on
+   a CPU. The sizes are macros, set by `step.py`: H hidden, I feed-forward, NQ and NK heads of D, V vocabulary, LAYERS,
+   PAGE tokens, ROWS computed (8 or 16), BLOCKS, WARPS of a block, HAS_BIAS (of q, k, v), HAS_NORM (of q, k), EPS,
+   SCALE; SPAN units of a piece of weights, STAGES pieces that a warp has under way, DEPTH units of rows that are read
+   ahead, TILES of 16 outputs that a block adds up at a time. */
 
 #define THREADS (WARPS * 32)
 #define NT (ROWS / 8)
@@ -20,8 +21,10 @@
 #define MIXED (NQ * D)
 #define UNIT 64 /* terms: a line of memory */
 #define UNITS(k) (((k) / UNIT + WARPS - 1) / WARPS) /* a warp's most */
-#define DU (D / 32)
-#define DL (D / 32) /* numbers of a value that a lane has */
+#define DU (D / 32) /* of 32 numbers; a lane has as many of a value */
+#if STAGES < 2 || SPAN * (DEPTH / NT) < 1 || NQ % NK || G > 8 || (D != 64 && D != 128) || PAGE % 16
+#error "sizes that this kernel cannot do"
+#endif
 #define WHOLE(units) (((units) + SPAN - 1) / SPAN * SPAN)
 #define KEPT WHOLE(UNITS(H))     /* units of normed rows, which are kept */
 #define AHEAD WHOLE(DEPTH / NT) /* units of other rows, which are read ahead of their product */
@@ -109,8 +112,8 @@ typedef struct {
 typedef struct {
     Cursor next;
     char *ring;          /* this warp's */
-    int newest;          /* the piece that is read next */
-    int put[2], take[2]; /* where this lane's bytes of outputs l / 8 and l / 8 + 4, of terms 0 to 31 and 32 to 63, are */
+    int head;            /* the piece that is multiplied next */
+    int put[2], take[2]; /* where this lane puts its bytes of two outputs, and takes those of terms 0 to 31, 32 to 63 */
 } Stream;
 
 typedef struct {
@@ -118,7 +121,7 @@ typedef struct {
     float *sums;                 /* [TILES][WARPS][NT][16][8] */
     float *squares;              /* [WARPS][ROWS] */
     float *weights;              /* [WARPS][16][8] of keys and queries */
-    float *shrink, *top, *total; /* [WARPS][8] */
+    float *rescale, *top, *total; /* [WARPS][8] */
     Four *rows;                  /* [WARPS][2 AT_HAND][NT][32] */
     Layer *layers;
     Share *shares; /* of the products */
@@ -167,12 +170,13 @@ DEVICE void advance(Cursor *c, const Shared *shared, const Args *a) {
         k = terms(c->product);
         c->output = share.first + LANE / 8, c->end = share.end, c->tiles = share.tiles;
         c->left = c->units = first_unit(c->product, WARP + 1) - unit;
-        c->at = matrix(c->product, &shared->layers[c->layer], a) + (long long)c->output * k + unit * UNIT + LANE % 8 * 8;
+        c->at = matrix(c->product, &shared->layers[c->layer], a) + (long long)c->output * k + unit * UNIT;
+        c->at += LANE % 8 * 8;
         c->second = second_half(c->product) * k;
     } while (c->units == 0 || c->tiles == 0);
 }
 
-DEVICE void ask(Stream *s, int piece, const Shared *shared, const Args *a) {
+DEVICE void issue_copies(Stream *s, int piece, const Shared *shared, const Args *a) {
     Cursor *c = &s->next;
     if (c->product != OF_NOTHING) {
         int ahead = c->product == OF_GATE_UP ? 0 : 8, row = 4 * terms(c->product);
@@ -187,34 +191,34 @@ DEVICE void ask(Stream *s, int piece, const Shared *shared, const Args *a) {
         c->at += SPAN * UNIT, c->left -= SPAN;
         if (c->left <= 0) advance(c, shared, a);
     }
-    copies_end_group();
+    commit_copies();
 }
 
 DEVICE void begin(Stream *s, const Shared *shared, const Args *a) {
     int line = LANE / 8, g = LANE / 4, t = LANE % 4;
     s->ring = shared->ring + WARP * STAGES * PIECE;
-    s->newest = 0;
-    /* Lines of odd outputs have their halves exchanged, so that a tensor core's lanes find theirs in different banks. */
+    s->head = 0;
+    /* Lines of odd outputs have their halves exchanged, so that a tensor core's lanes read different banks. */
     s->put[0] = line * 128 + (LANE % 8 ^ (line % 2 * 4)) * 16, s->put[1] = s->put[0] + 512;
     s->take[0] = g * 128 + (t ^ (g % 2 * 4)) * 16, s->take[1] = g * 128 + ((t + 4) ^ (g % 2 * 4)) * 16;
     s->next.product = OF_DOWN, s->next.layer = -1, s->next.tiles = 0; /* what is before the first layer's first */
     s->next.units = 0, s->next.second = 0, s->next.output = 0, s->next.end = 0, s->next.at = 0;
     advance(&s->next, shared, a);
-    ONE_BY_ONE for (int i = 0; i < STAGES - 1; i++) ask(s, i, shared, a);
+    ONE_BY_ONE for (int i = 0; i < STAGES - 1; i++) issue_copies(s, i, shared, a);
 }
 
 /* sums += this piece's 16 outputs x SPAN units times the rows', of which this lane has its own in `x`. */
 DEVICE void multiply(Stream *s, float sums[NT][4], const Four *x, const Shared *shared, const Args *a) {
-    const char *piece = s->ring + s->newest * PIECE;
+    const char *piece = s->ring + s->head * PIECE;
     Four first[2 * SPAN], second[2 * SPAN];
-    copies_wait(STAGES - 2);
+    wait_for_copies(STAGES - 2);
     sync_warp();
     UNROLL for (int u = 0; u < 2 * SPAN; u++) {
         first[u] = *(const Four *)(piece + u / 2 * 2048 + s->take[u % 2]);
         second[u] = *(const Four *)(piece + u / 2 * 2048 + s->take[u % 2] + 1024);
     }
-    ask(s, s->newest == 0 ? STAGES - 1 : s->newest - 1, shared, a);
-    s->newest = s->newest == STAGES - 1 ? 0 : s->newest + 1;
+    issue_copies(s, s->head == 0 ? STAGES - 1 : s->head - 1, shared, a);
+    s->head = s->head == STAGES - 1 ? 0 : s->head + 1;
     UNROLL for (int u = 0; u < 2 * SPAN; u++) {
         UNROLL for (int i = 0; i < NT; i++) {
             Four by = x[(u * NT + i) * 32];
@@ -336,8 +340,8 @@ DEVICE void end_tile(int product, const Layer *layer, int tile, int tiles, float
         finish(product, layer, tile / TILES * TILES, tile % TILES + 1, more, shared, a);
 }
 
-/* This block's part of a product with normed rows, or with other rows, `from`, which are read again for each tile:
-   there are few. */
+/* This block's part of a product: with normed rows, which a warp keeps, or with the rows `from`, which it reads again
+   for each tile (there are few tiles then). */
 DEVICE void multiply_all(int product, const Layer *layer, const bf16 *norm, const bf16 *from, Stream *s,
                          const Shared *shared, const Args *a) {
     int unit = first_unit(product, WARP), units = first_unit(product, WARP + 1) - unit;
@@ -366,7 +370,7 @@ DEVICE void multiply_all(int product, const Layer *layer, const bf16 *norm, cons
     }
 }
 
-/* A head's numbers as tensor cores take them: of each 32 this lane has 8, and those at half a head's distance as well. */
+/* A head's numbers as tensor cores take them: of each 32 this lane has 8, and those at half a head's distance too. */
 DEVICE void read_head(Four x[DU], const bf16 *from, int is_there) {
     UNROLL for (int j = 0; j < DU; j++) x[j] = is_there ? read_fresh(from + j * 32 + LANE % 4 * 8) : NOTHING;
 }
@@ -390,48 +394,47 @@ DEVICE void rotate_head(Four x[DU], const bf16 *norm, const Four c[DU], const Fo
 /* What a warp knows of the keys it has seen: for queries 2t and 2t + 1 of lane 4g + t their largest score and this
    lane's share of the weights; for all queries this lane's numbers of the weighted values. */
 typedef struct {
-    float top[2], total[2], acc[G][DL];
-} Seen;
+    float top[2], total[2], acc[G][DU];
+} Softmax;
 
-/* 16 keys and values as `see` takes them. */
+/* 16 keys and values as `accumulate` takes them. */
 typedef struct {
     Four keys[DU][2];
     Pair values[16];
 } Sixteen;
 
 /* 16 keys, of which those below `behind` count: scores, weights, values. */
-DEVICE void see(Seen *seen, const Sixteen *x, int behind, Four query[DU], const Shared *shared) {
-    float score[1][4] = {{0}}, *weights = shared->weights + WARP * 128, *shrink = shared->shrink + WARP * 8;
+DEVICE void accumulate(Softmax *seen, const Sixteen *x, int behind, Four query[DU], const Shared *shared) {
+    float score[4] = {0}, *weights = shared->weights + WARP * 128, *rescale = shared->rescale + WARP * 8;
     int g = LANE / 4, t = LANE % 4;
     UNROLL for (int j = 0; j < DU; j++) {
-        tensor_core(score[0], x->keys[j][0].x, x->keys[j][1].x, x->keys[j][0].y, x->keys[j][1].y, query[j].x, query[j].y);
-        tensor_core(score[0], x->keys[j][0].z, x->keys[j][1].z, x->keys[j][0].w, x->keys[j][1].w, query[j].z, query[j].w);
+        tensor_core(score, x->keys[j][0].x, x->keys[j][1].x, x->keys[j][0].y, x->keys[j][1].y, query[j].x, query[j].y);
+        tensor_core(score, x->keys[j][0].z, x->keys[j][1].z, x->keys[j][0].w, x->keys[j][1].w, query[j].z, query[j].w);
     }
     UNROLL for (int q = 0; q < 2; q++) {
-        float low = g < behind ? score[0][q] * SCALE : NONE, high = g + 8 < behind ? score[0][q + 2] * SCALE : NONE;
-        float top = low > high ? low : high;
+        float low = g < behind ? score[q] * SCALE : NONE, high = g + 8 < behind ? score[q + 2] * SCALE : NONE;
+        float top = larger(low, high);
         UNROLL for (int far = 4; far < 32; far *= 2) {
-            float other = shuffle_xor(top, far);
-            top = other > top ? other : top;
+            top = larger(top, shuffle_xor(top, far));
         }
-        top = seen->top[q] > top ? seen->top[q] : top;
+        top = larger(seen->top[q], top);
         float less = power_of_2(seen->top[q] - top);
         low = g < behind ? power_of_2(low - top) : 0, high = g + 8 < behind ? power_of_2(high - top) : 0;
         seen->total[q] = seen->total[q] * less + low + high;
         seen->top[q] = top;
         weights[g * 8 + 2 * t + q] = low, weights[(g + 8) * 8 + 2 * t + q] = high;
-        if (g == 0) shrink[2 * t + q] = less;
+        if (g == 0) rescale[2 * t + q] = less;
     }
     sync_warp();
     UNROLL for (int q = 0; q < G; q++) {
-        UNROLL for (int e = 0; e < DL; e++) seen->acc[q][e] *= shrink[q];
+        UNROLL for (int e = 0; e < DU; e++) seen->acc[q][e] *= rescale[q];
     }
     UNROLL for (int k = 0; k < 16; k++) {
         float number[4], weight[8];
         to_floats(number, x->values[k]);
         eight_floats(weight, weights + k * 8);
         UNROLL for (int q = 0; q < G; q++) {
-            UNROLL for (int e = 0; e < DL; e++) seen->acc[q][e] += weight[q] * number[e];
+            UNROLL for (int e = 0; e < DU; e++) seen->acc[q][e] += weight[q] * number[e];
         }
     }
     sync_warp();
@@ -459,6 +462,7 @@ DEVICE Part part_of(int unit, const Args *a) {
     part.splits = (blocks + WARPS - 1) / WARPS;
     part.splits = part.splits > a->splits ? a->splits : part.splits < 1 ? 1 : part.splits;
     each = (blocks + part.splits - 1) / part.splits;
+    part.splits = each ? (blocks + each - 1) / each : 1; /* rounding up may leave none for the last ones */
     part.first = part.split * each;
     end = part.first + each < blocks ? part.first + each : blocks;
     part.pieces = part.split >= part.splits ? 0 : end > part.first ? end - part.first : 0;
@@ -468,7 +472,9 @@ DEVICE Part part_of(int unit, const Args *a) {
     return part;
 }
 
-DEVICE int is_newest(const Part *part, int piece) { return part->split == part->splits - 1 && piece == part->pieces - 1; }
+DEVICE int is_newest(const Part *part, int piece) {
+    return part->split == part->splits - 1 && piece == part->pieces - 1;
+}
 
 /* Of earlier tokens; nothing in this launch decides them. */
 DEVICE void read_earlier(Sixteen *x, const Part *part, int piece, const Layer *layer, const Args *a) {
@@ -480,7 +486,7 @@ DEVICE void read_earlier(Sixteen *x, const Part *part, int piece, const Layer *l
         x->keys[j][1] = g + 8 < behind ? *(const Four *)(key + 8 * a->token_stride) : NOTHING;
     }
     UNROLL for (int k = 0; k < 16; k++)
-        x->values[k] = k < behind ? read_pair(layer->values + from + k * a->token_stride + LANE * DL, DL) : NO_PAIR;
+        x->values[k] = k < behind ? read_pair(layer->values + from + k * a->token_stride + LANE * DU, DU) : NO_PAIR;
 }
 
 /* Attention of one row's newest token with one key head over a part of its keys. `x` has this warp's first 16 of them
@@ -490,8 +496,8 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
     const bf16 *qkv = a->qkv + (long long)row * QKV, *new_value = qkv + (NQ + NK + head) * D;
     int has_newest = part->split == part->splits - 1 && (part->pieces - 1) % WARPS == WARP;
     Four query[DU], key[DU], c[DU], s[DU];
-    Pair value = has_newest ? read_fresh_pair(new_value + LANE * DL, DL) : NO_PAIR;
-    Seen seen;
+    Pair value = has_newest ? read_fresh_pair(new_value + LANE * DU, DU) : NO_PAIR;
+    Softmax seen;
     read_head(query, qkv + (head * G + (g < G ? g : 0)) * D, g < G);
     read_head(key, qkv + (NQ + head) * D, has_newest);
     UNROLL for (int j = 0; j < DU; j++) {
@@ -500,7 +506,7 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
     }
     UNROLL for (int q = 0; q < 2; q++) seen.top[q] = NONE, seen.total[q] = 0;
     UNROLL for (int q = 0; q < G; q++) {
-        UNROLL for (int e = 0; e < DL; e++) seen.acc[q][e] = 0;
+        UNROLL for (int e = 0; e < DU; e++) seen.acc[q][e] = 0;
     }
     rotate_head(query, layer->query_norm, c, s);
     if (has_newest) {
@@ -518,7 +524,7 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
         } else if (!is_read || piece != WARP) {
             read_earlier(x, part, piece, layer, a);
         }
-        see(&seen, x, is_last ? 1 : part->newest - (part->first + piece) * 16, query, shared);
+        accumulate(&seen, x, is_last ? 1 : part->newest - (part->first + piece) * 16, query, shared);
     }
 
     /* Join the warps. */
@@ -530,7 +536,7 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
         }
     }
     UNROLL for (int q = 0; q < G; q++) {
-        UNROLL for (int e = 0; e < DL; e++) shared->sums[(WARP * G + q) * D + LANE * DL + e] = seen.acc[q][e];
+        UNROLL for (int e = 0; e < DU; e++) shared->sums[(WARP * G + q) * D + LANE * DU + e] = seen.acc[q][e];
     }
     sync_block();
     UNROLL for (int at = 0; at < G * D; at += THREADS) {
@@ -556,7 +562,7 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
     /* Whoever comes last joins the parts. */
     sync_block();
     if (THREAD == 0) {
-        *shared->flag = come_to_and_count(&a->arrived[pair]) == part->splits - 1;
+        *shared->flag = arrive_and_count(&a->arrived[pair]) == part->splits - 1;
     }
     sync_block();
     if (!*shared->flag) return;
@@ -586,25 +592,25 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
 }
 
 /* Keys and values of earlier tokens that this warp will see first, and its row's rotation: from memory to the cache. */
-DEVICE void expect_keys(const Part *part, const Layer *layer, const Args *a) {
+DEVICE void prefetch_keys(const Part *part, const Layer *layer, const Args *a) {
     int token = LANE / 2;
     if (WARP >= part->pieces) return;
-    if (LANE < 2 * D / 64) expect_soon((LANE % 2 ? a->cos : a->sin) + (long long)part->newest * D + LANE / 2 * 64);
+    if (LANE < 2 * D / 64) prefetch((LANE % 2 ? a->cos : a->sin) + (long long)part->newest * D + LANE / 2 * 64);
     if ((part->first + WARP) * 16 + token >= part->newest) return;
     long long from = part->cell + token * a->token_stride + LANE % 2 * (D / 2);
-    expect_soon(layer->keys + from), expect_soon(layer->values + from);
+    prefetch(layer->keys + from), prefetch(layer->values + from);
 }
 
 /* A vector that all blocks read. */
-DEVICE void expect_vector(const bf16 *vector, int n) {
-    for (int i = THREAD * 64; i < n; i += THREADS * 64) expect_soon(vector + i);
+DEVICE void prefetch_vector(const bf16 *vector, int n) {
+    for (int i = THREAD * 64; i < n; i += THREADS * 64) prefetch(vector + i);
 }
 
 /* A barrier in two halves: what this block wrote is there for all; what all blocks wrote can be read. */
 DEVICE void arrive(int *target, const Args *a) {
     sync_block();
     *target = (int)((unsigned)*target + BLOCKS);
-    if (THREAD == 0) come_to(a->barrier);
+    if (THREAD == 0) arrive_at(a->barrier);
 }
 DEVICE void await_others(int target, const Args *a) {
     if (THREAD == 0) {
@@ -621,14 +627,14 @@ KERNEL decode_step(const PARAMETER Args arguments) {
     int is_any_alive = 0;
     UNROLL for (int row = 0; row < ROWS; row++) is_any_alive |= row < a->rows && a->stop[row] == 0;
     if (!is_any_alive) return; /* the rest of a tick in which all rows have ended */
-    int target = (int)((unsigned)a->barrier[1] * (BARRIERS * BLOCKS * 1u));
+    int target = (int)((unsigned)a->barrier[1] * (BARRIERS * (unsigned)BLOCKS));
     shared->ring = memory;
     shared->rows = (Four *)(memory + WARPS * STAGES * PIECE);
     shared->sums = (float *)(shared->rows + WARPS * 2 * AT_HAND * NT * 32);
     shared->squares = shared->sums + TILES * WARPS * NT * 128;
     shared->weights = shared->squares + WARPS * ROWS;
-    shared->shrink = shared->weights + WARPS * 128;
-    shared->top = shared->shrink + WARPS * 8;
+    shared->rescale = shared->weights + WARPS * 128;
+    shared->top = shared->rescale + WARPS * 8;
     shared->total = shared->top + WARPS * 8;
     shared->layers = (Layer *)(shared->total + WARPS * 8);
     shared->shares = (Share *)(shared->layers + LAYERS);
@@ -660,14 +666,14 @@ KERNEL decode_step(const PARAMETER Args arguments) {
                            : product == OF_GATE_UP ? layer->post_norm
                            : product == OF_HEAD    ? a->norm
                                                    : 0;
-        if (product == OF_QKV) expect_keys(&part, layer, a);
+        if (product == OF_QKV) prefetch_keys(&part, layer, a);
         multiply_all(product, layer, norm, product == OF_OUT ? a->mixed : a->gated, &stream, shared, a);
         if (product == OF_QKV) {
             int is_read = WARP < part.pieces && !is_newest(&part, WARP);
             Sixteen x;
             arrive(&target, a);
             if (is_read) read_earlier(&x, &part, WARP, layer, a);
-            expect_vector(layer->post_norm, H);
+            prefetch_vector(layer->post_norm, H);
             await_others(target, a);
             ONE_BY_ONE for (int unit = BLOCK; unit < units; unit += BLOCKS) {
                 Part now = part;
@@ -678,11 +684,11 @@ KERNEL decode_step(const PARAMETER Args arguments) {
                 if (now.pieces) attend(&now, &x, is_read, layer, shared, a);
             }
         }
-        if (product == OF_GATE_UP && step < LAYERS * 4 - 4) expect_vector(layer[1].input_norm, H);
+        if (product == OF_GATE_UP && step < LAYERS * 4 - 4) prefetch_vector(layer[1].input_norm, H);
         if (product == OF_HEAD) break;
         arrive(&target, a);
         await_others(target, a);
     }
-    copies_wait(0);
+    wait_for_copies(0);
     if (BLOCK == 0 && THREAD == 0) a->barrier[1]++;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from dapo.rollout.families import Layer, Transformer
 from dapo.rollout.local.cache import PagedCache
-from dapo.rollout.local.persistent.driver import Kernel, compiled
+from dapo.rollout.local.persistent.driver import DriverError, Kernel, compiled
 from dapo.rollout.local.rows import DeviceRows
 from dapo.rollout.local.weights import is_gated, side_by_side
 
@@ -89,6 +90,20 @@ class Arguments(ctypes.Structure):
         ("rows", ctypes.c_int),
         ("splits", ctypes.c_int),
     ]  # fmt: skip
+
+
+def persistent_step(model: Transformer, cache: PagedCache, rows: DeviceRows) -> PersistentStep | None:
+    """Compiled and launched once over no rows; None where it is not known to be worth it, or cannot be had."""
+    if not can_persist(model, cache):
+        return None
+    try:
+        few = PersistentStep(model, cache, rows)
+        for n in range(8, MOST_ROWS + 1, 8):
+            few.launch(few.logits_like, n_computed=n, n=0)
+    except DriverError as error:
+        warnings.warn(f"A step of few rows takes many launches instead of one: {error}", stacklevel=2)
+        return None
+    return few
 
 
 def can_persist(model: Transformer, cache: PagedCache) -> bool:
@@ -172,6 +187,8 @@ class PersistentStep:
         self.kernels: dict[int, tuple[Kernel, Sizes]] = {}
 
     def address(self, tensor: Tensor) -> int:
+        assert tensor.is_contiguous() or tensor.dim() > 2, "rows lie end to end; of pages the strides are given"
+        assert tensor.dtype not in (torch.float16, torch.float64), "bfloat16, float32 and integers"
         self.held.append(tensor)
         return tensor.data_ptr()
 
@@ -195,12 +212,15 @@ class PersistentStep:
     def logits(self, n: int) -> Tensor:
         """[n, V] in float32 behind the newest tokens of rows 0..n−1."""
         logits = self.logits_like.new_empty(n, self.sizes.V)
-        kernel, sizes = self.kernel(-(-n // 8) * 8)
+        self.launch(logits, n_computed=-(-n // 8) * 8, n=n)
+        return logits
+
+    def launch(self, logits: Tensor, *, n_computed: int, n: int) -> None:
+        kernel, sizes = self.kernel(n_computed)
         arguments = Arguments.from_buffer_copy(self.arguments)
         arguments.logits, arguments.rows = logits.data_ptr(), n
-        arguments.splits = splits(n * sizes.NK, sizes.BLOCKS)
+        arguments.splits = splits(max(n, 1) * sizes.NK, sizes.BLOCKS)
         kernel.launch(sizes.BLOCKS, sizes.WARPS * 32, sizes.shared_bytes, arguments)
-        return logits
 
     def kernel(self, rows: int) -> tuple[Kernel, Sizes]:
         if rows not in self.kernels:
