@@ -286,6 +286,29 @@ def test_wider_models_and_smaller_blocks_are_not_for_it():
     assert not step.is_worth_it(sizes, 101_376)
 
 
+def test_a_model_that_the_kernel_does_not_know(monkeypatch: pytest.MonkeyPatch):
+    def known(family: str = "llama", dtype: torch.dtype = torch.bfloat16, **changes: object) -> bool:
+        shape = {"hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 6, "head_dim": 64}
+        one = decoder(tiny_policy(family, dtype, **{**shape, **changes}))
+        return step.is_known(one, one.cache)
+
+    assert all(known(family) for family in ("llama", "qwen2", "qwen3-tied", "mistral"))
+    assert not any(known(family) for family in ("llama-bias", "qwen2-window", "mistral-window"))
+    assert not known(dtype=torch.float32)
+    assert not known(hidden_size=96)
+    assert not known(intermediate_size=352)
+    assert not known(head_dim=32)
+    assert not known(num_attention_heads=9, num_key_value_heads=1)
+    assert not known(hidden_act="gelu")
+    one = decoder(model("llama"))
+    monkeypatch.setattr(one, "cos", one.cos.float())
+    assert not step.is_known(one, one.cache)
+    other = decoder(model("llama"))
+    weight = other.layers[1].mlp.down_proj.weight
+    weight.data = torch.cat([weight.data.flatten(), weight.data.flatten()[:1]])[1:].view_as(weight)
+    assert not step.is_known(other, other.cache), "two bytes off"
+
+
 def test_a_cpu_has_no_such_step():
     one = decoder(model("llama"))
     assert not can_persist(one, one.cache)

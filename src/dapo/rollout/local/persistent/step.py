@@ -118,8 +118,7 @@ def is_known(model: Transformer, cache: PagedCache) -> bool:
     policy, config, group = model.policy, model.policy.config, model.n_query_heads // cache.n_heads
     widths = (config.hidden_size, config.intermediate_size, model.n_query_heads * cache.head_dim)
     return (
-        policy.dtype == torch.bfloat16
-        and all(width % UNIT == 0 for width in widths)
+        all(width % UNIT == 0 for width in widths)
         and cache.head_dim in (64, 128)
         and group <= 8
         and cache.page_tokens % 16 == 0
@@ -127,7 +126,14 @@ def is_known(model: Transformer, cache: PagedCache) -> bool:
         and type(policy.head) is nn.Linear
         and type(policy.backbone.embed_tokens) is nn.Embedding
         and all(is_plain(layer) for layer in model.layers)
+        and all(is_laid_out(tensor) for tensor in (model.cos, model.sin, *policy.backbone.parameters()))
+        and is_laid_out(policy.head.weight)
     )
+
+
+def is_laid_out(tensor: Tensor) -> bool:
+    """As 16 bytes at a time can be read."""
+    return tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 
 def is_worth_it(sizes: Sizes, bytes_of_a_block: int) -> bool:
@@ -187,8 +193,6 @@ class PersistentStep:
         self.kernels: dict[int, tuple[Kernel, Sizes]] = {}
 
     def address(self, tensor: Tensor) -> int:
-        assert tensor.is_contiguous() or tensor.dim() > 2, "rows lie end to end; of pages the strides are given"
-        assert tensor.dtype not in (torch.float16, torch.float64), "bfloat16, float32 and integers"
         self.held.append(tensor)
         return tensor.data_ptr()
 
