@@ -298,7 +298,7 @@ def test_a_model_that_the_kernel_does_not_know(monkeypatch: pytest.MonkeyPatch):
     assert not known(hidden_size=96)
     assert not known(intermediate_size=352)
     assert not known(head_dim=32)
-    assert not known(num_attention_heads=9, num_key_value_heads=1)
+    assert not known(num_attention_heads=12, num_key_value_heads=1)
     assert not known(hidden_act="gelu")
     one = decoder(model("llama"))
     monkeypatch.setattr(one, "cos", one.cos.float())
