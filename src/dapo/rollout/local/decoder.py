@@ -6,7 +6,7 @@ the device, so that the host only replays it until the tick is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -125,18 +125,21 @@ class PagedDecoder(Transformer):
         n_steps: int,
         longest: int,
         serial: NDArray[np.int64],
+        meanwhile: Callable[[], None],
     ) -> Drawn:
         """Generate n_steps tokens of each row. Returns length [n], stop [n], tokens and log-probs [n_steps, n].
 
         state [9, n] and table [n, pages] describe the first rows; `longest` is the largest length among them. A row
-        whose keys and values are not those of the last tick has another `serial` number.
+        whose keys and values are not those of the last tick has another `serial` number. `meanwhile` is called once the
+        device has something to do.
         """
         if isinstance(self.ops, BlockOps):
+            meanwhile()
             order = self.ops.blocks.arrange(serial, state[2].astype(np.int64), table, n_steps)
             drawn = self._tick_in_blocks(self.ops, self.ops.blocks.spans, order, state, sampling, n_steps)
             self.ops.blocks.clear(serial[drawn[1] == BAD])
             return drawn
-        return self._tick_in_pages(state, table, sampling, n_steps, longest)
+        return self._tick_in_pages(state, table, sampling, n_steps, longest, meanwhile=meanwhile)
 
     def verify(
         self,
@@ -197,12 +200,14 @@ class PagedDecoder(Transformer):
         longest: int,
         *,
         has_drafts: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Drawn:
         n, rows = state.shape[1], self.rows
         size = self.batch_size(n)
         rows.state[:, :n].copy_(torch.from_numpy(state))
-        rows.stop[n:size] = 1  # dead
-        rows.length[n:size] = 1
+        if size > n:
+            rows.stop[n:size] = 1  # dead
+            rows.length[n:size] = 1
         rows.table[:n, : table.shape[1]].copy_(torch.from_numpy(table))
         rows.clock.zero_()
         if isinstance(self.ops, TritonOps):
@@ -214,6 +219,7 @@ class PagedDecoder(Transformer):
         else:
             for i in range(n_steps):
                 self.step(size, sampling, longest + i)
+        meanwhile()
         result = [rows.length[:n], rows.stop[:n], rows.out_token[:n_steps, :n], rows.out_logp[:n_steps, :n]]
         length, stop, token, logp = (part.cpu().numpy() for part in result)
         return length, stop, token, logp

@@ -179,8 +179,15 @@ class LocalEngine(QueuedEngine):
             drawn = self._decoder.verify(state, pages, self.sampling, drafts, longest=longest, serial=serial)
             self.drafter.count(drafts, int((drawn[0] - rows.length[:n] - (drawn[1] != BAD)).sum()))
         else:
-            n_steps = self._n_steps
-            drawn = self._decoder.tick(state, pages, self.sampling, n_steps=n_steps, longest=longest, serial=serial)
+            drawn = self._decoder.tick(
+                state,
+                pages,
+                self.sampling,
+                n_steps=self._n_steps,
+                longest=longest,
+                serial=serial,
+                meanwhile=rows.settle,
+            )
         length, stop, token, logp = drawn
         n_new = np.where(rows.is_taken[:n], length - rows.length[:n], 0)
         rows.append(n, n_new, token, logp, self.version)

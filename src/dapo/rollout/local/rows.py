@@ -7,6 +7,7 @@ happened in between. Every transfer and every host operation is one call over al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -51,13 +52,30 @@ class DeviceRows:
         return is_alive
 
 
+@dataclass(slots=True)
+class Drawn:
+    """What a tick drew: the first n_new[i] of tokens and log-probs [K, n] belong to row i, from column[i] on."""
+
+    n_new: NDArray[np.int32]
+    column: NDArray[np.int32]
+    token: NDArray[np.int32]
+    logp: NDArray[Any]
+    version: int
+
+
 class HostRows:
-    """State of up to `n_rows` responses. Column t of a row belongs to token t of prompt and response together."""
+    """State of up to `n_rows` responses. Column t of a row belongs to token t of prompt and response together.
+
+    What a tick drew is written into the rows when somebody reads them, or by `settle`, which can wait until the device
+    computes the next tick.
+    """
 
     def __init__(self, n_rows: int, max_tokens: int, n_pages: int, logp_dtype: Any) -> None:
-        self.tokens = np.zeros((n_rows, max_tokens), np.int32)
-        self.logp = np.zeros((n_rows, max_tokens), logp_dtype)
-        self.version = np.zeros((n_rows, max_tokens), np.int32)
+        self._tokens = np.zeros((n_rows, max_tokens), np.int32)
+        self._logp = np.zeros((n_rows, max_tokens), logp_dtype)
+        self._version = np.zeros((n_rows, max_tokens), np.int32)
+        self._drawn: Drawn | None = None
+        self.newest = np.zeros(n_rows, np.int32)  # token
         self.start = np.zeros(n_rows, np.int32)  # tokens of the prompt
         self.length = np.ones(n_rows, np.int32)  # tokens so far, the prompt included
         self.limit = np.zeros(n_rows, np.int32)  # tokens at which the response is truncated
@@ -76,8 +94,9 @@ class HostRows:
         """Give a row to a response, with all its pages, the prompt's included."""
         request = item.request
         start, end = len(request.prompt), len(request.prompt) + len(item.tokens)
-        self.tokens[row, :start], self.tokens[row, start:end] = request.prompt, item.tokens
-        self.logp[row, start:end], self.version[row, start:end] = item.logp, item.version
+        self._tokens[row, :start], self._tokens[row, start:end] = request.prompt, item.tokens
+        self._logp[row, start:end], self._version[row, start:end] = item.logp, item.version
+        self.newest[row] = self._tokens[row, end - 1]
         self.start[row], self.length[row], self.limit[row] = start, end, start + request.max_new_tokens
         self.order[row] = item.order
         self.words[row] = np.array(request.key.words(), np.uint32).view(np.int32)
@@ -112,10 +131,17 @@ class HostRows:
         self.table[row, n_shared : end - n_pages] = self.table[row, n_shared + n_pages : end]
         self.n_pages[row] -= n_pages
 
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """[rows, columns], as far as there are any."""
+        self.settle()
+        return self._tokens
+
     def read(self, row: int) -> PartialResponse:
         """The response on this row so far."""
+        self.settle([row])
         part = slice(int(self.start[row]), int(self.length[row]))
-        arrays = (array[row, part].copy() for array in (self.tokens, self.logp, self.version))
+        arrays = (array[row, part].copy() for array in (self._tokens, self._logp, self._version))
         return PartialResponse(self.request(row), int(self.order[row]), *arrays)
 
     def running(self, row: int) -> Running:
@@ -132,12 +158,13 @@ class HostRows:
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Move responses to other rows; the source rows are free afterwards."""
         old, new = list(source), list(target)
+        self.settle(old)
         width = int(self.length[old].max())
-        for history in (self.tokens, self.logp, self.version):
+        for history in (self._tokens, self._logp, self._version):
             history[new, :width] = history[old, :width]
         for array in (
             self.start, self.length, self.limit, self.order, self.words, self.table, self.n_pages, self.is_taken,
-            self.serial,
+            self.serial, self.newest,
         ):  # fmt: skip
             array[new] = array[old]
         for i, j in zip(old, new, strict=True):
@@ -154,10 +181,8 @@ class HostRows:
 
     def state(self, n: int) -> NDArray[np.int32]:
         """[9, n] as `DeviceRows` has it."""
-        row = np.arange(n)
         stop = np.where(self.is_taken[:n], RUNNING, EMPTY)
-        newest = self.tokens[row, self.length[:n] - 1]
-        parts = [newest, self.start[:n], self.length[:n], self.limit[:n], stop, *self.words[:n].T]
+        parts = [self.newest[:n], self.start[:n], self.length[:n], self.limit[:n], stop, *self.words[:n].T]
         return np.stack(parts).astype(np.int32)
 
     def append(
@@ -169,9 +194,28 @@ class HostRows:
         version: int,
     ) -> None:
         """Append the first n_new[i] of the tick's tokens [K, n] to row i."""
-        row, step = np.nonzero(np.arange(len(token))[None, :] < n_new[:, None])
-        column = self.length[row] + step
-        self.tokens[row, column] = token[step, row]
-        self.logp[row, column] = logp[step, row]
-        self.version[row, column] = version
+        self.settle()
+        self._drawn = Drawn(n_new.copy(), self.length[:n].copy(), token.copy(), logp.copy(), version)
+        row = np.flatnonzero(n_new)
+        self.newest[row] = token[n_new[row] - 1, row]
         self.length[:n] += n_new
+
+    def settle(self, rows: Sequence[int] | None = None) -> None:
+        """Write what was drawn last where it belongs: of these rows, or of all."""
+        drawn = self._drawn
+        if drawn is None:
+            return
+        if rows is None:
+            row, step = np.nonzero(np.arange(len(drawn.token))[None, :] < drawn.n_new[:, None])
+            column = drawn.column[row] + step
+            self._tokens[row, column] = drawn.token[step, row]
+            self._logp[row, column] = drawn.logp[step, row]
+            self._version[row, column] = drawn.version
+            self._drawn = None
+            return
+        for one in rows:
+            if one < len(drawn.n_new) and (k := int(drawn.n_new[one])):
+                part = slice(int(drawn.column[one]), int(drawn.column[one]) + k)
+                self._tokens[one, part], self._logp[one, part] = drawn.token[:k, one], drawn.logp[:k, one]
+                self._version[one, part] = drawn.version
+                drawn.n_new[one] = 0  # the row may soon be another's
