@@ -12,7 +12,6 @@
 
 typedef uint16_t bf16;
 typedef struct { unsigned x, y, z, w; } Four;
-typedef struct { unsigned x, y; } Pair;
 
 #define KERNEL static void
 #define PARAMETER
@@ -64,6 +63,16 @@ static float shuffle_xor(float x, int far) {
     return other;
 }
 
+static unsigned transposed(unsigned x) {
+    here->exchanged[LANE][0] = x;
+    sync_warp();
+    int shift = LANE / 4 % 2 * 16, column = LANE / 8;
+    unsigned low = here->exchanged[LANE % 4 * 2 * 4 + column][0] >> shift & 0xffff;
+    unsigned high = here->exchanged[(LANE % 4 * 2 + 1) * 4 + column][0] >> shift & 0xffff;
+    sync_warp();
+    return low | high << 16;
+}
+
 /* ---- memory */
 
 static void make_copy(Copy *c) {
@@ -92,14 +101,6 @@ static void pause_spinning(void) { give_way(); }
 static void arrive_at(int *to) { ++*to; }
 static void prefetch(const void *at) { (void)at; }
 #define NOTHING ((Four){0, 0, 0, 0})
-#define NO_PAIR ((Pair){0, 0})
-static Pair read_pair(const bf16 *from, int numbers) {
-    Pair x = {0, 0};
-    memcpy(&x, from, 2 * numbers);
-    return x;
-}
-
-static Pair read_fresh_pair(const bf16 *from, int numbers) { return read_pair(from, numbers); }
 
 /* ---- arithmetic */
 

@@ -2,7 +2,6 @@
 
 typedef unsigned short bf16;
 typedef struct __align__(16) { unsigned x, y, z, w; } Four; /* 8 numbers of 16 bits */
-typedef struct __align__(8) { unsigned x, y; } Pair;
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #define PARAMETER __grid_constant__
@@ -18,6 +17,12 @@ typedef struct __align__(8) { unsigned x, y; } Pair;
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE float shuffle_xor(float x, int far) { return __shfl_xor_sync(0xffffffffu, x, far); }
+/* Of 8 x 8 numbers lane 4g + t has 2t and 2t + 1 of row g; and of column g then. */
+DEVICE unsigned transposed(unsigned x) {
+    unsigned y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
 
 /* ---- memory */
 
@@ -62,30 +67,6 @@ DEVICE Four nothing() {
     return x;
 }
 #define NOTHING nothing()
-DEVICE Pair no_pair() {
-    Pair x = {0, 0};
-    return x;
-}
-#define NO_PAIR no_pair()
-/* 2 or 4 numbers. */
-DEVICE Pair read_pair(const bf16 *from, int numbers) {
-    Pair x = {0, 0};
-    if (numbers == 4)
-        x = *(const Pair *)from;
-    else
-        x.x = *(const unsigned *)from;
-    return x;
-}
-
-DEVICE Pair read_fresh_pair(const bf16 *from, int numbers) {
-    Pair x = {0, 0};
-    if (numbers == 4)
-        asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
-    else
-        asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(x.x) : "l"(from));
-    return x;
-}
-
 /* ---- arithmetic, on one number or on two of 16 bits */
 
 DEVICE float to_float(bf16 x) { return __uint_as_float((unsigned)x << 16); }

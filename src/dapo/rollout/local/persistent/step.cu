@@ -21,7 +21,8 @@
 #define MIXED (NQ * D)
 #define UNIT 64 /* terms: a line of memory */
 #define UNITS(k) (((k) / UNIT + WARPS - 1) / WARPS) /* a warp's most */
-#define DU (D / 32) /* of 32 numbers; a lane has as many of a value */
+#define DU (D / 32) /* of a head: 32 numbers */
+#define VU (D / 64)
 #if STAGES < 2 || SPAN * (DEPTH / NT) < 1 || NQ % NK || G > 8 || (D != 64 && D != 128) || PAGE % 16
 #error "sizes that this kernel cannot do"
 #endif
@@ -59,14 +60,6 @@ DEVICE Four rotated(Four x, Four c, Four other, Four s) {
     x.x = rotated_two(x.x, c.x, other.x, s.x), x.y = rotated_two(x.y, c.y, other.y, s.y);
     x.z = rotated_two(x.z, c.z, other.z, s.z), x.w = rotated_two(x.w, c.w, other.w, s.w);
     return x;
-}
-DEVICE void eight_floats(float to[8], const float *from) {
-    Four a = *(const Four *)from, b = *(const Four *)(from + 4);
-    to[0] = bits_to_float(a.x), to[1] = bits_to_float(a.y), to[2] = bits_to_float(a.z), to[3] = bits_to_float(a.w);
-    to[4] = bits_to_float(b.x), to[5] = bits_to_float(b.y), to[6] = bits_to_float(b.z), to[7] = bits_to_float(b.w);
-}
-DEVICE void to_floats(float to[4], Pair x) {
-    to[0] = low_half(x.x), to[1] = high_half(x.x), to[2] = low_half(x.y), to[3] = high_half(x.y);
 }
 
 typedef struct {
@@ -120,8 +113,7 @@ typedef struct {
     char *ring;
     float *sums;                 /* [TILES][WARPS][NT][16][8] */
     float *squares;              /* [WARPS][ROWS] */
-    float *weights;              /* [WARPS][16][8] of keys and queries */
-    float *rescale, *top, *total; /* [WARPS][8] */
+    float *top, *total;          /* [WARPS][8] */
     Four *rows;                  /* [WARPS][2 AT_HAND][NT][32] */
     Layer *layers;
     Share *shares; /* of the products */
@@ -391,64 +383,77 @@ DEVICE void rotate_head(Four x[DU], const bf16 *norm, const Four c[DU], const Fo
     UNROLL for (int j = 0; j < DU; j++) x[j] = rotated(raw[j], c[j], raw[(j + DU / 2) % DU], s[j]);
 }
 
-/* What a warp knows of the keys it has seen: for queries 2t and 2t + 1 of lane 4g + t their largest score and this
-   lane's share of the weights; for all queries this lane's numbers of the weighted values. */
+/* What lane 4g + t of a warp knows of the keys it has seen: of queries 2t and 2t + 1 their largest score, its share of
+   the weights, and the weighted values in numbers 64j + 8g to 64j + 8g + 7. */
 typedef struct {
-    float top[2], total[2], acc[G][DU];
+    float top[2], total[2], acc[VU][4][4];
 } Softmax;
 
-/* 16 keys and values as `accumulate` takes them. */
+/* 16 keys and values as tensor cores take them: keys g and g + 8, values 2t, 2t + 1, 2t + 8 and 2t + 9. */
 typedef struct {
-    Four keys[DU][2];
-    Pair values[16];
+    Four keys[DU][2], values[VU][4];
 } Sixteen;
 
-/* 16 keys, of which those below `behind` count: scores, weights, values. */
-DEVICE void accumulate(Softmax *seen, const Sixteen *x, int behind, Four query[DU], const Shared *shared) {
-    float score[4] = {0}, *weights = shared->weights + WARP * 128, *rescale = shared->rescale + WARP * 8;
-    int g = LANE / 4, t = LANE % 4;
+DEVICE unsigned word(Four x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+DEVICE unsigned low_halves(unsigned x, unsigned y) { return (x & 0xffffu) | y << 16; }
+DEVICE unsigned high_halves(unsigned x, unsigned y) { return x >> 16 | (y & 0xffff0000u); }
+
+DEVICE void multiply_keys(float score[4], const Sixteen *x, const Four query[DU]) {
     UNROLL for (int j = 0; j < DU; j++) {
         tensor_core(score, x->keys[j][0].x, x->keys[j][1].x, x->keys[j][0].y, x->keys[j][1].y, query[j].x, query[j].y);
         tensor_core(score, x->keys[j][0].z, x->keys[j][1].z, x->keys[j][0].w, x->keys[j][1].w, query[j].z, query[j].w);
     }
+}
+
+/* Values of 16 keys, of which those below `behind` count, by their scores. */
+DEVICE void multiply_values(Softmax *seen, const float score[4], const Sixteen *x, int behind) {
+    float less[2], low[2], high[2];
+    int g = LANE / 4;
     UNROLL for (int q = 0; q < 2; q++) {
-        float low = g < behind ? score[q] * SCALE : NONE, high = g + 8 < behind ? score[q + 2] * SCALE : NONE;
-        float top = larger(low, high);
+        low[q] = g < behind ? score[q] * SCALE : NONE, high[q] = g + 8 < behind ? score[q + 2] * SCALE : NONE;
+        float top = larger(low[q], high[q]);
         UNROLL for (int far = 4; far < 32; far *= 2) {
             top = larger(top, shuffle_xor(top, far));
         }
         top = larger(seen->top[q], top);
-        float less = power_of_2(seen->top[q] - top);
-        low = g < behind ? power_of_2(low - top) : 0, high = g + 8 < behind ? power_of_2(high - top) : 0;
-        seen->total[q] = seen->total[q] * less + low + high;
+        less[q] = power_of_2(seen->top[q] - top);
+        low[q] = g < behind ? power_of_2(low[q] - top) : 0, high[q] = g + 8 < behind ? power_of_2(high[q] - top) : 0;
+        seen->total[q] = seen->total[q] * less[q] + low[q] + high[q];
         seen->top[q] = top;
-        weights[g * 8 + 2 * t + q] = low, weights[(g + 8) * 8 + 2 * t + q] = high;
-        if (g == 0) rescale[2 * t + q] = less;
     }
-    sync_warp();
-    UNROLL for (int q = 0; q < G; q++) {
-        UNROLL for (int e = 0; e < DU; e++) seen->acc[q][e] *= rescale[q];
-    }
-    UNROLL for (int k = 0; k < 16; k++) {
-        float number[4], weight[8];
-        to_floats(number, x->values[k]);
-        eight_floats(weight, weights + k * 8);
-        UNROLL for (int q = 0; q < G; q++) {
-            UNROLL for (int e = 0; e < DU; e++) seen->acc[q][e] += weight[q] * number[e];
+    unsigned first = transposed(packed(low[0], low[1])), second = transposed(packed(high[0], high[1]));
+    UNROLL for (int j = 0; j < VU; j++) {
+        UNROLL for (int i = 0; i < 4; i++) { /* numbers 2i and 2i + 1 of the 8: rows g and g + 8 */
+            unsigned value[4];
+            UNROLL for (int k = 0; k < 4; k++) value[k] = word(x->values[j][k], i);
+            UNROLL for (int k = 0; k < 4; k++) seen->acc[j][i][k] *= less[k % 2];
+            tensor_core(seen->acc[j][i], low_halves(value[0], value[1]), high_halves(value[0], value[1]),
+                        low_halves(value[2], value[3]), high_halves(value[2], value[3]), first, second);
         }
     }
-    sync_warp();
+}
+
+/* Where a warp puts number e of a query, so that its lanes write to different banks: pairs of numbers are exchanged. */
+DEVICE int joined_place(int query, int e) {
+    int swap = e / 32 % 2 + query / 2 % 2 * 2;
+    return query * D + (e ^ swap * 2);
 }
 
 /* A part of the keys of one row and key head, which one block sees to, 16 at a time and the newest by itself. */
 typedef struct {
     int row, head, split, splits, is_alive, newest, first, pieces;
-    long long cell, home; /* of this warp's first piece, of the newest token */
+    int page[2];    /* of this warp's first and second piece */
+    long long home; /* of the newest token */
 } Part;
 
-DEVICE long long cell(const Part *part, int token, const Args *a) {
-    int page = part->is_alive ? a->table[part->row * a->table_stride + token / PAGE] : 0;
+DEVICE int page_of(const Part *part, int token, const Args *a) {
+    return part->is_alive ? a->table[part->row * a->table_stride + token / PAGE] : 0;
+}
+DEVICE long long cell(const Part *part, int page, int token, const Args *a) {
     return page * a->page_stride + part->head * a->head_stride + token % PAGE * a->token_stride;
+}
+DEVICE int page_of_piece(const Part *part, int piece, const Args *a) {
+    return piece < part->pieces ? page_of(part, (part->first + piece) * 16, a) : 0;
 }
 
 /* A row has as many parts as keep all warps busy, if there are so many blocks. */
@@ -467,8 +472,8 @@ DEVICE Part part_of(int unit, const Args *a) {
     end = part.first + each < blocks ? part.first + each : blocks;
     part.pieces = part.split >= part.splits ? 0 : end > part.first ? end - part.first : 0;
     part.pieces += part.split == part.splits - 1;
-    part.cell = WARP < part.pieces ? cell(&part, (part.first + WARP) * 16, a) : 0;
-    part.home = cell(&part, part.newest, a);
+    part.page[0] = page_of_piece(&part, WARP, a), part.page[1] = page_of_piece(&part, WARP + WARPS, a);
+    part.home = cell(&part, page_of(&part, part.newest, a), part.newest, a);
     return part;
 }
 
@@ -476,17 +481,28 @@ DEVICE int is_newest(const Part *part, int piece) {
     return part->split == part->splits - 1 && piece == part->pieces - 1;
 }
 
-/* Of earlier tokens; nothing in this launch decides them. */
-DEVICE void read_earlier(Sixteen *x, const Part *part, int piece, const Layer *layer, const Args *a) {
-    int at = (part->first + piece) * 16, behind = part->newest - at, g = LANE / 4;
-    long long from = piece == WARP ? part->cell : cell(part, at, a);
+/* How many keys of a piece belong to earlier tokens. */
+DEVICE int earlier(const Part *part, int piece) {
+    return piece < part->pieces && !is_newest(part, piece) ? part->newest - (part->first + piece) * 16 : 0;
+}
+
+/* Keys, and values, of earlier tokens; nothing in this launch decides them. */
+DEVICE void read_keys(Sixteen *x, const Part *part, int piece, int page, const Layer *layer, const Args *a) {
+    int behind = earlier(part, piece), g = LANE / 4;
+    const bf16 *from = layer->keys + cell(part, page, (part->first + piece) * 16 + g, a) + LANE % 4 * 8;
     UNROLL for (int j = 0; j < DU; j++) {
-        const bf16 *key = layer->keys + from + g * a->token_stride + j * 32 + LANE % 4 * 8;
-        x->keys[j][0] = g < behind ? *(const Four *)key : NOTHING;
-        x->keys[j][1] = g + 8 < behind ? *(const Four *)(key + 8 * a->token_stride) : NOTHING;
+        x->keys[j][0] = g < behind ? *(const Four *)(from + j * 32) : NOTHING;
+        x->keys[j][1] = g + 8 < behind ? *(const Four *)(from + 8 * a->token_stride + j * 32) : NOTHING;
     }
-    UNROLL for (int k = 0; k < 16; k++)
-        x->values[k] = k < behind ? read_pair(layer->values + from + k * a->token_stride + LANE * DU, DU) : NO_PAIR;
+}
+DEVICE void read_values(Sixteen *x, const Part *part, int piece, int page, const Layer *layer, const Args *a) {
+    int behind = earlier(part, piece), first = LANE % 4 * 2;
+    const bf16 *from = layer->values + cell(part, page, (part->first + piece) * 16 + first, a) + LANE / 4 * 8;
+    UNROLL for (int i = 0; i < VU * 4; i++) {
+        int token = i % 2 + i / 2 % 2 * 8;
+        x->values[i / 4][i % 4] =
+            first + token < behind ? *(const Four *)(from + token * a->token_stride + i / 4 * 64) : NOTHING;
+    }
 }
 
 /* Attention of one row's newest token with one key head over a part of its keys. `x` has this warp's first 16 of them
@@ -494,37 +510,41 @@ DEVICE void read_earlier(Sixteen *x, const Part *part, int piece, const Layer *l
 DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer, const Shared *shared, const Args *a) {
     int g = LANE / 4, t = LANE % 4, pair = part->row * NK + part->head, row = part->row, head = part->head;
     const bf16 *qkv = a->qkv + (long long)row * QKV, *new_value = qkv + (NQ + NK + head) * D;
-    int has_newest = part->split == part->splits - 1 && (part->pieces - 1) % WARPS == WARP;
-    Four query[DU], key[DU], c[DU], s[DU];
-    Pair value = has_newest ? read_fresh_pair(new_value + LANE * DU, DU) : NO_PAIR;
+    int has_newest = part->split == part->splits - 1 && (part->pieces - 1) % WARPS == WARP, page = part->page[1];
+    Four query[DU], key[DU], value[VU], c[DU], s[DU];
     Softmax seen;
     read_head(query, qkv + (head * G + (g < G ? g : 0)) * D, g < G);
     read_head(key, qkv + (NQ + head) * D, has_newest);
+    UNROLL for (int j = 0; j < VU; j++) value[j] = has_newest && t == 0 ? read_fresh(new_value + j * 64 + g * 8) : NOTHING;
     UNROLL for (int j = 0; j < DU; j++) {
         c[j] = *(const Four *)(a->cos + (long long)part->newest * D + j * 32 + t * 8);
         s[j] = *(const Four *)(a->sin + (long long)part->newest * D + j * 32 + t * 8);
     }
+    if (!is_read) read_keys(x, part, WARP, part->page[0], layer, a), read_values(x, part, WARP, part->page[0], layer, a);
     UNROLL for (int q = 0; q < 2; q++) seen.top[q] = NONE, seen.total[q] = 0;
-    UNROLL for (int q = 0; q < G; q++) {
-        UNROLL for (int e = 0; e < DU; e++) seen.acc[q][e] = 0;
-    }
+    UNROLL for (int i = 0; i < VU * 16; i++) seen.acc[i / 16][i / 4 % 4][i % 4] = 0;
     rotate_head(query, layer->query_norm, c, s);
     if (has_newest) {
         rotate_head(key, layer->key_norm, c, s);
         UNROLL for (int j = 0; j < DU; j++) {
             if (g == 0) *(Four *)(layer->keys + part->home + j * 32 + t * 8) = key[j];
-            if (g == 0) *(Four *)(layer->values + part->home + j * 32 + t * 8) = read_fresh(new_value + j * 32 + t * 8);
+        }
+        UNROLL for (int j = 0; j < VU; j++) {
+            if (t == 0) *(Four *)(layer->values + part->home + j * 64 + g * 8) = value[j];
         }
     }
     ONE_BY_ONE for (int piece = WARP; piece < part->pieces; piece += WARPS) {
-        int is_last = has_newest && piece == part->pieces - 1;
+        int is_last = has_newest && piece == part->pieces - 1, next = piece + WARPS;
+        float score[4] = {0};
         if (is_last) { /* one key; those of the fifteen others do not count */
             UNROLL for (int j = 0; j < DU; j++) x->keys[j][0] = key[j], x->keys[j][1] = NOTHING;
-            UNROLL for (int k = 0; k < 16; k++) x->values[k] = k ? NO_PAIR : value;
-        } else if (!is_read || piece != WARP) {
-            read_earlier(x, part, piece, layer, a);
+            UNROLL for (int i = 0; i < VU * 4; i++) x->values[i / 4][i % 4] = i % 4 ? NOTHING : value[i / 4];
         }
-        accumulate(&seen, x, is_last ? 1 : part->newest - (part->first + piece) * 16, query, shared);
+        multiply_keys(score, x, query);
+        read_keys(x, part, next, page, layer, a);
+        multiply_values(&seen, score, x, is_last ? 1 : part->newest - (part->first + piece) * 16);
+        read_values(x, part, next, page, layer, a);
+        page = page_of_piece(part, next + WARPS, a);
     }
 
     /* Join the warps. */
@@ -534,9 +554,11 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
             shared->top[WARP * 8 + 2 * t + q] = seen.top[q];
             shared->total[WARP * 8 + 2 * t + q] = seen.total[q];
         }
-    }
-    UNROLL for (int q = 0; q < G; q++) {
-        UNROLL for (int e = 0; e < DU; e++) shared->sums[(WARP * G + q) * D + LANE * DU + e] = seen.acc[q][e];
+        if (2 * t + q >= G) continue;
+        UNROLL for (int i = 0; i < VU * 4; i++) {
+            float *to = shared->sums + WARP * G * D + joined_place(2 * t + q, i / 4 * 64 + g * 8 + i % 4 * 2);
+            to[0] = seen.acc[i / 4][i % 4][q], to[1] = seen.acc[i / 4][i % 4][q + 2];
+        }
     }
     sync_block();
     UNROLL for (int at = 0; at < G * D; at += THREADS) {
@@ -547,7 +569,7 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
         UNROLL for (int w = 0; w < WARPS; w++) {
             float weight = weight_of(shared->top[w * 8 + q], top);
             total += weight * shared->total[w * 8 + q];
-            sum += weight * shared->sums[w * G * D + e];
+            sum += weight * shared->sums[w * G * D + joined_place(q, e % D)];
         }
         if (part->splits == 1) {
             a->mixed[place(row, head * G * D + e)] = to_bf16(divided(sum, total));
@@ -559,46 +581,54 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
     }
     if (part->splits == 1) return;
 
-    /* Whoever comes last joins the parts. */
+    /* Whoever comes last joins the parts, 4 numbers a thread and 8 parts at a time. */
     sync_block();
     if (THREAD == 0) {
         *shared->flag = arrive_and_count(&a->arrived[pair]) == part->splits - 1;
     }
     sync_block();
     if (!*shared->flag) return;
-    UNROLL for (int at = 0; at < G * D; at += THREADS) {
-        int e = at + THREAD, q = e / D;
-        float top = NONE, total = 0, sum = 0;
+    UNROLL for (int at = 0; at < G * D; at += 4 * THREADS) {
+        int e = at + 4 * THREAD, q = e / D;
+        float top = NONE, total = 0, sum[4] = {0};
         if (e >= G * D) continue;
         ONE_BY_ONE for (int begin = 0; begin < part->splits; begin += 8) {
-            float tops[8], totals[8], sums[8], before = top;
+            Four sums[8];
+            float tops[8], totals[8], before = top;
             UNROLL for (int i = 0; i < 8; i++) {
                 long long other = pair * a->splits + begin + i;
                 int is_part = begin + i < part->splits;
                 tops[i] = is_part ? fresh_float(&a->part_max[other * 8 + q]) : NONE;
                 totals[i] = is_part ? fresh_float(&a->part_sum[other * 8 + q]) : 0;
-                sums[i] = is_part ? fresh_float(&a->part[other * G * D + e]) : 0;
+                sums[i] = is_part ? read_fresh((const bf16 *)&a->part[other * G * D + e]) : NOTHING;
             }
             UNROLL for (int i = 0; i < 8; i++) top = larger(top, tops[i]);
-            total *= weight_of(before, top), sum *= weight_of(before, top);
+            total *= weight_of(before, top);
+            UNROLL for (int k = 0; k < 4; k++) sum[k] *= weight_of(before, top);
             UNROLL for (int i = 0; i < 8; i++) {
-                total += weight_of(tops[i], top) * totals[i];
-                sum += weight_of(tops[i], top) * sums[i];
+                float weight = weight_of(tops[i], top);
+                total += weight * totals[i];
+                UNROLL for (int k = 0; k < 4; k++) sum[k] += weight * bits_to_float(word(sums[i], k));
             }
         }
-        a->mixed[place(row, head * G * D + e)] = to_bf16(divided(sum, total));
+        unsigned *to = (unsigned *)(a->mixed + place(row, head * G * D + e));
+        to[0] = packed(divided(sum[0], total), divided(sum[1], total));
+        to[1] = packed(divided(sum[2], total), divided(sum[3], total));
     }
     if (THREAD == 0) a->arrived[pair] = 0;
 }
 
-/* Keys and values of earlier tokens that this warp will see first, and its row's rotation: from memory to the cache. */
+/* The first keys and values of earlier tokens that this warp will see, and its row's rotation: from memory to the
+   cache. */
 DEVICE void prefetch_keys(const Part *part, const Layer *layer, const Args *a) {
-    int token = LANE / 2;
     if (WARP >= part->pieces) return;
     if (LANE < 2 * D / 64) prefetch((LANE % 2 ? a->cos : a->sin) + (long long)part->newest * D + LANE / 2 * 64);
-    if ((part->first + WARP) * 16 + token >= part->newest) return;
-    long long from = part->cell + token * a->token_stride + LANE % 2 * (D / 2);
-    prefetch(layer->keys + from), prefetch(layer->values + from);
+    UNROLL for (int i = 0; i < 2; i++) {
+        int at = (part->first + WARP + i * WARPS) * 16;
+        if (WARP + i * WARPS >= part->pieces || at + LANE / 2 >= part->newest) continue;
+        long long from = cell(part, part->page[i], at, a) + LANE / 2 * a->token_stride + LANE % 2 * (D / 2);
+        prefetch(layer->keys + from), prefetch(layer->values + from);
+    }
 }
 
 /* A vector that all blocks read. */
@@ -632,9 +662,7 @@ KERNEL decode_step(const PARAMETER Args arguments) {
     shared->rows = (Four *)(memory + WARPS * STAGES * PIECE);
     shared->sums = (float *)(shared->rows + WARPS * 2 * AT_HAND * NT * 32);
     shared->squares = shared->sums + TILES * WARPS * NT * 128;
-    shared->weights = shared->squares + WARPS * ROWS;
-    shared->rescale = shared->weights + WARPS * 128;
-    shared->top = shared->rescale + WARPS * 8;
+    shared->top = shared->squares + WARPS * ROWS;
     shared->total = shared->top + WARPS * 8;
     shared->layers = (Layer *)(shared->total + WARPS * 8);
     shared->shares = (Share *)(shared->layers + LAYERS);
@@ -672,7 +700,10 @@ KERNEL decode_step(const PARAMETER Args arguments) {
             int is_read = WARP < part.pieces && !is_newest(&part, WARP);
             Sixteen x;
             arrive(&target, a);
-            if (is_read) read_earlier(&x, &part, WARP, layer, a);
+            if (is_read) {
+                read_keys(&x, &part, WARP, part.page[0], layer, a);
+                read_values(&x, &part, WARP, part.page[0], layer, a);
+            }
             prefetch_vector(layer->post_norm, H);
             await_others(target, a);
             ONE_BY_ONE for (int unit = BLOCK; unit < units; unit += BLOCKS) {

@@ -62,7 +62,7 @@ class Sizes:
         units = max(-(-self.H // UNIT // self.WARPS), self.DEPTH * 8 // self.ROWS)
         at_hand = -(-units // self.SPAN) * self.SPAN * self.ROWS
         pieces = self.WARPS * UNIT * 2 * (self.STAGES * self.SPAN * 16 + at_hand)
-        floats = self.WARPS * (self.TILES * self.ROWS * 16 + self.ROWS + 128 + 3 * 8)
+        floats = self.WARPS * (self.TILES * self.ROWS * 16 + self.ROWS + 2 * 8)
         return pieces + 4 * floats + self.LAYERS * ctypes.sizeof(LayerPointers) + 80
 
     @property
@@ -234,11 +234,8 @@ class PersistentStep:
 
 
 def splits(pairs: int, blocks: int) -> int:
-    """Parts of a row's keys, a power of 2, so that so many rows and key heads keep the blocks busy."""
-    n = 1
-    while 2 * n * pairs <= blocks and 2 * n <= MOST_SPLITS:
-        n *= 2
-    return n
+    """Parts of a row's keys, so that so many rows and key heads keep the blocks busy."""
+    return max(1, min(MOST_SPLITS, blocks // pairs))
 
 
 def n_processors(device: torch.device) -> int:
