@@ -618,17 +618,15 @@ DEVICE void attend(const Part *part, Sixteen *x, int is_read, const Layer *layer
     if (THREAD == 0) a->arrived[pair] = 0;
 }
 
-/* The first keys and values of earlier tokens that this warp will see, and its row's rotation: from memory to the
-   cache. */
+/* Its row's rotation, and the keys and values of earlier tokens that this warp will see: from memory to the cache. Where
+   a warp has more than one piece that only keeps others waiting. */
 DEVICE void prefetch_keys(const Part *part, const Layer *layer, const Args *a) {
+    int at = (part->first + WARP) * 16 + LANE / 2;
     if (WARP >= part->pieces) return;
     if (LANE < 2 * D / 64) prefetch((LANE % 2 ? a->cos : a->sin) + (long long)part->newest * D + LANE / 2 * 64);
-    UNROLL for (int i = 0; i < 2; i++) {
-        int at = (part->first + WARP + i * WARPS) * 16;
-        if (WARP + i * WARPS >= part->pieces || at + LANE / 2 >= part->newest) continue;
-        long long from = cell(part, part->page[i], at, a) + LANE / 2 * a->token_stride + LANE % 2 * (D / 2);
-        prefetch(layer->keys + from), prefetch(layer->values + from);
-    }
+    if (part->pieces > WARPS || at >= part->newest) return;
+    long long from = cell(part, part->page[0], at, a) + LANE % 2 * (D / 2);
+    prefetch(layer->keys + from), prefetch(layer->values + from);
 }
 
 /* A vector that all blocks read. */
