@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compilers import needs_compiler
 from dapo.models import logprobs
 from dapo.models.kernels import compiled
-from dapo.models.logprobs import chunk_size, head_logits, linear_logprobs, plain_logprobs
+from dapo.models.logprobs import _fits, chunk_size, head_logits, linear_logprobs, plain_logprobs
 from dapo.models.triton_support import has_triton, is_interpreted
 
 needs_interpreter = pytest.mark.skipif(not (has_triton() and is_interpreted()), reason="needs Triton's interpreter")
@@ -263,6 +263,24 @@ def test_border_every_token_is_in_one_chunk_of_the_heads(N: int, keeps_logits: b
         results.append([logp, entropy, *zeros])
     for plain, chunked in zip(*results, strict=True):
         assert_close(chunked, plain, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("gib", "free", "is_short", "stays"),
+    [
+        (14, 100, False, True),
+        (16, 100, False, False),
+        (14, 50, False, False),
+        (14, 100, True, False),
+        (4, 100, True, True),
+    ],
+)
+def test_logits_stay_where_memory_is_plenty(
+    gib: int, free: int, is_short: bool, stays: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 100 GiB 15, or 5 where layers recompute, and a quarter of what is free."""
+    monkeypatch.setattr("dapo.models.logprobs.device_memory", lambda _device: (free << 30, 100 << 30))
+    assert _fits((gib << 30) // 4, torch.device("cuda"), is_short=is_short) is stays
 
 
 @pytest.mark.parametrize("N", [0, 1, 127, 128, 129, 1663, 1664, 1665, 3329])

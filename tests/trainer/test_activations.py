@@ -87,3 +87,14 @@ def test_on_a_cpu_auto_recomputes_nothing():
     checkpoint_layers(policy)
     assert fit_layers(policy, 100, bytes_to_come=0, is_fused=False) == 0
     assert not any(layer.gradient_checkpointing for layer in policy.backbone.layers)
+
+
+@pytest.mark.parametrize("n_layers", [0, 1])
+def test_a_policy_that_recomputes_says_so_to_its_head(n_layers: int, monkeypatch: pytest.MonkeyPatch):
+    policy, said = tiny_policy("llama", torch.float32), []
+    checkpoint_layers(policy, n_layers)
+    monkeypatch.setattr(
+        "dapo.models.policy.linear_logprobs", lambda *_, is_short_of_memory, **__: said.append(is_short_of_memory)
+    )
+    policy(pack([[1, 2]], [[3, 4]], "cpu"), temperature=1.0)
+    assert said == [n_layers > 0]

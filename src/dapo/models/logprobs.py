@@ -23,8 +23,10 @@ CHUNK_ELEMENTS = 1 << 24
 CUDA_CHUNK_ELEMENTS = 1 << 28
 
 # All logits of a micro-batch stay for the backward pass, which saves their second computation: on CUDA if they take at
-# most this share of the device's memory and this share of what is free of it, on a CPU if they are one block.
-KEPT_FRACTION_OF_DEVICE = 0.05
+# most this share of the device's memory (the second, where layers make activations again to save memory) and this share
+# of what is free of it, on a CPU if they are one block.
+KEPT_FRACTION_OF_DEVICE = 0.15
+KEPT_FRACTION_WHERE_SHORT = 0.05
 KEPT_FRACTION_OF_FREE = 0.25
 
 
@@ -70,6 +72,7 @@ def linear_logprobs(
     with_entropy: bool = True,
     entropy_gradient: bool = False,
     keeps_logits: bool | None = None,
+    is_short_of_memory: bool = False,
     is_fused: bool | None = None,
     exact: ExactHead | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -89,7 +92,9 @@ def linear_logprobs(
         is_fused = hidden.dtype != torch.float64 and has_kernels(hidden.device.type)
     wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
     if keeps_logits is None:
-        keeps_logits = is_fused and wants_grad and _fits(len(hidden) * weight.shape[0], hidden.device)
+        keeps_logits = (
+            is_fused and wants_grad and _fits(len(hidden) * weight.shape[0], hidden.device, is_short=is_short_of_memory)
+        )
     settings = _Settings(
         temperature=temperature,
         chunk=chunk_tokens or chunk_size(len(hidden), weight.shape[0], hidden.device.type),
@@ -125,12 +130,13 @@ def chunk_size(N: int, V: int, device_type: str) -> int:
     return ceil(N / n_chunks / 128) * 128 if N else 1
 
 
-def _fits(n_logits: int, device: torch.device) -> bool:
+def _fits(n_logits: int, device: torch.device, *, is_short: bool) -> bool:
     """All logits in float32 are a small part of the device and of what is free of it; on a CPU one block."""
     if device.type != "cuda":
         return n_logits <= CHUNK_ELEMENTS
     free, total = device_memory(device)
-    return 4 * n_logits <= min(KEPT_FRACTION_OF_DEVICE * total, KEPT_FRACTION_OF_FREE * free)
+    share = KEPT_FRACTION_WHERE_SHORT if is_short else KEPT_FRACTION_OF_DEVICE
+    return 4 * n_logits <= min(share * total, KEPT_FRACTION_OF_FREE * free)
 
 
 @dataclass(frozen=True, slots=True)

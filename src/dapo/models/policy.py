@@ -63,6 +63,14 @@ class Policy(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
 
+    @property
+    def recomputes(self) -> bool:
+        """Some layers make their activations again in the backward pass, to save memory."""
+        backbone = self.backbone
+        return any(
+            getattr(part, "gradient_checkpointing", False) for part in (backbone, *getattr(backbone, "layers", ()))
+        )
+
     def forward(
         self, packed: Packed, *, temperature: float, with_entropy: bool = True, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -84,6 +92,7 @@ class Policy(nn.Module):
             bias=getattr(self.head, "bias", None),
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
+            is_short_of_memory=self.recomputes,
             is_fused=None if self.is_fused else False,
             exact=self.exact,
         )
