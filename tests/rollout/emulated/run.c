@@ -36,9 +36,8 @@ int run(const Args *args, int shared_bytes, int early, int turns) {
         for (int warp = 0; warp < n / 32; warp++) {
             for (int turn = 0; turn < turns; turn++) {
                 for (int i = warp * 32; i < warp * 32 + 32; i++) {
-                    here = &fibers[i];
-                    if (!here->is_done) swapcontext(&scheduler, &here->context);
-                    left += turn == turns - 1 && !here->is_done;
+                    if (!fibers[i].is_done) resume(&fibers[i]);
+                    left += turn == turns - 1 && !fibers[i].is_done;
                 }
             }
         }
