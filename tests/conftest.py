@@ -2,8 +2,10 @@
 
 import contextlib
 import gc
+import inspect
 import os
 import time
+from functools import cache
 
 import pytest
 import torch
@@ -25,16 +27,32 @@ if not torch.cuda.is_available():  # read when a kernel is defined, so before an
 
 
 def mend_interpreter() -> None:
-    """Triton 3.6's interpreter makes a loop bound out of an array of one element by int(), which numpy 2.4 refuses."""
+    """Triton 3.6's interpreter makes a loop bound out of an array of one element by int(), which numpy 2.4 refuses.
+
+    At every call of a kernel, and of a function in it, it looks through all names of its language for what to replace:
+    here once.
+    """
+    from triton.language.core import is_builtin
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
+
+    @cache
+    def builtins(language):
+        return [name for name, member in inspect.getmembers(language) if is_builtin(member)]
+
+    def patch_builtins(language, builder, scope):
+        for name in builtins(language):
+            member = getattr(language, name)
+            if is_builtin(member):  # not yet replaced
+                interpreter._patch_attr(language, name, member, builder, scope)
 
     def patch_and_mend(tensor, scope):
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_and_mend
+    interpreter._patch_builtin = patch_builtins
 
 
 if has_triton() and is_interpreted():
