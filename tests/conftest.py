@@ -8,11 +8,7 @@ import time
 from functools import cache
 
 import pytest
-import torch
 
-from dapo.models.triton_support import has_triton, is_interpreted
-
-torch.set_num_threads(1)
 with contextlib.suppress(ImportError):  # a machine with a GPU may have none; the tests that run there need none
     from hypothesis import settings
 
@@ -22,8 +18,19 @@ with contextlib.suppress(ImportError):  # a machine with a GPU may have none; th
     settings.register_profile("everyday", settings.get_profile("dapo"), max_examples=50)
     settings.register_profile("new", deadline=None, print_blob=True)
     settings.load_profile("dapo")
-if not torch.cuda.is_available():  # read when a kernel is defined, so before any of ours is imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def prepare_torch() -> None:
+    """In every process that runs tests; the one that hands them to others needs no torch."""
+    import torch
+
+    from dapo.models.triton_support import has_triton, is_interpreted
+
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():  # read when a kernel is defined, so before any of ours is imported
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    if has_triton() and is_interpreted():
+        mend_interpreter()
 
 
 def mend_interpreter() -> None:
@@ -55,10 +62,6 @@ def mend_interpreter() -> None:
     interpreter._patch_builtin = patch_builtins
 
 
-if has_triton() and is_interpreted():
-    mend_interpreter()
-
-
 @pytest.fixture(autouse=True, scope="session")
 def own_state(tmp_path_factory: pytest.TempPathFactory):
     """Runs that tests start are noted in a folder of theirs, also by the processes they start; never in a real home."""
@@ -69,7 +72,9 @@ def own_state(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Where there is no GPU, `torch.manual_seed` notes a stack trace for a later one each time: a millisecond a test."""
+    """Without a GPU `torch.manual_seed` keeps a stack trace for a later one each time: a millisecond a test."""
+    import torch
+
     seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
     seed(0)
 
@@ -77,6 +82,8 @@ def seeded() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Imports and thousands of collected tests need not be looked through for garbage again and again."""
     config.stash[STARTED] = time.monotonic()
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        prepare_torch()
     gc.set_threshold(100_000, 20, 50)
 
 
