@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +40,18 @@ def resampled_means(scores: Matrix, *, resamples: int = RESAMPLES) -> NDArray[np
 
     Weights instead of index lists: a resample is Σ_sp w_s·v_p·x_sp with multinomial counts w and v.
     """
-    generator = np.random.Generator(np.random.PCG64(0))
     S, P = scores.shape
-    of_seeds = generator.multinomial(S, np.full(S, 1 / S), size=resamples) / S  # [R, S]
-    of_problems = generator.multinomial(P, np.full(P, 1 / P), size=resamples) / P  # [R, P]
-    means: NDArray[np.float64] = np.einsum("rs,sp,rp->r", of_seeds, scores, of_problems, optimize=True)
+    of_seeds, of_problems = counts(S, P, resamples)
+    means: NDArray[np.float64] = np.einsum("rs,sp,rp->r", of_seeds / S, scores, of_problems / P, optimize=True)
     return means
+
+
+@lru_cache(maxsize=1)
+def counts(S: int, P: int, resamples: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """How often each seed and each problem is drawn, [R, S] and [R, P]: the same for all evaluations of a run."""
+    generator = np.random.Generator(np.random.PCG64(0))
+    of_seeds, of_problems = (generator.multinomial(n, np.full(n, 1 / n), size=resamples) for n in (S, P))
+    return of_seeds.astype(np.int32), of_problems.astype(np.int32)
 
 
 def paired_difference(scores: Matrix, other: Matrix) -> Difference:
