@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from struct import unpack
 from typing import Literal
 
 import numpy as np
@@ -45,8 +46,7 @@ class NoiseKey:
         """128 bits of the key's hash as four 32-bit words."""
         turn = [self.start] if self.start else []
         text = json.dumps([self.seed, self.stream, self.problem, self.visit, self.response_index, *turn])
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        a, b, c, d = (int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4))
+        a, b, c, d = unpack("<4I", hashlib.blake2b(text.encode(), digest_size=16).digest())
         return a, b, c, d
 
 

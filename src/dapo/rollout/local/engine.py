@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.errors import EngineError
@@ -335,7 +334,8 @@ class LocalEngine(QueuedEngine):
         batch = self._rows
         while True:
             rows = np.flatnonzero(batch.is_taken[: self._n_rows])
-            counts = np.maximum(self._pages_wanted(batch.length[rows], batch.limit[rows]) - batch.n_pages[rows], 0)
+            last = np.minimum(batch.length[rows] + self._ahead, batch.limit[rows] - 1)
+            counts = np.maximum(-(-last // self.page_tokens) - batch.n_pages[rows], 0)
             missing = int(counts.sum()) - self._pool.n_free
             if missing <= 0:
                 break
@@ -348,10 +348,10 @@ class LocalEngine(QueuedEngine):
         if counts.any():
             batch.add_pages(rows, counts.astype(np.int64), self._pool.take(int(counts.sum())))
 
-    def _pages_wanted(self, length: NDArray[np.int32], limit: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Pages that hold the keys of all tokens which a tick reads. The last token before the limit is never read."""
-        ahead = max(self._n_steps - 1, self.drafter.drafting.tokens)
-        return -(-np.minimum(length + ahead, limit - 1) // self.page_tokens)
+    @property
+    def _ahead(self) -> int:
+        """Tokens behind the newest whose keys a tick reads. The last one before a response's limit is never read."""
+        return max(self._n_steps - 1, self.drafter.drafting.tokens)
 
     def _make_room(self, but: PartialResponse | None = None) -> bool:
         """Free the pages of a prompt without running responses, or of a response that does not run."""
@@ -365,10 +365,10 @@ class LocalEngine(QueuedEngine):
             return None
         request = item.request
         prompt, kept = self._prompts.of(request), self._kept.of(item)
-        length = np.array(len(request.prompt) + len(item.tokens), np.int32)
-        limit = np.array(len(request.prompt) + request.max_new_tokens, np.int32)
+        length = len(request.prompt) + len(item.tokens)
+        last = min(length + self._ahead, len(request.prompt) + request.max_new_tokens - 1)
         pages = NO_PAGES if kept is None else kept.pages
-        own = max(int(self._pages_wanted(length, limit)), prompt.n_pages) - prompt.n_shared - len(pages)
+        own = max(pages_for(last, self.page_tokens), prompt.n_pages) - prompt.n_shared - len(pages)
         need = own + (0 if len(prompt.pages) else prompt.n_pages)
         # A reserve for what running responses need over the next ticks: else the new one would be preempted at once.
         reserve = pages_for(4 * self.n_in_flight * self.tokens_per_tick, self.page_tokens)
