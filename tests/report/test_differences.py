@@ -116,6 +116,26 @@ def test_other_problems_are_not_compared(tmp_path):
     assert "different problems" in found.detail
 
 
+def test_evaluations_that_were_sampled_differently_are_not_compared(tmp_path):
+    greedy = made(tmp_path / "greedy", {10: first(240)}, edit={"sampling": [0.0, 1.0, 0]})
+    sampled = made(tmp_path / "sampled", {10: first(200)}, edit={"sampling": [1.0, 1.0, 0]})
+    unknown = made(tmp_path / "unknown", {10: first(200)})
+    found = compared(greedy, sampled)
+    assert (found.answer, found.rows) == ("Not compared", ())
+    assert "greedy with eval.temperature = 0.0" in found.detail
+    assert "sampled with eval.temperature = 1.0" in found.detail
+    assert compared(greedy, unknown).rows, "an old run does not say how it was sampled"
+
+
+def test_evaluations_before_the_sampling_changed_are_left_out(tmp_path):
+    run = made(tmp_path / "a", {0: first(10), 5: first(100), 10: first(240)}, edit={"sampling": [1.0, 1.0, 0]})
+    text = (run / "eval_problems.jsonl").read_text().split("\n")
+    text[0] = text[0].replace('"sampling": [1.0,', '"sampling": [0.0,')
+    (run / "eval_problems.jsonl").write_text("\n".join(text))
+    other = made(tmp_path / "b", {0: first(10), 5: first(100), 10: first(200)}, edit={"sampling": [1.0, 1.0, 0]})
+    assert [row.step for row in compared(run, other).rows] == [5, 10]
+
+
 @pytest.mark.parametrize(
     "line",
     [{"ids": []}, {"ids": "abc"}, {"questions": None}, {"correct": [1]}, {"correct": ["x"] * P}, {"k": 0}, {"k": None},

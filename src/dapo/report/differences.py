@@ -53,6 +53,10 @@ def compare(run: RunRecord, other: RunRecord) -> Comparison:
         return Comparison(
             "Not compared", f"Rewards are graded: no response counts as correct. Mean value at the end: {said}.", ""
         )
+    how = [(name, sampling_of(run)), (of, sampling_of(other))]
+    if how[0][1] != how[1][1] and all(known for _, known in how):  # old runs did not write it
+        said = ", ".join(f"{of_run} with {known}" for of_run, known in how)
+        return Comparison("Not compared", f"Evaluations were sampled differently: {said}.", "")
     end = row_of(mine, theirs, max(mine), max(theirs))
     if end is None:
         return Comparison("Not compared", f"{name} and {of} were evaluated on different problems.", "")
@@ -72,11 +76,25 @@ def compare(run: RunRecord, other: RunRecord) -> Comparison:
     return Comparison(answer, detail, ("good" if found.value > 0 else "bad") if is_sure else "", (*middle, end))
 
 
-def scores_of(run: RunRecord) -> Scores:
-    """Of the first evaluation set, whose name may differ from run to run; problems in the order of their ids."""
+def lines_of(run: RunRecord) -> list[dict[str, Any]]:
+    """Of the first evaluation set, whose name may differ from run to run; those sampled like the last one."""
     lines = [line for line in run.eval_problems if line.get("set") == run.eval_problems[0].get("set")]
+    return [line for line in lines if line.get("sampling") == lines[-1].get("sampling")]
+
+
+def sampling_of(run: RunRecord) -> str:
+    """How the last evaluation was sampled; nothing where it is not known."""
+    values = lines_of(run)[-1].get("sampling")
+    if not isinstance(values, list):
+        return ""
+    keys = ("eval.temperature", "eval.top_p", "eval.top_k")
+    return ", ".join(f"{key} = {value}" for key, value in zip(keys, values, strict=False))
+
+
+def scores_of(run: RunRecord) -> Scores:
+    """Problems in the order of their ids."""
     scores: Scores = {}
-    for line in lines:
+    for line in lines_of(run):
         pairs = sorted(zip(line["ids"], line["correct"], strict=True))
         ids, correct = zip(*pairs, strict=True)
         scores[int(line["step"])] = ids, np.array([correct], dtype=float) / line["k"]
