@@ -74,7 +74,8 @@ def show(summary: Mapping[str, Any], written: Sequence[Path]) -> None:
         console.print()
     console.print(
         "late: mean over the evaluations of the last quarter of the run; end: the last one. difference: of late, to\n"
-        "the arm named, paired by seed and problem. to best: steps, updates, tokens, minutes to the baseline's best.\n"
+        "the arm named, paired by seed and problem. to best: steps, updates, tokens, minutes to the baseline's best;\n"
+        "minutes are longer where runs shared the machine (--jobs).\n"
         "truncated, clip: whole run. waste: generated tokens in no loss. mixed groups: share of trained groups\n"
         "that are neither all correct nor all wrong. published: AIME 2024 avg@32, Qwen2.5-32B: another task and scale.",
     )

@@ -67,7 +67,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
         f"Recipe {cell(settings['recipe'])}, {settings['budget']} for every arm, seeds "
         f"{', '.join(map(str, settings['seeds']))}; avg@{summary['k']} on {summary['problems']} held-out problems. "
         f"{machine_line(summary['machine'])}`late` is the mean over the evaluations of the last quarter of the run, "
-        "`end` the last one; 95 % bootstrap intervals over problems and seeds; differences of `late`, paired by both.",
+        "`end` the last one; 95 % bootstrap intervals over problems and seeds; differences of `late`, paired by both. "
+        "Minutes are those of runs that may have shared the machine (`--jobs`).",
         "",
         "| arm | late | interval | end | best | difference | interval | p "
         "| steps, updates, tokens, minutes to baseline's best | entropy | length | truncated | clip | waste "
