@@ -93,6 +93,11 @@ def test_a_warp_may_run_as_far_ahead_of_others_as_it_can(
     check(tmp_path, family, LENGTHS[:n], blocks, True, shape, {"turns": 200, **cut})
 
 
+def test_a_warp_does_not_overwrite_what_others_still_join(tmp_path: Path):
+    shape = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 64, "intermediate_size": 64}
+    check(tmp_path, "llama", [130, 20, 90, 5, 40], 2, True, shape, {"turns": 200, "WARPS": 2})
+
+
 @pytest.mark.parametrize("length", [258, 289])
 def test_parts_that_have_no_keys_are_not_waited_for(tmp_path: Path, length: int):
     """17 or 18 times 16 keys in 8 parts of 3: the last two would be empty."""
@@ -113,6 +118,11 @@ def check(folder: Path, family: str, lengths: list[int], blocks: int, is_early: 
         one.rows.table[:n, :25] = pages
         one.rows.length[:n] = torch.tensor(lengths).int()
         one.rows.stop[DEAD] = 1
+    place = torch.arange(400)
+    for row, length in enumerate(lengths):  # what earlier responses left behind the last token
+        for cells in (*fast.cache.keys, *fast.cache.values):
+            cells[pages[row, place[length - 1 :] // 16].long(), :, place[length - 1 :] % 16] = torch.nan
+    n_left = int(fast.cache.data.isnan().sum())
     alive, far, near, size = torch.arange(n) != DEAD, 0.0, 0.0, 0.0
     few = emulate(fast, folder, n, blocks, is_early, **cut)
     for first in (3, 10):  # the second launch finds the counters of the first
@@ -124,7 +134,10 @@ def check(folder: Path, family: str, lengths: list[int], blocks: int, is_early: 
         size += float(want.norm() ** 2)
         assert not few.counts[2:].any(), "parts that came are counted anew"
     assert far**0.5 <= max(1.3 * near**0.5, 0.03 * size**0.5 if n == 1 else 0)  # one row's error is chance
-    written = [x.cache.data[:, :, 1:].float() for x in (fast, plain, true)]
+    is_left = fast.cache.data.isnan()
+    n_written = int(alive.sum()) * sum(cells[0, :, 0].numel() for cells in (*fast.cache.keys, *fast.cache.values))
+    assert n_left - int(is_left.sum()) == n_written
+    written = [x.cache.data.float().masked_fill(is_left, 0)[:, :, 1:] for x in (fast, plain, true)]
     assert (written[0] - written[2]).norm() <= 1.3 * (written[1] - written[2]).norm()
 
 

@@ -96,7 +96,6 @@ class HostRows:
         start, end = len(request.prompt), len(request.prompt) + len(item.tokens)
         self._tokens[row, :start], self._tokens[row, start:end] = request.prompt, item.tokens
         self._logp[row, start:end], self._version[row, start:end] = item.logp, item.version
-        self.newest[row] = self._tokens[row, end - 1]
         self.start[row], self.length[row], self.limit[row] = start, end, start + request.max_new_tokens
         self.order[row] = item.order
         self.words[row] = np.array(request.key.words(), np.uint32).view(np.int32)
@@ -108,6 +107,8 @@ class HostRows:
 
     def renew(self, rows: Sequence[int]) -> None:
         """The KV of these rows is recomputed: new serial numbers, so that copies under the old ones are not used."""
+        self.settle(rows)
+        self.newest[list(rows)] = self._tokens[list(rows), self.length[list(rows)] - 1]
         self.serial[list(rows)] = np.arange(self._n_serials + 1, self._n_serials + 1 + len(rows))
         self._n_serials += len(rows)
 

@@ -453,7 +453,8 @@ DEVICE long long cell(const Part *part, int page, int token, const Args *a) {
     return page * a->page_stride + part->head * a->head_stride + token % PAGE * a->token_stride;
 }
 DEVICE int page_of_piece(const Part *part, int piece, const Args *a) {
-    return piece < part->pieces ? page_of(part, (part->first + piece) * 16, a) : 0;
+    int at = (part->first + piece) * 16; /* the newest token's piece begins where it may have no page */
+    return piece < part->pieces && at < part->newest ? page_of(part, at, a) : 0;
 }
 
 /* A row has as many parts as keep all warps busy, if there are so many blocks. */
