@@ -65,9 +65,9 @@ class Policy(nn.Module):
 
     @property
     def recomputes(self) -> bool:
-        """Some layers make their activations again in the backward pass, to save memory."""
+        """Some layers make their activations again in the backward pass; those of an exact one always do."""
         backbone = self.backbone
-        return any(
+        return self.exact is not None or any(
             getattr(part, "gradient_checkpointing", False) for part in (backbone, *getattr(backbone, "layers", ()))
         )
 

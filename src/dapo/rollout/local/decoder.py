@@ -292,7 +292,7 @@ class PagedDecoder(Transformer):
         """Rows computed for n rows: the next rung of the ladder on CUDA, else the next multiple of STEP."""
         if not self.has_graphs:
             return rounded_up(n)
-        return next((size for size in ladder() if size >= n), self.n_rows)
+        return min(self.n_rows, next(size for size in ladder() if size >= n))
 
     def _graph(
         self, n: int, sampling: SamplingParams, state: NDArray[np.int32], longest: int, has_drafts: bool
