@@ -98,6 +98,23 @@ def test_a_warp_does_not_overwrite_what_others_still_join(tmp_path: Path):
     check(tmp_path, "llama", [130, 20, 90, 5, 40], 2, True, shape, {"turns": 200, "WARPS": 2})
 
 
+SMALL = {"num_key_value_heads": 1, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 64}
+
+
+@pytest.mark.parametrize(("lengths", "blocks", "seed"), [([395, 200], 9, 5), ([120], 4, 8)])
+def test_parts_are_joined_when_all_of_them_is_there(tmp_path: Path, lengths: list[int], blocks: int, seed: int):
+    """By chance warps come in an order in which a part that is counted too early is not yet written."""
+    check(tmp_path, "qwen2-tied", lengths, blocks, bool(seed % 2), SMALL, {"turns": -seed, "WARPS": 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_warps_may_come_in_any_order(tmp_path: Path, seed: int):
+    shape = {**SMALL, "num_attention_heads": 2 + 2 * (seed % 2), "intermediate_size": 192}
+    lengths, blocks = ([395, 200], 9) if seed % 3 else ([130, 20, 90, 5, 40], 3)
+    check(tmp_path, "llama", lengths, blocks, bool(seed % 2), shape, {"turns": -seed, "WARPS": 2})
+
+
 @pytest.mark.parametrize("length", [258, 289])
 def test_parts_that_have_no_keys_are_not_waited_for(tmp_path: Path, length: int):
     """17 or 18 times 16 keys in 8 parts of 3: the last two would be empty."""
