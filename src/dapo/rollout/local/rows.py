@@ -53,8 +53,8 @@ class DeviceRows:
 
 
 @dataclass(slots=True)
-class Drawn:
-    """What a tick drew: the first n_new[i] of tokens and log-probs [K, n] belong to row i, from column[i] on."""
+class Pending:
+    """What a tick drew and is not yet written: n_new[i] of tokens and log-probs [K, n] to row i, from column[i] on."""
 
     n_new: NDArray[np.int32]
     column: NDArray[np.int32]
@@ -74,7 +74,7 @@ class HostRows:
         self._tokens = np.zeros((n_rows, max_tokens), np.int32)
         self._logp = np.zeros((n_rows, max_tokens), logp_dtype)
         self._version = np.zeros((n_rows, max_tokens), np.int32)
-        self._drawn: Drawn | None = None
+        self._pending: Pending | None = None
         self.newest = np.zeros(n_rows, np.int32)  # token
         self.start = np.zeros(n_rows, np.int32)  # tokens of the prompt
         self.length = np.ones(n_rows, np.int32)  # tokens so far, the prompt included
@@ -196,27 +196,27 @@ class HostRows:
     ) -> None:
         """Append the first n_new[i] of the tick's tokens [K, n] to row i."""
         self.settle()
-        self._drawn = Drawn(n_new.copy(), self.length[:n].copy(), token.copy(), logp.copy(), version)
+        self._pending = Pending(n_new.copy(), self.length[:n].copy(), token.copy(), logp.copy(), version)
         row = np.flatnonzero(n_new)
         self.newest[row] = token[n_new[row] - 1, row]
         self.length[:n] += n_new
 
     def settle(self, rows: Sequence[int] | None = None) -> None:
         """Write what was drawn last where it belongs: of these rows, or of all."""
-        drawn = self._drawn
-        if drawn is None:
+        pending = self._pending
+        if pending is None:
             return
         if rows is None:
-            row, step = np.nonzero(np.arange(len(drawn.token))[None, :] < drawn.n_new[:, None])
-            column = drawn.column[row] + step
-            self._tokens[row, column] = drawn.token[step, row]
-            self._logp[row, column] = drawn.logp[step, row]
-            self._version[row, column] = drawn.version
-            self._drawn = None
+            row, step = np.nonzero(np.arange(len(pending.token))[None, :] < pending.n_new[:, None])
+            column = pending.column[row] + step
+            self._tokens[row, column] = pending.token[step, row]
+            self._logp[row, column] = pending.logp[step, row]
+            self._version[row, column] = pending.version
+            self._pending = None
             return
         for one in rows:
-            if one < len(drawn.n_new) and (k := int(drawn.n_new[one])):
-                part = slice(int(drawn.column[one]), int(drawn.column[one]) + k)
-                self._tokens[one, part], self._logp[one, part] = drawn.token[:k, one], drawn.logp[:k, one]
-                self._version[one, part] = drawn.version
-                drawn.n_new[one] = 0  # the row may soon be another's
+            if one < len(pending.n_new) and (k := int(pending.n_new[one])):
+                part = slice(int(pending.column[one]), int(pending.column[one]) + k)
+                self._tokens[one, part], self._logp[one, part] = pending.token[:k, one], pending.logp[:k, one]
+                self._version[one, part] = pending.version
+                pending.n_new[one] = 0  # the row may soon be another's
