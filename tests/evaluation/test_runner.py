@@ -109,13 +109,13 @@ def test_a_truncated_answer_is_counted_and_never_right():
 class FaultyEngine(VirtualEngine):
     """Gives up every response with an odd index, after it has written the right answer."""
 
-    def advance(self) -> list[Finished]:
+    def advance(self, meanwhile=lambda: None):
         return [
             (
                 request,
                 replace(completion, stop_reason=StopReason.ABORTED) if request.key.response_index % 2 else completion,
             )
-            for request, completion in super().advance()
+            for request, completion in super().advance(meanwhile)
         ]
 
 

@@ -311,8 +311,8 @@ def test_an_environment_without_an_answer_leaves_the_verdict_to_the_verifier(pol
 def test_an_episode_whose_turn_the_engine_gave_up_is_aborted_and_not_truncated(policy: Policy):
     engine = engine_of(policy, "plain", Words())
     advance = engine.inner.advance
-    engine.inner.advance = lambda: [  # type: ignore[method-assign]
-        (asked, replace(turn, stop_reason=StopReason.ABORTED)) for asked, turn in advance()
+    engine.inner.advance = lambda meanwhile: [  # type: ignore[method-assign, assignment, misc]
+        (asked, replace(turn, stop_reason=StopReason.ABORTED)) for asked, turn in advance(meanwhile)
     ]
     engine.submit(requests(2)[1:])
     ((_, completion),) = drain(engine)

@@ -194,8 +194,13 @@ def test_border_attention_where_blocks_of_keys_and_pages_end(monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="on CUDA the kernels run in half precision: tests/gpu")
 @pytest.mark.parametrize("family", ["qwen3", "qwen2-window"])
-def test_an_engine_on_kernels_writes_what_the_plain_engine_writes(family: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("is_read", [False, True])
+def test_an_engine_on_kernels_writes_what_the_plain_engine_writes(
+    family: str, is_read: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Prompts prefilled by Hugging Face's modules, and by the kernels too."""
     monkeypatch.setattr("dapo.rollout.local.ops.MOST_SPLITS", 2)  # the interpreter runs programs one by one
+    monkeypatch.setattr("dapo.rollout.local.prefixes.reads", lambda *_: is_read)
     policy = tiny_policy(family, torch.float32)
     wanted = [request(i, i % 2, n_prompt=5 + 4 * (i % 2), max_new_tokens=4) for i in range(3)]
     engine = LocalEngine(
@@ -207,8 +212,21 @@ def test_an_engine_on_kernels_writes_what_the_plain_engine_writes(family: str, m
         tokens_per_tick=3,
         ops="triton",
     )
+    if is_read:
+        engine._decoder.prefill = None  # type: ignore[method-assign, assignment]
     engine.submit(wanted)
     assert_same(drain(engine), expected(policy, wanted), atol=1e-4)
+
+
+def test_border_there_is_room_for_the_parts_of_every_number_of_rows():
+    """A pass over new tokens may have more rows than the engine, which has one here."""
+    kinds = {"n_layers": 1, "n_pages": 2, "page_tokens": 4, "n_heads": 2, "head_dim": 16}
+    cache = PagedCache(**kinds, dtype=torch.float32, device=torch.device(DEVICE))
+    table = torch.zeros(8, 16, device=DEVICE)
+    ops = TritonOps(cache, table, table, 1.0, 4, n_rows=1, n_tokens=9)
+    split = [n for n in range(1, 2000) if ops.splits(n) > 1]
+    assert len(split) > 10
+    assert all(n * ops.splits(n) <= len(ops.part) for n in split)
 
 
 @pytest.mark.slow

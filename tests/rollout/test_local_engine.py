@@ -19,7 +19,7 @@ from dapo.rollout.families import rounded_up
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.pages import NO_PAGES, PagePool, Prompt, pages_for
-from dapo.rollout.local.prefixes import Prefix, prefill, slots_of
+from dapo.rollout.local.prefixes import Extension, Prefix, prefill, reads, slots_of
 from dapo.rollout.local.weights import side_by_side
 from dapo.rollout.partial import PartialResponse, from_state, to_state
 from dapo.rollout.plain.engine import PlainEngine
@@ -365,7 +365,7 @@ def test_border_pages_are_enough_and_each_token_has_a_cell_of_its_own(n: int):
 class Prefilled:
     """A decoder that only remembers which token it was given for which cell."""
 
-    is_exact = False
+    is_exact = has_graphs = False
 
     def __init__(self) -> None:
         self.cache = SimpleNamespace(data=torch.zeros(0))
@@ -400,6 +400,29 @@ def test_border_every_prefix_is_computed_once_whatever_a_pass_holds(
     assert decoder.token == wanted
     assert decoder.n_given == len(wanted)
     assert all(rows == 1 or rows * width <= budget for rows, width in decoder.widths)
+
+
+@pytest.mark.parametrize(
+    ("first", "n", "is_read"),
+    [
+        (0, 1447, True),  # 2**20 keys
+        (0, 1449, False),
+        (2**20 - 1, 1, True),
+        (2**20 + 1, 1, False),
+        (0, 1024, True),  # in the mean 512 each
+        (0, 1026, True),
+    ],
+)
+def test_border_new_tokens_go_through_the_kernels_that_generate_while_they_read_few_keys(
+    first: int, n: int, is_read: bool
+):
+    decoder = SimpleNamespace(is_exact=False, has_graphs=True)
+    tokens, slots = np.zeros(n, np.int32), np.zeros(n, np.int64)
+    assert reads(decoder, [Extension(tokens, first, NO_PAGES, slots)]) == is_read  # type: ignore[arg-type]
+    assert not reads(SimpleNamespace(is_exact=False, has_graphs=False), [Prefix(tokens, slots, NO_PAGES)])  # type: ignore[arg-type]
+    many = [Prefix(np.zeros(1023, np.int32), np.zeros(1023, np.int64), NO_PAGES)] * 50
+    assert reads(decoder, many)  # type: ignore[arg-type]
+    assert not reads(decoder, [Prefix(np.zeros(1026, np.int32), slots, NO_PAGES)] * 50)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [LocalEngine, PlainEngine])

@@ -98,7 +98,7 @@ def test_what_is_given_up_is_aborted_counted_and_nobody_waits_for_it():
     assert given_up.is_dropped
     assert not kept.is_dropped
     assert (given_up.n_tokens, given_up.n_verdicts) == (3, 0)
-    assert [request.group for _, request, _ in collector.due] == [kept.number]
+    assert [entry.request.group for entry in collector.due] == [kept.number]
     assert list(collector.groups) == [kept.number]
     while not kept.is_resolved:
         collector.advance()

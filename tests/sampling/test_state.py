@@ -49,7 +49,7 @@ def test_what_is_in_flight_goes_on_with_its_numbers_its_verdicts_and_those_that_
     assert after.n_submitted == before.n_submitted == 3
     assert [group.overtaken for group in after.groups.values()] == [0, 1, 2]
     while not before.is_idle:
-        due = [[(tick, request) for tick, request, _ in one.due] for one in (before, after)]
+        due = [[(entry.tick, entry.request) for entry in one.due] for one in (before, after)]
         assert due[0] == due[1]
         judged = [[group.judgements for group in one.groups.values()] for one in (before, after)]
         assert judged[0] == judged[1]

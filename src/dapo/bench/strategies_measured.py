@@ -17,7 +17,7 @@ from dapo.bench.strategies import Clocked, Load, Outcome, compare_on
 from dapo.models.packed_attention import PACKED_ATTENTION
 from dapo.models.policy import Policy
 from dapo.planning.virtual import log_normal_lengths, name_of
-from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
+from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams, nothing
 from dapo.rollout.local.engine import LocalEngine
 from dapo.types import StopReason
 
@@ -51,8 +51,8 @@ class PacedEngine(LocalEngine):
     def submit(self, requests: Sequence[Request]) -> None:
         super().submit([replace(r, max_new_tokens=max(1, min(self.length_of(r), self.limit))) for r in requests])
 
-    def advance(self) -> list[Finished]:
-        return [self._named(finished) for finished in super().advance()]
+    def advance(self, meanwhile: Callable[[], None] = nothing) -> list[Finished]:
+        return [self._named(finished) for finished in super().advance(meanwhile)]
 
     def abort(self, ids: Iterable[int]) -> list[Finished]:
         return [self._named(finished) for finished in super().abort(ids)]

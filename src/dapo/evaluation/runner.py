@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dapo.evaluation.avg_at_k import Estimate, avg_at_k, bootstrap, maj_at_k, pass_at_k
-from dapo.rollout.engine import Engine, NoiseKey, Request
+from dapo.rollout.engine import Engine, Finished, NoiseKey, Request
 from dapo.types import Completion, Judge, Judgement, Problem, StopReason, Verdict, engine_fault
 from dapo.waiting.registry import waiting
 
@@ -60,14 +60,16 @@ def evaluate(
                 requests.append(Request(p * k + i, prompt, key, max_new_tokens, group=p))
                 by_request[p * k + i] = problem
     engine.submit(requests)
-    while engine.n_in_flight or engine.n_waiting:
-        with waiting("the engine's next tick"):
-            ended = engine.advance()
-        tickets = {
-            request.id: judge.submit(by_request[request.id].task(completion.answer, completion.stop_reason))
-            for request, completion in ended
-            if completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
-        }
+    ended: list[Finished] = []
+    tickets: dict[int, int] = {}
+
+    def hand_in() -> None:
+        for request, completion in ended:
+            if completion.stop_reason is not StopReason.ABORTED and completion.judgement is None:
+                task = by_request[request.id].task(completion.answer, completion.stop_reason)
+                tickets[request.id] = judge.submit(task)
+
+    def take_answers() -> None:
         judgements = judge.wait(tickets.values())
         for request, completion in ended:
             problem = by_request[request.id]
@@ -76,6 +78,15 @@ def evaluate(
             answer = answered(problem, request, completion, judgement)
             answers[answer.problem_id, answer.response_index] = answer
             on_answer(answer, len(answers), len(problems) * k)
+        tickets.clear()
+
+    while engine.n_in_flight or engine.n_waiting:
+        with waiting("the engine's next tick"):
+            just_ended = engine.advance(hand_in)
+        take_answers()  # of what ended a tick before: its verdicts were made while the engine worked
+        ended = just_ended
+    hand_in()
+    take_answers()
     return answers
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from dapo.rollout.engine import EngineState, Fault, Finished, Request, SamplingParams
+from dapo.rollout.engine import EngineState, Fault, Finished, Request, SamplingParams, nothing
 from dapo.rollout.noise import uniform_of
 from dapo.types import Completion, Judgement, Problem, StopReason, Task, Verdict
 
@@ -73,8 +73,9 @@ class VirtualEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         self._waiting.extend(requests)
 
-    def advance(self) -> list[Finished]:
+    def advance(self, meanwhile: Callable[[], None] = nothing) -> list[Finished]:
         """Jump to the next tick at which a response ends: nothing is decided in between."""
+        meanwhile()
         while self._waiting and len(self._running) < self.max_concurrent:
             request = self._waiting.popleft()
             length = max(1, min(self.length_of(request), request.max_new_tokens))

@@ -6,7 +6,7 @@ so that a run is a function of its seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,11 @@ from dapo.rollout.noise import NoiseKey
 from dapo.rollout.sampler import SamplingParams
 from dapo.types import Completion
 
-__all__ = ["Engine", "EngineState", "Fault", "Finished", "NoiseKey", "Request", "SamplingParams"]
+__all__ = ["Engine", "EngineState", "Fault", "Finished", "NoiseKey", "Request", "SamplingParams", "nothing"]
+
+
+def nothing() -> None:
+    """What is done meanwhile, where nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,11 @@ class Engine(Protocol):
         """
         ...
 
-    def advance(self) -> list[Finished]:
-        """One tick: admit waiting requests, generate for all. Returns what ended, in order of submission."""
+    def advance(self, meanwhile: Callable[[], None] = nothing) -> list[Finished]:
+        """One tick: admit waiting requests, generate for all. Returns what ended, in order of submission.
+
+        `meanwhile` is called once: where a device generates, while it does. It must leave the engine alone.
+        """
         ...
 
     def abort(self, ids: Iterable[int]) -> list[Finished]:

@@ -8,7 +8,7 @@ ticks after the turn ended, however fast it came: only a later one is waited for
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +20,7 @@ from dapo.environments.conversation import Answer, Conversation, Environments
 from dapo.errors import DataError
 from dapo.models.policy import Policy
 from dapo.rewards.parts import with_parts
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams, concatenated
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams, concatenated, nothing
 from dapo.rollout.partial import PartialResponse, from_state, to_state
 from dapo.rollout.turn_marks import TurnMarks
 from dapo.types import Completion, EpisodeRecord, Judgement, Problem, StopReason, Verdict
@@ -186,11 +186,12 @@ class EpisodeEngine:
         self._episodes |= {episode.request.id: episode for episode in episodes}
         self._n_submitted += len(requests)
 
-    def advance(self) -> list[Finished]:
+    def advance(self, meanwhile: Callable[[], None] = nothing) -> list[Finished]:
         if self._is_paused:
+            meanwhile()
             return []
         ended = self._take_answers()
-        for request, turn in self.inner.advance():
+        for request, turn in self.inner.advance(meanwhile):
             ended += self._turn_ended(self._episodes[request.id], turn)
         return in_order(ended)
 

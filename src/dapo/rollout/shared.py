@@ -8,14 +8,14 @@ request and the weights alone, so which rank generates it changes nothing but th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dapo.distributed.message import to_bytes
 from dapo.distributed.world import World
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Finished, SamplingParams
+from dapo.rollout.engine import Engine, EngineState, Finished, SamplingParams, nothing
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.messages import Expected, decode, decode_begun, encode
 from dapo.rollout.partial import PartialResponse, completions, from_state, to_state
@@ -61,12 +61,13 @@ class SharedEngine(QueuedEngine):
     def n_in_flight(self) -> int:
         return len(self._running)
 
-    def advance(self) -> list[Finished]:
+    def advance(self, meanwhile: Callable[[], None] = nothing) -> list[Finished]:
         if self._is_paused:
+            meanwhile()
             return []
         self.tick += 1
         self._hand_out()
-        finished = self._shared(self.own.advance())
+        finished = self._shared(self.own.advance(meanwhile))
         if not self._reports:
             self.own.faults.clear()
         self.faults = self.own.faults  # of this rank

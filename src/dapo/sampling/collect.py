@@ -58,6 +58,15 @@ class PendingGroup:
 
 
 @dataclass(slots=True)
+class Due:
+    """A response that has ended: its verdict takes effect at this tick."""
+
+    tick: int
+    request: Request
+    ticket: int | None = None  # the verifier's; None where it has not been asked, or need not be
+
+
+@dataclass(slots=True)
 class Spent:
     """Seconds in which sampling could do little: few responses were left to generate, or a verdict was late."""
 
@@ -123,8 +132,8 @@ class Collector:
     """Submits groups to the engine, sends what ends to the verifier, and applies each verdict at its own tick.
 
     The verdict of a response that ended at tick t takes effect at tick t + delay; if it is late, the engine waits. So
-    the verifier works while the engine decodes, and yet no decision depends on how fast it was. `opening` adds to a
-    prompt what its environment begins with.
+    the verifier works while the engine decodes, and yet no decision depends on how fast it was. Responses are handed in
+    while the device computes the next tick. `opening` adds to a prompt what its environment begins with.
     """
 
     def __init__(
@@ -150,7 +159,8 @@ class Collector:
         self.n_submitted = 0
         self.n_failures: Counter[str] = Counter()  # failures in a row, by verifier
         self.groups: dict[int, PendingGroup] = {}
-        self.due: list[tuple[int, Request, int | None]] = []  # (tick, request, ticket), in order of tick
+        self.due: list[Due] = []  # in order of tick
+        self._to_hand_in: list[Due] = []  # those of them that the verifier has not got yet
         self.spent = Spent()
 
     @property
@@ -184,13 +194,13 @@ class Collector:
         if self.engine.n_in_flight or self.engine.n_waiting:
             start = time.perf_counter()
             with waiting("the engine's next tick"):
-                finished = self.engine.advance()
+                finished = self.engine.advance(self._hand_in)
             self.spent.count_tick(self.engine.n_in_flight + len(finished), time.perf_counter() - start)
             for request, completion in finished:
                 self._ended(request, completion)
             now = self.engine.tick
         else:  # nothing to decode: only verdicts are outstanding, so jump to the next one
-            now = self.due[0][0] if self.due else self.engine.tick
+            now = self.due[0].tick if self.due else self.engine.tick
         self._apply_due(now)
 
     def take_spent(self) -> Spent:
@@ -207,8 +217,9 @@ class Collector:
         G = self.responses_per_prompt
         running = [n * G + i for n in numbers for i, done in enumerate(self.groups[n].completions) if done is None]
         aborted_tokens = sum(completion.n_own for _, completion in self.engine.abort(running))
-        gone = [entry for entry in self.due if entry[1].group in numbers]
-        self.due = [entry for entry in self.due if entry[1].group not in numbers]
+        gone = [entry for entry in self.due if entry.request.group in numbers]
+        self.due = [entry for entry in self.due if entry.request.group not in numbers]
+        self._to_hand_in = [entry for entry in self._to_hand_in if entry.request.group not in numbers]
         with suppress(VerifierStopped):  # nobody needs these verdicts
             self._verdicts_on(gone)  # leave no ticket behind
         for number in numbers:
@@ -229,26 +240,37 @@ class Collector:
         self.await_verdict(self.engine.tick + self.delay_ticks, group, request.key.response_index)
 
     def await_verdict(self, tick: int, group: PendingGroup, index: int) -> None:
-        """Hand a response to the verifier, unless its verdict is known; it takes effect at `tick`."""
-        request, completion = self.request_of(group, index), group.completions[index]
-        assert completion is not None, "only what has ended can be verified"
-        ticket = None
-        is_open = completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
-        if is_open and self.journal.recall(request) is None:
-            ticket = self.verifier.submit(group.problem.task(completion.answer, completion.stop_reason))
-        self.due.append((tick, request, ticket))
+        """The verdict on a response that has ended takes effect at `tick`."""
+        entry = Due(tick, self.request_of(group, index))
+        self.due.append(entry)
+        self._to_hand_in.append(entry)
+
+    def _hand_in(self) -> None:
+        """Hand what has ended to the verifier, unless its verdict is known."""
+        for entry in self._to_hand_in:
+            group, completion = self._ended_by(entry)
+            is_open = completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
+            if is_open and self.journal.recall(entry.request) is None:
+                entry.ticket = self.verifier.submit(group.problem.task(completion.answer, completion.stop_reason))
+        self._to_hand_in = []
+
+    def _ended_by(self, entry: Due) -> tuple[PendingGroup, Completion]:
+        group = self.groups[entry.request.group]
+        completion = group.completions[entry.request.key.response_index]
+        assert completion is not None, "only what has ended is due"
+        return group, completion
 
     def _apply_due(self, now: int) -> None:
-        due = [entry for entry in self.due if entry[0] <= now]
+        due = [entry for entry in self.due if entry.tick <= now]
         if not due:
             return
-        self.due = [entry for entry in self.due if entry[0] > now]
-        with waiting(lambda: f"verdicts on {in_words([request for _, request, _ in due])}", patience=NEVER):
+        self.due = [entry for entry in self.due if entry.tick > now]
+        self._hand_in()  # what ended in a tick so long that its verdict is due already, or with no tick to follow
+        with waiting(lambda: f"verdicts on {in_words([entry.request for entry in due])}", patience=NEVER):
             answers = self._verdicts_on(due)
-        for _, request, ticket in due:
-            group = self.groups[request.group]
-            completion = group.completions[request.key.response_index]
-            assert completion is not None, "only what has ended is due"
+        for entry in due:
+            request, ticket = entry.request, entry.ticket
+            group, completion = self._ended_by(entry)
             known = completion.judgement or self.journal.recall(request)
             judgement = known or (engine_fault(group.problem) if ticket is None else answers[ticket])
             if ticket is not None:
@@ -259,10 +281,10 @@ class Collector:
                 self._count_failure(judgement, f"data.environment = {group.problem.environment}")
             group.add_verdict(request.key.response_index, judgement)
 
-    def _verdicts_on(self, due: Sequence[tuple[int, Request, int | None]]) -> Mapping[int, Judgement]:
+    def _verdicts_on(self, due: Sequence[Due]) -> Mapping[int, Judgement]:
         start = time.perf_counter()
         try:
-            return self.verifier.wait([ticket for _, _, ticket in due if ticket is not None])
+            return self.verifier.wait([entry.ticket for entry in due if entry.ticket is not None])
         finally:
             self.spent.verdicts += time.perf_counter() - start
 

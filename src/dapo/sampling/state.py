@@ -120,7 +120,7 @@ def collector_to_state(collector: Collector) -> tuple[dict[str, Any], Tensors]:
                 "judgements": [None if j is None else judgement_to_state(j) for j in group.judgements],
             }
         )
-    due = [[tick, request.group, request.key.response_index] for tick, request, _ in collector.due]
+    due = [[entry.tick, entry.request.group, entry.request.key.response_index] for entry in collector.due]
     state = {
         "engine": dict(engine.meta),
         "tick": collector.engine.tick,

@@ -114,6 +114,8 @@ class PagedDecoder(Transformer):
         table [n, pages]. Those before it are there already or among the n.
         """
         rows = rows_of(length, table)
+        if isinstance(self.ops, TritonOps):
+            self.ops.has_drafts = True  # they attend to each other
         through_layers(self.ops, self.weights, self.embed(token), rows, 0)
 
     def tick(
@@ -150,6 +152,7 @@ class PagedDecoder(Transformer):
         *,
         longest: int,
         serial: NDArray[np.int64],
+        meanwhile: Callable[[], None],
     ) -> Drawn:
         """One pass over the newest token of each row and the draft behind it, which is spread over as many rows.
 
@@ -160,13 +163,17 @@ class PagedDecoder(Transformer):
         state[0, ahead > 0] = [token for draft in drafts for token in draft]
         state[2] += ahead.astype(np.int32)
         if isinstance(self.ops, BlockOps):
+            meanwhile()
             n_rows = np.bincount(row)
             of = self.ops.blocks.arrange(serial, state[2, first].astype(np.int64), table, n_rows)
             spans = self.ops.blocks.spread(n_rows[of])
             order = np.concatenate([np.arange(first[i], first[i] + n_rows[i]) for i in of])
             drawn = self._tick_in_blocks(self.ops, spans, order, state, sampling, 1)
         else:
-            drawn = self._tick_in_pages(state, table[row], sampling, 1, longest + int(ahead.max()), has_drafts=True)
+            longest += int(ahead.max())
+            drawn = self._tick_in_pages(
+                state, table[row], sampling, 1, longest, has_drafts=True, meanwhile=meanwhile
+            )
         length, stop, token, logp = drawn
         last = last_counting(drafts, token[0], stop != RUNNING)
         if isinstance(self.ops, BlockOps):

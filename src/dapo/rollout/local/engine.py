@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.policy import Policy
 from dapo.rollout.draft import Drafter, Drafting
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, SamplingParams, nothing
 from dapo.rollout.families import STEP, check_family, rounded_up
 from dapo.rollout.local.cache import affordable_pages
 from dapo.rollout.local.decoder import OpsKind, PagedDecoder
@@ -152,30 +152,39 @@ class LocalEngine(QueuedEngine):
         return self._n_rows - len(self._gaps)
 
     @torch.inference_mode()
-    def advance(self) -> list[Finished]:
+    def advance(self, meanwhile: Callable[[], None] = nothing) -> list[Finished]:
         if self._is_paused:
+            meanwhile()
             return []
         self.tick += 1
         try:
-            return self._advance()
+            return self._advance(meanwhile)
         except BaseException:  # the tick may have stopped anywhere: recompute all keys and values
             self._is_stale = True
             raise
 
-    def _advance(self) -> list[Finished]:
+    def _advance(self, meanwhile: Callable[[], None]) -> list[Finished]:
         self._n_steps = self._tick_steps()
         self.tick += self._n_steps // self.tokens_per_tick - 1
         self._quiet_ticks += 1
         self._admit()
         n, rows = self._n_rows, self._rows
         if n == 0:
+            meanwhile()
             return []
+
+        def while_it_works() -> None:
+            rows.settle()
+            meanwhile()
+
         longest = int(rows.length[:n].max())
         # A few columns of zeros behind the last page overwrite those of an earlier response on the device.
         pages = rows.table[:n, : int(rows.n_pages[:n].max()) + STEP]
         state, serial = rows.state(n), rows.serial[:n]
         if any(drafts := self._drafts(n)):
-            drawn = self._decoder.verify(state, pages, self.sampling, drafts, longest=longest, serial=serial)
+            drawn = self._decoder.verify(
+                state, pages, self.sampling, drafts, longest=longest, serial=serial, meanwhile=while_it_works
+            )
             self.drafter.count(drafts, int((drawn[0] - rows.length[:n] - (drawn[1] != BAD)).sum()))
         else:
             drawn = self._decoder.tick(
@@ -185,7 +194,7 @@ class LocalEngine(QueuedEngine):
                 n_steps=self._n_steps,
                 longest=longest,
                 serial=serial,
-                meanwhile=rows.settle,
+                meanwhile=while_it_works,
             )
         length, stop, token, logp = drawn
         n_new = np.where(rows.is_taken[:n], length - rows.length[:n], 0)

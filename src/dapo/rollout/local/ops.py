@@ -161,11 +161,12 @@ class TritonOps:
         self.cache, self.cos, self.sin, self.scaling = cache, cos.contiguous(), sin.contiguous(), scaling
         self.n_query_heads = n_query_heads
         self.is_exact = is_exact
-        self.has_drafts = False  # several rows of a step are tokens of one response
+        self.has_drafts = False  # several rows of a pass are tokens of one response
         self.n_processors = (
             torch.cuda.get_device_properties(cos.device).multi_processor_count if cos.is_cuda else MOST_SPLITS
         )
-        cells = max(n * self.splits(n) for n in range(1, n_rows + 1)) if self.splits(1) > 1 else 1
+        most = PROGRAMS_PER_PROCESSOR * self.n_processors // cache.n_heads  # rows whose keys are split, or more
+        cells = max((n * self.splits(n) for n in range(1, most + 1) if self.splits(n) > 1), default=1)
         device = cos.device
         self.part = torch.empty(cells, n_query_heads, cache.head_dim, device=device)
         self.part_max, self.part_sum = torch.empty(2, cells, n_query_heads, device=device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,12 +17,16 @@ from dapo.rollout.local.rows import HostRows
 
 # New tokens of one response that attend to all before them at once: bounds the memory of their scores.
 EXTEND_TOKENS = 512
+# On a GPU new tokens go through the kernels that generate, a tenth of the launches, where all of them read so many keys
+# together, or so many each in the mean: there every token reads its keys by itself. Measured on an H200 (docs/log.md).
+READ_KEYS, READ_KEYS_EACH = 2**20, 512
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """Tokens to prefill, and the cache slot of each."""
 
+    first: ClassVar = 0  # tokens before them
     tokens: NDArray[np.int32]
     slots: NDArray[np.int64]
     pages: Pages
@@ -93,7 +98,7 @@ def slots_of(pages: Pages, n_tokens: int, page_tokens: int) -> NDArray[np.int64]
 
 def prefill(decoder: PagedDecoder, prefixes: list[Prefix]) -> None:
     """Prefill in passes of bounded size, the longest first, so that little is padding."""
-    if decoder.is_exact:
+    if reads(decoder, prefixes):
         return read(decoder, prefixes)
     prefixes = sorted(prefixes, key=lambda prefix: len(prefix.tokens), reverse=True)
     device = decoder.cache.data.device
@@ -109,24 +114,33 @@ def prefill(decoder: PagedDecoder, prefixes: list[Prefix]) -> None:
 
 def extend(decoder: PagedDecoder, extensions: list[Extension]) -> None:
     """Prefill behind what is known, so many tokens of each at a time."""
-    if decoder.is_exact:
+    if reads(decoder, extensions):
         return read(decoder, extensions)
     while extensions:
         extend_at_once(decoder, [extension.part(0, EXTEND_TOKENS) for extension in extensions])
         extensions = [each.part(EXTEND_TOKENS) for each in extensions if len(each.tokens) > EXTEND_TOKENS]
 
 
+def reads(decoder: PagedDecoder, parts: Sequence[Prefix | Extension]) -> bool:
+    """Whether these are prefilled by `read`."""
+    if decoder.is_exact or not decoder.has_graphs:
+        return decoder.is_exact
+    n_tokens = sum(len(part.tokens) for part in parts)
+    n_keys = sum(len(part.tokens) * (2 * part.first + len(part.tokens)) // 2 for part in parts)
+    return n_keys <= max(READ_KEYS, READ_KEYS_EACH * n_tokens)
+
+
 def read(decoder: PagedDecoder, parts: Sequence[Prefix | Extension]) -> None:
     """Prefill by passes like those that generate, in the order given: a prompt before what shares its pages."""
     page_tokens, device = decoder.cache.page_tokens, decoder.cache.data.device
-    tables = np.zeros((len(parts), decoder.rows.table.shape[1]), np.int32)
+    widest = max((pages_for(part.first + len(part.tokens), page_tokens) for part in parts), default=0)
+    tables = np.zeros((len(parts), widest), np.int32)
     tokens, lengths = [], []
     for i, part in enumerate(parts):
-        tables[i, : len(part.pages)] = part.pages
+        tables[i, : len(part.pages)] = part.pages[:widest]
         is_new = part.slots >= page_tokens  # the others have been read for another response, into pages that are shared
-        first = part.first if isinstance(part, Extension) else 0
         tokens.append(part.tokens[is_new])
-        lengths.append(first + 1 + np.flatnonzero(is_new))
+        lengths.append(part.first + 1 + np.flatnonzero(is_new))
     of = np.repeat(np.arange(len(parts)), [len(each) for each in tokens])
     token, length = (np.concatenate([*each, np.zeros(0, np.int32)]).astype(np.int32) for each in (tokens, lengths))
     for start in range(0, len(token), PREFILL_TOKENS):

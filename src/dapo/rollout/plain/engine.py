@@ -6,7 +6,7 @@ admitted or end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dapo.models.policy import Policy
 from dapo.rollout.draft import Drafting, last_counting, spread
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams, nothing
 from dapo.rollout.families import PREFILL_TOKENS, rounded_up
 from dapo.rollout.noise import uniform
 from dapo.rollout.partial import PartialResponse, completions
@@ -81,7 +81,8 @@ class PlainEngine(QueuedEngine):
         return self._n_rows - len(self._gaps)
 
     @torch.inference_mode()
-    def advance(self) -> list[Finished]:
+    def advance(self, meanwhile: Callable[[], None] = nothing) -> list[Finished]:
+        meanwhile()
         if self._is_paused:
             return []
         self.tick += 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dapo.models.policy import Policy
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams
+from dapo.rollout.engine import Engine, EngineState, Fault, Finished, SamplingParams, nothing
 from dapo.rollout.partial import completions
 from dapo.rollout.queue import QueuedEngine
 from dapo.rollout.stops import Stops
@@ -78,7 +78,8 @@ class VllmEngine(QueuedEngine):
     def n_in_flight(self) -> int:
         return len(self._running)
 
-    def advance(self) -> list[Finished]:
+    def advance(self, meanwhile: Callable[[], None] = nothing) -> list[Finished]:
+        meanwhile()
         if self._is_paused:
             return []
         self.tick += 1
