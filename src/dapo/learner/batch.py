@@ -87,7 +87,7 @@ class Batch:
         if key not in self.packs:
             prompts, responses = [self.prompts[row] for row in rows], [self.responses[row] for row in rows]
             own = [self.own[row] for row in rows]
-            is_exact = self.logp_old.flat.dtype == torch.float64
+            is_exact = self.advantage.flat.dtype == torch.float64
             sharing_saves = None if is_exact else SHARING_SAVES
             self.packs[key] = pack(prompts, responses, device, own=own, sharing_saves=sharing_saves)
         return self.packs[key]

@@ -108,13 +108,18 @@ def old_policy_stats(batch: Batch) -> tuple[Ragged, ...]:
     return batch.logp_old, batch.entropy, batch.logp_trainer
 
 
-def keep_old(step: Step, rows: Sequence[int], logp: Tensor, entropy: Tensor) -> None:
-    """Store the trainer's log-probs and entropies of these rows; under bypass the engine's log-probs are π_old."""
+def keep_old(step: Step, rows: Sequence[int], logp: Tensor, entropy: Tensor) -> Tensor:
+    """Store the trainer's log-probs and entropies of these rows; under bypass the engine's log-probs are π_old.
+
+    Returns π_old, where the log-probs are.
+    """
     batch = step.batch
     batch.logp_trainer.put(rows, logp)
     batch.entropy.put(rows, entropy)
     is_bypass = step.config.algorithm.old_logp == "bypass"
-    batch.logp_old.put(rows, batch.logp_engine.joined(rows, "cpu") if is_bypass else logp)
+    logp_old = batch.logp_engine.joined(rows, logp.device) if is_bypass else logp.detach()
+    batch.logp_old.put(rows, logp_old)
+    return logp_old
 
 
 def token_logps(

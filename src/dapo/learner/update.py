@@ -39,6 +39,7 @@ from dapo.learner.microbatches import Micro, all_reduce_rows, own_rows
 from dapo.learner.optimizer import UpdateOutcome, lr_factor
 from dapo.learner.step import Event, Step, StepRecord
 from dapo.learner.sums import Sums, Totals
+from dapo.models.device import sent
 from dapo.models.dropout import dropping
 from dapo.waiting.registry import report_progress
 
@@ -71,6 +72,7 @@ def run_updates(step: Step, progress: OnUpdate) -> dict[str, float]:
         next((rows for rows in step.update_rows if rows), []) if first_update_computes_old_logp(step) else []
     )
     compute_old_logp(step, skip=left_to_update)
+    step.batch.logp_old.arrive()  # its seconds are its own
     compute_reference_logp(step)
     step.values = advantages_by_gae(step)
     add_distillation(step)
@@ -188,8 +190,9 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
         learner.policy, step, rows, with_entropy=computes_old_logp or has_bonus, entropy_gradient=has_bonus
     )
     if computes_old_logp:
-        keep_old(step, rows, logp, entropy)
-    logp_old = batch.logp_old.joined(rows, device)
+        logp_old = keep_old(step, rows, logp, entropy)
+    else:
+        logp_old = batch.logp_old.joined(rows, device)
     advantage = batch.advantage.joined(rows, device)
 
     token_loss = policy_loss(
@@ -214,7 +217,7 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
         loss = loss + algorithm.kl.coefficient * kl
         sums.add(kl_ref=kl)
     if algorithm.positive_nll:
-        is_positive = per_token(batch.is_correct, batch, rows).to(device)
+        is_positive = sent(per_token(batch.is_correct, batch, rows), device)
         nll = positive_nll(logp, is_positive, total_tokens=totals.positive_tokens)
         loss = loss + algorithm.positive_nll * nll
         sums.add(positive_nll=nll)
@@ -241,11 +244,11 @@ def aggregate_loss(step: Step, token_loss: Tensor, rows: Sequence[int], totals: 
         case "token":
             return token_mean(token_loss, total_tokens=totals.tokens)
         case "sequence":
-            row = per_token(torch.arange(len(batch.lengths)), batch, rows).to(device)
-            lengths = torch.tensor(batch.lengths, device=device)
+            row = sent(per_token(torch.arange(len(batch.lengths)), batch, rows), device)
+            lengths = sent(torch.tensor(batch.lengths), device)
             return sequence_mean(token_loss, row, row_tokens=lengths, total_sequences=totals.sequences)
         case "prompt":
-            group, group_tokens = per_token(batch.group, batch, rows).to(device), totals.group_tokens.to(device)
+            group, group_tokens = sent(per_token(batch.group, batch, rows), device), sent(totals.group_tokens, device)
             return prompt_mean(token_loss, group, group_tokens=group_tokens, total_prompts=totals.prompts)
         case "constant":
             length = config.algorithm.loss_constant_tokens or config.limits.max_response_tokens

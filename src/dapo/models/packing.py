@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dapo.models.device import sent
 from dapo.models.kernels.attention import Sequences
 from dapo.models.triton_support import runs_triton
 
@@ -57,7 +58,7 @@ class Gather:
     def of(cls, source: NDArray[np.int64], n_rows: int, device: str | torch.device) -> Gather:
         order = np.argsort(source, kind="stable").astype(np.int32)
         starts = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=n_rows))]).astype(np.int32)
-        return cls(*(torch.from_numpy(array).to(device) for array in (source, order, starts)))
+        return cls(*(sent(torch.from_numpy(array), device) for array in (source, order, starts)))
 
     @cached_property
     def taken(self) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -141,7 +142,7 @@ class Packed:
                 spans += [Span(length, length, None) for length in lengths]
             else:
                 starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-                spans.append(Span(sum(lengths), max(lengths), starts.to(self.input_ids.device)))
+                spans.append(Span(sum(lengths), max(lengths), sent(starts, self.input_ids.device)))
         return tuple(spans)
 
     @cached_property
@@ -165,9 +166,9 @@ class Packed:
             source = starts[members, None] + within  # [S, L]
             is_real = column[None, :] < lengths[members, None]
             home[source[is_real]] = offset + np.flatnonzero(is_real)
-            buckets.append(Bucket(len(members), longest, torch.from_numpy(source.ravel()).to(device)))
+            buckets.append(Bucket(len(members), longest, sent(torch.from_numpy(source.ravel()), device)))
             offset += source.size
-        return tuple(buckets), torch.from_numpy(home).to(device)
+        return tuple(buckets), sent(torch.from_numpy(home), device)
 
 
 def pack(
@@ -219,7 +220,7 @@ def pack(
     ]
 
     def tensor(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        return sent(torch.from_numpy(array), device)
 
     shared = None
     if not is_new.all():
