@@ -11,7 +11,7 @@ from dapo.errors import DataError
 from dapo.evaluation.journal import AnswerJournal
 from dapo.evaluation.runner import Answered, answered, evaluate, summarise
 from dapo.planning.virtual import VirtualEngine, VirtualJudge
-from dapo.rollout.engine import Finished, NoiseKey, Request
+from dapo.rollout.engine import NoiseKey, Request
 from dapo.types import Completion, Judgement, Problem, StopReason, Verdict
 
 PROBLEMS = [Problem(str(i), "", "", source="a" if i < 3 else "b", meta={"pass_rate": i / 5}) for i in range(6)]

@@ -382,6 +382,9 @@ ELSEWHERE = {
     "rollout.draft_tokens": DRAFTS,
     "rollout.draft_below_rows": DRAFTS,
     "rollout.exact": "tests/rollout/test_exact.py::test_sampled_and_trained_log_probs_are_the_same_bits",
+    "rollout.quantization": (
+        "tests/rollout/test_float8.py::test_log_probs_are_those_of_a_model_whose_products_are_rounded"
+    ),
     "rollout.on_fault": (
         RUN + "test_logits_that_are_not_finite_are_events_and_the_config_says_whether_the_run_goes_on"
     ),

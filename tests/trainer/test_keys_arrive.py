@@ -73,6 +73,7 @@ SCENES = {
             Arrival("rollout.kv_cache_gib", "0.25", ENGINE, "kv_gib"),
             Arrival("rollout.draft_tokens", "3", ENGINE, "drafting", of=lambda drafting: drafting.tokens),
             Arrival("rollout.draft_below_rows", "5", ENGINE, "drafting", of=lambda drafting: drafting.below_rows),
+            Arrival("rollout.quantization", "fp8", ENGINE, "is_float8", True),
             Arrival("sampling.temperature", "0.9", ENGINE, "sampling", SamplingParams(temperature=0.9)),
             Arrival("sampling.retire_above", "0.83", f"{ASSEMBLE}:RetiringSource", "above"),
             Arrival("model.revision", "abc", POLICY, "revision"),

@@ -22,7 +22,8 @@ from dapo.processes import python_command, python_environment
 if TYPE_CHECKING:
     from dapo.bench.rollout_workloads import RolloutLoad, RolloutResult
 
-ENGINES = ("local", "local-exact", "plain", "vllm", "transformers")
+ENGINES = ("local", "local-exact", "local-fp8", "plain", "vllm", "transformers")
+ON_CUDA = ("local-exact", "local-fp8")
 
 
 def bench_rollout(
@@ -36,7 +37,10 @@ def bench_rollout(
         ),
     ] = "fixed",
     engines: Annotated[
-        str, typer.Option(help="Of local, local-exact (rollout.exact), plain, vllm, transformers.")
+        str,
+        typer.Option(
+            help="Of local, local-exact (rollout.exact), local-fp8 (rollout.quantization), plain, vllm, transformers."
+        ),
     ] = "",
     slots: Annotated[int, typer.Option(min=0, help="Responses at a time; 0: 1024 on a GPU, else 16.")] = 0,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each response of the fixed load.")] = 512,
@@ -60,8 +64,8 @@ def bench_rollout(
     unknown = [name for name in wanted if name not in ENGINES]
     if unknown:
         raise ConfigError(f"--engines {engines}: no engine {unknown[0]}.", remedy=f"Choose from {', '.join(ENGINES)}.")
-    if "local-exact" in wanted and device != "cuda":
-        raise ConfigError("--engines local-exact: is for CUDA.", remedy="Leave it out.")
+    if device != "cuda" and (named := [name for name in wanted if name in ON_CUDA]):
+        raise ConfigError(f"--engines {named[0]}: is for CUDA.", remedy="Leave it out.")
     kinds = load.split(",")
     if set(kinds) - set(get_args(Kind)):
         raise ConfigError(f"--load {load}: unknown.", remedy=f"Choose from {', '.join(get_args(Kind))}.")
@@ -79,7 +83,7 @@ def is_here(name: str, device: str) -> bool:
     """Whether an engine runs where none is named."""
     if name == "vllm":
         return importlib.util.find_spec("vllm") is not None
-    return name != "local-exact" and not (name == "plain" and device == "cuda")
+    return name not in ON_CUDA and not (name == "plain" and device == "cuda")
 
 
 def measure(
@@ -93,7 +97,7 @@ def measure(
     """One engine on every load, after a short warm-up."""
     results: list[tuple[RolloutResult | None, str]]
     match name:
-        case "local" | "local-exact" | "plain":
+        case "local" | "local-exact" | "local-fp8" | "plain":
             results = ours(name, setting, loads, tokens_per_tick, page_tokens, draft)
         case "vllm":
             results = vllm(setting, loads)
@@ -155,6 +159,7 @@ def ours(
                 tokens_per_tick=tokens_per_tick,
                 page_tokens=page_tokens,
                 is_exact=name == "local-exact",
+                is_float8=name == "local-fp8",
             )
             text = f"bf16 pages of {engine.page_tokens} tokens" if setting.device == "cuda" else "pages"
             text += f", {engine.tokens_per_tick} tokens a tick, log-probs"

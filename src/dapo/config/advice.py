@@ -9,7 +9,7 @@ from dapo.config.schema import Config
 
 
 def warnings_of(config: Config) -> list[str]:
-    return list(short_horizon(config))
+    return [*short_horizon(config), *uncorrected_rollouts(config)]
 
 
 def short_horizon(config: Config) -> Iterator[str]:
@@ -19,4 +19,13 @@ def short_horizon(config: Config) -> Iterator[str]:
             f"algorithm.gae: the effective GAE horizon is short. The reward reaches about the last "
             f"{horizon(gae, limit):,.0f} tokens of up to {limit:,}; the others learn from the critic's values alone, "
             f"and models got worse that way. Try {longer(gae)}."
+        )
+
+
+def uncorrected_rollouts(config: Config) -> Iterator[str]:
+    if config.rollout.quantization != "none" and config.algorithm.correction.cap is None:
+        yield (
+            f"rollout.quantization = {config.rollout.quantization}: responses are drawn from other probabilities than "
+            "the trainer's, and nothing corrects for it. Set algorithm.correction.cap = 2.0 (truncated importance "
+            "sampling); engine/kl tells how far apart they are."
         )

@@ -74,6 +74,13 @@ def check_exact(config: Config) -> None:
             f"rollout.engine = {config.rollout.engine} has kernels of its own, whose last bits the trainer lacks.",
             'Set rollout.engine = "local", or rollout.exact = false.',
         )
+    if config.rollout.quantization != "none":
+        raise _error(
+            "rollout.exact",
+            True,
+            f"rollout.quantization = {config.rollout.quantization}: the trainer multiplies in more bits.",
+            'Set rollout.quantization = "none", or rollout.exact = false.',
+        )
     if config.model.lora.rank:
         raise _error(
             "rollout.exact",
@@ -583,6 +590,7 @@ NEEDS = (
     Needs(("model.gpu_memory_gib",), lambda c: c.model.device != "cpu", "a GPU", "model.device"),
     Needs(("rollout.kv_cache_gib",), lambda c: c.rollout.engine == "local", 'rollout.engine = "local"'),
     Needs(("rollout.draft_tokens",), lambda c: c.rollout.engine != "vllm", 'rollout.engine = "local" or "plain"'),
+    Needs(("rollout.quantization",), lambda c: c.rollout.engine == "local", 'rollout.engine = "local"'),
     Needs(
         ("rollout.draft_below_rows",),
         lambda c: c.rollout.draft_tokens > 0,

@@ -507,6 +507,11 @@ class RolloutConfig(Section):
         description="With local on CUDA in 16 bits: batch-invariant kernels, so that log-probs of engine and trainer "
         "are equal to the last bit; slower.",
     )
+    quantization: Literal["none", "fp8"] = Field(
+        "none",
+        description="With local: products of a rollout in FP8 (e4m3), for models of 7B and more on a GPU that has it; "
+        "set algorithm.correction.cap = 2.0 with it.",
+    )
     on_fault: Literal["continue", "stop"] = Field(
         "continue", description="When a response has non-finite logits: drop it and continue, or stop the run."
     )

@@ -189,10 +189,7 @@ def microbatch_loss(step: Step, micro: Micro, totals: Totals, sums: Sums, *, com
     logp, entropy = token_logps(
         learner.policy, step, rows, with_entropy=computes_old_logp or has_bonus, entropy_gradient=has_bonus
     )
-    if computes_old_logp:
-        logp_old = keep_old(step, rows, logp, entropy)
-    else:
-        logp_old = batch.logp_old.joined(rows, device)
+    logp_old = keep_old(step, rows, logp, entropy) if computes_old_logp else batch.logp_old.joined(rows, device)
     advantage = batch.advantage.joined(rows, device)
 
     token_loss = policy_loss(

@@ -9,7 +9,7 @@ from dapo.errors import EngineError
 
 
 def sent(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """A host's tensor on the device. From memory that is not pinned, CUDA copies only once it has nothing else to do."""
+    """A host's tensor on the device. From memory that is not pinned the copy would wait for all kernels before it."""
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -20,7 +20,17 @@ from dapo.environments.conversation import Answer, Conversation, Environments
 from dapo.errors import DataError
 from dapo.models.policy import Policy
 from dapo.rewards.parts import with_parts
-from dapo.rollout.engine import Engine, EngineState, Fault, Finished, NoiseKey, Request, SamplingParams, concatenated, nothing
+from dapo.rollout.engine import (
+    Engine,
+    EngineState,
+    Fault,
+    Finished,
+    NoiseKey,
+    Request,
+    SamplingParams,
+    concatenated,
+    nothing,
+)
 from dapo.rollout.partial import PartialResponse, from_state, to_state
 from dapo.rollout.turn_marks import TurnMarks
 from dapo.types import Completion, EpisodeRecord, Judgement, Problem, StopReason, Verdict

@@ -45,6 +45,20 @@ def refuse_inexact(config: Config, device: str, dtype: torch.dtype) -> None:
         )
 
 
+def refuse_float8(config: Config, device: str, dtype: torch.dtype) -> None:
+    """Refuse `rollout.quantization` where a GPU has no such product. A CPU computes the same slowly, in float32."""
+    if config.rollout.quantization == "none" or device != "cuda":
+        return
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 9) or dtype != torch.bfloat16:
+        shown = str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"rollout.quantization = {config.rollout.quantization}: is for bfloat16 on a GPU of compute capability 8.9 "
+            f"or more; this run is in {shown} on one of {capability[0]}.{capability[1]}.",
+            remedy='Set rollout.quantization = "none", or model.dtype = "auto" on such a GPU.',
+        )
+
+
 def make_exact(config: Config, policy: Policy) -> ExactPass | None:
     """What makes the policy's log-probs those of the engine, to the last bit; None where that is not asked for."""
     longest = config.limits.max_prompt_tokens + config.limits.max_response_tokens
@@ -86,5 +100,6 @@ def make_engine(config: Config, policy: Policy, sampling: SamplingParams, world:
                 ops="triton" if is_exact else "auto",
                 drafting=drafting,
                 is_exact=is_exact,
+                is_float8=config.rollout.quantization == "fp8",
             )
             return own if world.size == 1 else SharedEngine(own, world, max_concurrent=concurrent)

@@ -27,7 +27,7 @@ from dapo.rewards import VerifierPool, VerifierPools
 from dapo.rewards.judging import JUDGE_FOLDER
 from dapo.rewards.parts import PartsJudge
 from dapo.rollout.engine import SamplingParams
-from dapo.rollout.make import make_engine, make_exact, refuse_inexact, refuse_layout
+from dapo.rollout.make import make_engine, make_exact, refuse_float8, refuse_inexact, refuse_layout
 from dapo.rollout.vllm.core import require_vllm
 from dapo.sampling.collect import Collector, VerdictJournal
 from dapo.sampling.dynamic import ProblemSource, SamplingState
@@ -59,6 +59,7 @@ def assemble(
     device = choose_device(config.model.device)
     dtype = choose_dtype(config.model.dtype, device)
     refuse_inexact(config, device, dtype)
+    refuse_float8(config, device, dtype)
     limit_memory(config.model.gpu_memory_gib, device)
     torch.manual_seed(config.train.seed)
     policy = make_policy(config, model_path, dtype, device)

@@ -218,6 +218,10 @@ def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, 
     tail = [("drafts", f"{drafts[0]} tokens per pass, while at most {drafts[1]} responses run")] if drafts[0] else []
     if config.rollout.exact:
         tail.append(("log-probs", "the trainer's are the engine's to the last bit, which takes more time"))
+    if config.rollout.quantization != "none":
+        tail.append(
+            ("products", f"of the layers in {config.rollout.quantization.upper()}, while responses are sampled")
+        )
     return [("concurrent responses", verdict), ("responses per step", step), *tail]
 
 

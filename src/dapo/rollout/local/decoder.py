@@ -23,6 +23,7 @@ from dapo.rollout.local.block_ops import BlockOps
 from dapo.rollout.local.blocks import Span, capacity_for
 from dapo.rollout.local.cache import PagedCache
 from dapo.rollout.local.exact import exact_logits, exact_weights, rows_of
+from dapo.rollout.local.float8 import Float8
 from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.layers import through_layers
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
@@ -52,6 +53,7 @@ class PagedDecoder(Transformer):
         tokens_per_tick: int,
         ops: OpsKind = "auto",
         is_exact: bool = False,
+        is_float8: bool = False,
     ) -> None:
         super().__init__(policy, max_tokens=max_tokens)
         device, dtype = policy.device, policy.dtype
@@ -82,10 +84,13 @@ class PagedDecoder(Transformer):
             if ops in ("auto", "blocks") and device.type == "cpu"
             else PlainOps(*shared)
         )
-        self.whole = WholePass(self) if isinstance(self.ops, HostOps) and can_be_whole(self) else None
+        can_be_one = isinstance(self.ops, HostOps) and not is_float8 and can_be_whole(self)
+        self.whole = WholePass(self) if can_be_one else None
         transposed = self.whole is None and not is_exact and keeps_transposed(policy)
         self.weights = (
-            exact_weights(self) if is_exact else [layer_weights(x, transposed=transposed) for x in self.layers]
+            exact_weights(self)
+            if is_exact
+            else [layer_weights(x, transposed=transposed, is_float8=is_float8) for x in self.layers]
         )
         # Looked up once: each of these names is a search through modules.
         self.embed, self.norm = policy.backbone.embed_tokens, policy.backbone.norm
@@ -171,9 +176,7 @@ class PagedDecoder(Transformer):
             drawn = self._tick_in_blocks(self.ops, spans, order, state, sampling, 1)
         else:
             longest += int(ahead.max())
-            drawn = self._tick_in_pages(
-                state, table[row], sampling, 1, longest, has_drafts=True, meanwhile=meanwhile
-            )
+            drawn = self._tick_in_pages(state, table[row], sampling, 1, longest, has_drafts=True, meanwhile=meanwhile)
         length, stop, token, logp = drawn
         last = last_counting(drafts, token[0], stop != RUNNING)
         if isinstance(self.ops, BlockOps):
@@ -259,7 +262,7 @@ class PagedDecoder(Transformer):
             self.whole.refresh()
         layers = (part for layer in self.weights for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
         for part in (*layers, self.head_transposed):
-            if isinstance(part, Transposed | Adapted):
+            if isinstance(part, Transposed | Adapted | Float8):
                 part.refresh()
 
     def forget(self) -> None:

@@ -57,7 +57,7 @@ class LocalEngine(QueuedEngine):
     to `tokens_per_tick` tokens of each (in the tail of a rollout on a GPU those of TAIL_TICKS such ticks, and `tick`
     counts as many), or those of one pass over drafts (`drafting`). An update of the weights in place must be announced
     by `load_weights` before the next tick. `is_exact`: by kernels whose log-probs an `ExactPass` of the policy repeats
-    to the last bit.
+    to the last bit. `is_float8`: products of the layers in FP8.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class LocalEngine(QueuedEngine):
         ops: OpsKind = "auto",
         drafting: Drafting | None = None,
         is_exact: bool = False,
+        is_float8: bool = False,
     ) -> None:
         super().__init__(max_concurrent=max_concurrent, max_tokens=max_tokens, drafting=drafting)
         is_cuda = policy.device.type == "cuda"
@@ -87,7 +88,7 @@ class LocalEngine(QueuedEngine):
         self._quiet_ticks = 0  # since something was submitted
         self._kv_gib, self._kv_tokens = kv_gib, kv_tokens
         self._ops: OpsKind = ops
-        self.is_exact = is_exact
+        self.is_exact, self.is_float8 = is_exact, is_float8
         self._is_stale = False  # the KV of every row is void
         self._has_memory_pressure = False  # a response was preempted; none is admitted until another ends
         self._bind(policy)
@@ -113,6 +114,7 @@ class LocalEngine(QueuedEngine):
             tokens_per_tick=self.tokens_per_tick * TAIL_TICKS,
             ops=self._ops,
             is_exact=self.is_exact,
+            is_float8=self.is_float8,
         )
         self.logp_dtype = np.float64 if policy.dtype == torch.float64 else np.float32
         self.stops = Stops(policy.tokenizer, policy.head.weight.shape[0])

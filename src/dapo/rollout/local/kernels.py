@@ -366,3 +366,27 @@ def score_kernel(
     z = tl.load(logits + row * logits_stride + tl.load(token + place)) * inverse_temperature
     tl.store(normaliser + row, log_total)
     tl.store(logp + place, z - log_total)
+
+
+LARGEST_FLOAT8 = tl.constexpr(448.0)  # e4m3
+
+
+@triton.jit
+def float8_kernel(x, codes, scales, stride, smallest, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per row: its largest number first, then each number over it. A row that is not finite stays so."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    top = tl.zeros([BLOCK], tl.float32)
+    is_finite = tl.full([BLOCK], 1, tl.int32)
+    for start in range(0, WIDTH, BLOCK):
+        at = start + k
+        value = tl.load(x + row * stride + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        top = tl.maximum(top, tl.abs(value))
+        is_finite = tl.minimum(is_finite, (tl.abs(value) < float("inf")).to(tl.int32))
+    scale = tl.maximum(tl.max(top, 0) / LARGEST_FLOAT8, smallest)
+    scale = tl.where(tl.min(is_finite, 0) == 1, scale, float("nan"))
+    tl.store(scales + row, scale)
+    for start in range(0, WIDTH, BLOCK):
+        at = start + k
+        value = tl.load(x + row * stride + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        tl.store(codes + row * WIDTH + at, (value / scale).to(tl.float8e4nv), mask=at < WIDTH)
