@@ -7,7 +7,7 @@ from test_local_engine_cuda import drain, engine, gap, policy, requests
 from torch import Tensor
 
 from dapo.learner.ragged import Ragged
-from dapo.rollout.local import prefixes
+from dapo.rollout.local import float8, prefixes
 from dapo.rollout.local.float8 import Float8, float8_product, float8_rows, from_float8, to_float8
 from dapo.rollout.local.prefixes import Extension, Prefix, extend, prefill, slots_of
 
@@ -43,7 +43,8 @@ def test_both_ways_of_prefilling_fill_the_same_pages(family: str, monkeypatch: p
         decoder.cache.clear(np.zeros(1, np.int32))
         found.append(decoder.cache.data.clone())
     assert apart(found[1], found[0]) < 0.02
-    assert torch.equal(found[0] == 0, found[1] == 0), "the same cells were written"
+    written = [(data != 0).any(-1) for data in found]
+    assert torch.equal(*written)
 
 
 @pytest.mark.parametrize("is_read", [False, True])
@@ -70,7 +71,10 @@ def test_the_kernel_rounds_as_plain_torch_does():
 
 @pytest.mark.parametrize("n", [1, 7, 24, 255, 256, 257, 1000])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_product_is_the_plain_one_whatever_the_number_of_rows(n: int, has_bias: bool):
+def test_a_product_is_the_plain_one_whatever_the_number_of_rows(
+    n: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(float8, "is_faster", lambda *_: True)
     weight = torch.randn(1152, 896, device="cuda", dtype=torch.bfloat16) / 30
     bias = torch.randn(1152, device="cuda", dtype=torch.bfloat16) if has_bias else None
     x, part = torch.randn(n, 896, device="cuda", dtype=torch.bfloat16), Float8(weight, bias)
@@ -80,7 +84,8 @@ def test_a_product_is_the_plain_one_whatever_the_number_of_rows(n: int, has_bias
     assert 0.005 < apart(y, exact) < 0.06
 
 
-def test_an_engine_in_float8_is_near_the_trainer_and_refreshes_in_its_graphs():
+def test_an_engine_in_float8_is_near_the_trainer_and_refreshes_in_its_graphs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(float8, "is_faster", lambda *_: True)
     model = policy()
     local, ordinary = engine(model, is_float8=True), engine(model)
     found = []

@@ -21,11 +21,11 @@ from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.pages import NO_PAGES, PagePool, Prompt, pages_for
 from dapo.rollout.local.prefixes import Extension, Prefix, prefill, reads, slots_of
 from dapo.rollout.local.weights import side_by_side
-from dapo.rollout.partial import PartialResponse, from_state, to_state
+from dapo.rollout.partial import PartialResponse, from_state, texts_of, to_state
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.plain.kv_cache import KVCache
 from dapo.types import Completion
-from tiny_models import VOCABULARY, tiny_policy
+from tiny_models import EOS, VOCABULARY, tiny_policy, tiny_tokenizer
 
 MAX_TOKENS = 64
 
@@ -400,6 +400,17 @@ def test_border_every_prefix_is_computed_once_whatever_a_pass_holds(
     assert decoder.token == wanted
     assert decoder.n_given == len(wanted)
     assert all(rows == 1 or rows * width <= budget for rows, width in decoder.widths)
+
+
+@pytest.mark.parametrize("cleans_up", [False, True])
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_texts_decoded_together_are_those_of_the_tokenizer(cleans_up: bool, is_fast: bool):
+    tokenizer = tiny_tokenizer()
+    tokenizer.clean_up_tokenization_spaces = cleans_up
+    single = tokenizer if is_fast else SimpleNamespace(is_fast=False, batch_decode=tokenizer.batch_decode)
+    rows = [np.array(row, np.int32) for row in ([5, 6, EOS], [], [EOS], [7, 0, 1, 8, 9], list(range(VOCABULARY)))]
+    assert texts_of(rows, single) == tokenizer.batch_decode(rows, skip_special_tokens=True)
+    assert texts_of(rows, None) == [""] * 5
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from dapo.config.schema import SamplingConfig
 from dapo.errors import VerifierError
 from dapo.planning.virtual import EndlessSource, VirtualEngine, VirtualJudge
-from dapo.rollout.engine import NoiseKey, Request
+from dapo.rollout.engine import Finished, NoiseKey, Request
 from dapo.sampling import collect
 from dapo.sampling.collect import MOST_FAILURES, Collector, Spent, VerdictJournal, in_words
 from dapo.sampling.dynamic import AcceptanceRate, GroupSampler, SamplingState
@@ -77,6 +77,43 @@ def test_a_verdict_takes_effect_its_delay_after_the_response_ended():
     assert [len(completion.tokens) for completion in group.finished().completions] == [3, 6, 10]
     collector.forget(group)
     assert not collector.groups
+
+
+@pytest.mark.parametrize("delay", [100, 1])
+def test_what_has_ended_is_handed_in_while_the_next_tick_is_computed(delay: int):
+    """Unless its verdict is due before one is: what ended at tick 3 with a delay of 1 waits for tick 6 all the same."""
+    judge, happened = VirtualJudge(), []
+    collector = collector_of([3, 6, 10], judge, delay_ticks=delay)
+    advance, submit = collector.engine.advance, judge.submit
+
+    def logged(meanwhile: Callable[[], None]) -> list[Finished]:
+        happened.append("[")
+        ended = advance(meanwhile)
+        happened.append("]")
+        return ended
+
+    collector.engine.advance = logged  # type: ignore[method-assign, assignment]
+    judge.submit = lambda task: (happened.append(task.response[-1]), submit(task))[1]  # type: ignore[method-assign]
+    collector.submit(PROBLEM, 0, (1,))
+    while not collector.is_idle:
+        collector.advance()
+    assert "".join(happened) == "[][0][1]2"
+
+
+def test_a_verdict_that_is_due_at_once_is_asked_for_alone():
+    """The second response of a tick is due later, and keeps its place beside the next one."""
+    judge = Says()
+    collector = collector_of([3, 3, 9], judge, delay_ticks=0)
+    group = collector.submit(PROBLEM, 0, (1,))
+    collector.advance()
+    assert group.n_verdicts == len(judge.asked) == 2
+    collector.delay_ticks = 5
+    collector.engine.advance()
+    collector._ended(collector.request_of(group, 2), group.completions[0])  # type: ignore[arg-type]
+    collector._apply_due(collector.engine.tick)
+    assert len(judge.asked) == 2
+    collector._apply_due(collector.engine.tick + 5)
+    assert len(judge.asked) == group.n_verdicts == 3
 
 
 def test_the_judge_gets_the_text_the_answer_and_why_the_response_ended():

@@ -50,14 +50,20 @@ def check_request(request: Request, seen: set[int], max_tokens: int) -> None:
 
 def completions(items: Sequence[PartialResponse], reasons: Sequence[StopReason], tokenizer: Any) -> list[Finished]:
     """Completions of these items; their texts are decoded in one call."""
-    if tokenizer is None or not items:
-        texts = [""] * len(items)
-    else:
-        texts = tokenizer.batch_decode([item.tokens for item in items], skip_special_tokens=True)
+    texts = texts_of([item.tokens for item in items], tokenizer)
     return [
         (item.request, Completion(item.tokens, item.logp, item.version, reason, text))
         for item, reason, text in zip(items, reasons, texts, strict=True)
     ]
+
+
+def texts_of(tokens: Sequence[NDArray[np.int32]], tokenizer: Any) -> list[str]:
+    """What these tokens say. Where nothing is done to a text afterwards, all cores decode."""
+    if tokenizer is None:
+        return [""] * len(tokens)
+    if getattr(tokenizer, "clean_up_tokenization_spaces", True) or not getattr(tokenizer, "is_fast", False):
+        return list(tokenizer.batch_decode(tokens, skip_special_tokens=True))
+    return list(tokenizer.backend_tokenizer.decode_batch([each.tolist() for each in tokens], skip_special_tokens=True))
 
 
 def to_state(items: Sequence[PartialResponse], logp_dtype: type, meta: Mapping[str, Any]) -> EngineState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -245,14 +246,16 @@ class Collector:
         self.due.append(entry)
         self._to_hand_in.append(entry)
 
-    def _hand_in(self) -> None:
-        """Hand what has ended to the verifier, unless its verdict is known."""
+    def _hand_in(self, until: float = math.inf) -> None:
+        """Hand to the verifier what has ended and is due by this tick, unless its verdict is known."""
         for entry in self._to_hand_in:
+            if entry.tick > until:
+                continue
             group, completion = self._ended_by(entry)
             is_open = completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
             if is_open and self.journal.recall(entry.request) is None:
                 entry.ticket = self.verifier.submit(group.problem.task(completion.answer, completion.stop_reason))
-        self._to_hand_in = []
+        self._to_hand_in = [entry for entry in self._to_hand_in if entry.tick > until]
 
     def _ended_by(self, entry: Due) -> tuple[PendingGroup, Completion]:
         group = self.groups[entry.request.group]
@@ -265,7 +268,7 @@ class Collector:
         if not due:
             return
         self.due = [entry for entry in self.due if entry.tick > now]
-        self._hand_in()  # what ended in a tick so long that its verdict is due already, or with no tick to follow
+        self._hand_in(now)  # what no tick has followed yet
         with waiting(lambda: f"verdicts on {in_words([entry.request for entry in due])}", patience=NEVER):
             answers = self._verdicts_on(due)
         for entry in due:

@@ -28,11 +28,13 @@ from dapo.rollout.local.host_ops import HostOps
 from dapo.rollout.local.layers import through_layers
 from dapo.rollout.local.ops import Ops, PlainOps, TritonOps
 from dapo.rollout.local.persistent.step import MOST_ROWS, persistent_step
-from dapo.rollout.local.rows import BAD, RUNNING, DeviceRows
+from dapo.rollout.local.rows import BAD, EMPTY, RUNNING, DeviceRows
 from dapo.rollout.local.weights import TRANSPOSED_COLUMNS, Adapted, Transposed, keeps_transposed, layer_weights
 from dapo.rollout.local.whole_pass import WholePass, can_be_whole
 from dapo.rollout.sampler import SamplingParams
 
+# Numbers of tokens read in one pass that have a graph: prompts of few responses, and what an episode heard.
+READ_SIZES = (64, 128, 256, 512, 1024)
 # A row that pads the batch: no token, length 1, stopped.
 DEAD = np.array([0, 0, 1, 0, 1, 0, 0, 0, 0], np.int32)
 Drawn = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[Any]]  # length, stop, tokens, log-probs
@@ -102,6 +104,9 @@ class PagedDecoder(Transformer):
         self.is_end = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_end[list(policy.eos_ids)] = True
         self.graphs: dict[tuple[int, SamplingParams, bool], torch.cuda.CUDAGraph] = {}
+        self._read_graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        read_rows = READ_SIZES[-1] if self.has_graphs else 0
+        self._read_rows = DeviceRows(read_rows, table_pages, 1, logp_dtype, device)
         self._pool: Any = None
 
     def prefill(self, ids: Tensor, slots: Tensor) -> None:
@@ -118,10 +123,13 @@ class PagedDecoder(Transformer):
         """Keys and values of tokens [n] of any rows, by the step that generates: each is the last of so many, in pages
         table [n, pages]. Those before it are there already or among the n.
         """
-        rows = rows_of(length, table)
         if isinstance(self.ops, TritonOps):
             self.ops.has_drafts = True  # they attend to each other
-        through_layers(self.ops, self.weights, self.embed(token), rows, 0)
+        size = next((size for size in READ_SIZES if size >= len(token)), 0) if self.has_graphs else 0
+        if size and not self.is_exact:
+            self._reads(size, token, length, table).replay()
+        else:
+            through_layers(self.ops, self.weights, self.embed(token), rows_of(length, table), 0)
 
     def tick(
         self,
@@ -256,6 +264,33 @@ class PagedDecoder(Transformer):
         inverse[order] = np.arange(n)
         return held[2, inverse], held[4, inverse], tokens[:n_steps, inverse], logps[:n_steps, inverse]
 
+    def _reads(self, size: int, token: Tensor, length: Tensor, table: Tensor) -> torch.cuda.CUDAGraph:
+        """The graph that reads up to `size` tokens, with these in its rows; the others are dead."""
+        rows, (n, width) = self._read_rows, table.shape
+        rows.token[:n], rows.length[:n], rows.stop[:n], rows.table[:n, :width] = token, length, RUNNING, table
+        rows.length[n:size], rows.stop[n:size] = 1, EMPTY
+
+        def read() -> None:
+            through_layers(self.ops, self.weights, self.embed(rows.token[:size]), rows, 0)
+
+        if size not in self._read_graphs:
+            self._read_graphs[size] = self._captured(read)
+        return self._read_graphs[size]
+
+    def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of `work`, which runs once before: that compiles kernels and chooses matrix algorithms."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            work()
+        return graph
+
     def refresh(self) -> None:
         """The weights have changed: copy them again, where a copy is kept in another order or precision."""
         if self.whole is not None:
@@ -310,17 +345,7 @@ class PagedDecoder(Transformer):
         """The graph of one step of n rows. Capturing it runs a step, after which the rows are sent again."""
         key = (n, sampling, has_drafts)
         if key not in self.graphs:
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):  # compiles kernels and chooses matrix algorithms, outside of the capture
-                self.step(n, sampling, longest)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                self.step(n, sampling, longest)
-            self.graphs[key] = graph
+            self.graphs[key] = self._captured(lambda: self.step(n, sampling, longest))
             self.rows.state[:, : state.shape[1]].copy_(torch.from_numpy(state))
             self.rows.clock.zero_()
         return self.graphs[key]

@@ -9,6 +9,7 @@ trainer: what it computes for the same tokens differs, and `algorithm.correction
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dapo.models.triton_support import runs_triton
@@ -18,6 +19,9 @@ SMALLEST_SCALE = 1e-12  # of a row of zeros
 WIDTHS = 16  # what rows and columns of a weight have to be a multiple of
 # torch's kernel reads scales in blocks of rows, also beyond the last (pytorch issue 133334): room for them.
 SCALE_BLOCK = 256
+
+# Few rows are faster where there are many outputs, which fill the processors; else there has to be much to do.
+MANY_OUTPUTS, MUCH_WORK = 2**14, 2**33
 
 
 class Float8:
@@ -40,6 +44,8 @@ class Float8:
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_cuda:
             return float8_product(x, self.codes, self.scales, self.bias)
+        if not is_faster(len(x), *self.weight.shape):
+            return F.linear(x, self.weight, self.bias)
         codes, scales = to_float8(x)
         return torch._scaled_mm(
             codes,
@@ -50,6 +56,11 @@ class Float8:
             out_dtype=x.dtype,
             use_fast_accum=True,
         )
+
+
+def is_faster(n: int, outputs: int, inputs: int) -> bool:
+    """Whether n rows are faster in FP8 than in 16 bits, as measured on an H200 (docs/log.md)."""
+    return outputs >= MANY_OUTPUTS or n * outputs * inputs >= MUCH_WORK
 
 
 def fits(weight: Tensor) -> bool:

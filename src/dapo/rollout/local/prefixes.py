@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dapo.models.device import sent
 from dapo.rollout.families import PREFILL_TOKENS, SAME_SUMS, rounded_up
 from dapo.rollout.local.decoder import PagedDecoder
 from dapo.rollout.local.pages import Pages, Prompt, pages_for
@@ -145,7 +146,7 @@ def read(decoder: PagedDecoder, parts: Sequence[Prefix | Extension]) -> None:
     token, length = (np.concatenate([*each, np.zeros(0, np.int32)]).astype(np.int32) for each in (tokens, lengths))
     for start in range(0, len(token), PREFILL_TOKENS):
         at = slice(start, start + PREFILL_TOKENS)
-        decoder.read(*(torch.from_numpy(x).to(device) for x in (token[at], length[at], tables[of[at]])))
+        decoder.read(*(sent(torch.from_numpy(x), device) for x in (token[at], length[at], tables[of[at]])))
 
 
 def extend_at_once(decoder: PagedDecoder, extensions: list[Extension]) -> None:

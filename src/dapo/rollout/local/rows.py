@@ -103,7 +103,10 @@ class HostRows:
         self.n_pages[row] = len(pages)
         self.is_taken[row] = True
         self.requests[row], self.prompts[row] = request, prompt
-        self.renew([row])
+        self.settle([row])
+        self.newest[row] = self._tokens[row, end - 1]
+        self._n_serials += 1
+        self.serial[row] = self._n_serials
 
     def renew(self, rows: Sequence[int]) -> None:
         """The KV of these rows is recomputed: new serial numbers, so that copies under the old ones are not used."""
