@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import dapo
 from dapo.bench import rollout_workloads
 from dapo.bench.rollout_workloads import make_load
 from dapo.cli.bench import command
+from dapo.errors import ConfigError
 
 BUNDLED = str(Path(dapo.__file__).parent / "quickstart" / "model")
 
@@ -28,6 +30,14 @@ def test_drafts_are_counted_and_the_work_stays_the_same():
         assert "draft" not in without["settings"]
         accepted, drafted = map(int, re.findall(r"drafts of 4: (\d+) of (\d+)", with_drafts["settings"])[0])
         assert 0 < accepted <= drafted < 4 * 8 * 12
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for CUDA")
+@pytest.mark.parametrize("engine", ["local-exact", "local-fp8"])
+def test_engines_for_cuda_are_refused_on_a_cpu(engine: str):
+    result = CliRunner().invoke(command, ["rollout", "--model", BUNDLED, "--engines", f"local,{engine}"])
+    assert isinstance(result.exception, ConfigError)
+    assert f"--engines {engine}: is for CUDA." in str(result.exception)
 
 
 def test_the_mixed_load_has_a_prompt_for_every_response_and_lengths_from_100_to_1024():

@@ -35,6 +35,12 @@ def test_memory_bounds_where_the_setting_allows_more():
     assert said["responses per step"] == "512"
 
 
+def test_products_in_fp8_are_told():
+    _, said = words("rollout.quantization=fp8", "model.lora.rank=0")
+    assert said["matrix products"] == "FP8 while responses are generated"
+    assert "matrix products" not in words()[1]
+
+
 def test_the_setting_is_shared_by_all_replicas():
     memory, said = words("rollout.max_concurrent_sequences=100", gpus=4)
     assert (memory["replicas"], memory["allowed_responses_at_once"]) == (4, 25)

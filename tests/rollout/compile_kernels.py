@@ -48,8 +48,11 @@ def main(capability: int) -> None:
     training_step(torch.bfloat16)
     frozen_weights(torch.bfloat16)
     exact_products(torch.bfloat16)
+    if capability >= 89:
+        float8_rows(torch.bfloat16)
     modules = (kernels, exact_linear, gather, layers, logits, quantized)
     launched = {name for part in modules for name in entry_points(part)}
+    launched -= {"float8_kernel"} if capability < 89 else set()
     assert compiled == launched, f"not compiled: {launched - compiled}"
     print(*sorted(compiled))
 
@@ -113,6 +116,13 @@ def exact_products(dtype: torch.dtype) -> None:
         exact_linear.exact_linear(x, weight, bias, tile=tile)
         exact_linear.exact_linear(x, weight, dtype=torch.float32, tile=tile)
         exact_linear.exact_linear(x[:, :100], weight[:, :100], tile=tile)
+
+
+def float8_rows(dtype: torch.dtype) -> None:
+    codes, scales = torch.zeros(4, WIDTH, dtype=torch.float8_e4m3fn), torch.zeros(4)
+    for width in (HIDDEN, WIDTH):
+        x = torch.zeros(4, width, dtype=dtype)
+        kernels.float8_kernel[(4,)](x, codes, scales, width, 1e-12, WIDTH=width, BLOCK=4096, num_warps=8)
 
 
 def frozen_weights(dtype: torch.dtype) -> None:

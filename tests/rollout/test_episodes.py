@@ -308,6 +308,19 @@ def test_an_environment_without_an_answer_leaves_the_verdict_to_the_verifier(pol
     assert completion.answer in completion.text != completion.answer
 
 
+def test_what_is_done_meanwhile_is_done_once_a_tick(policy: Policy):
+    engine, called = engine_of(policy, "plain", Words()), []
+    engine.submit(requests(2))
+    engine.pause()
+    engine.advance(lambda: called.append(1))
+    engine.resume()
+    n_ticks = 1
+    while engine.n_in_flight or engine.n_waiting:
+        engine.advance(lambda: called.append(1))
+        n_ticks += 1
+    assert len(called) == n_ticks
+
+
 def test_an_episode_whose_turn_the_engine_gave_up_is_aborted_and_not_truncated(policy: Policy):
     engine = engine_of(policy, "plain", Words())
     advance = engine.inner.advance

@@ -13,12 +13,13 @@ from dapo.config import load_recipe
 from dapo.config.advice import warnings_of
 from dapo.config.model_shapes import BENCH_SHAPES
 from dapo.errors import ConfigError
+from dapo.learner import precision
 from dapo.models.policy import Policy, add_lora
 from dapo.models.triton_support import has_triton
 from dapo.planning.plan import memory_of
 from dapo.rollout.engine import SamplingParams
 from dapo.rollout.local.engine import LocalEngine
-from dapo.rollout.local.float8 import Float8, float8_rows, from_float8
+from dapo.rollout.local.float8 import Float8, fits, float8_bytes, float8_rows, from_float8
 from dapo.rollout.make import refuse_float8
 from tiny_models import families, tiny_policy
 
@@ -27,7 +28,7 @@ MAX_TOKENS = 48
 
 def rounded(x: Tensor) -> Tensor:
     """Each row's largest number is 448; four bits of exponent, three of mantissa."""
-    unit = x.abs().amax(-1, keepdim=True) / 448
+    unit = (x.abs().amax(-1, keepdim=True) / 448).clamp(min=1e-12)
     return (x / unit).to(torch.float8_e4m3fn).to(x.dtype) * unit
 
 
@@ -158,6 +159,9 @@ def test_it_goes_with_a_correction_and_not_with_equal_log_probs():
     (warning,) = warnings_of(load_recipe("quickstart", [fp8]).config)
     assert "algorithm.correction.cap = 2.0" in warning
     assert not warnings_of(load_recipe("quickstart", [fp8, "algorithm.correction.cap=2.0"]).config)
+    assert not warnings_of(load_recipe("quickstart", [fp8, "algorithm.old_logp=bypass"]).config)
+    with pytest.raises(ConfigError, match=r"rollout.quantization = fp8: model.lora.quantization = int8"):
+        load_recipe("quickstart", [fp8, "model.lora.rank=8", "model.lora.quantization=int8"])
     with pytest.raises(ConfigError, match=r"quantization = fp8: the trainer multiplies in more bits"):
         load_recipe("quickstart", [fp8, "rollout.exact=true"])
     with pytest.raises(ConfigError, match=r"rollout.quantization"):
@@ -170,4 +174,23 @@ def test_the_second_copy_counts_as_memory():
         memory_of(load_recipe("quickstart", keys).config, shape, is_cuda=True, gpus=1)
         for keys in ([], ["rollout.quantization=fp8"])
     )
-    assert fp8.fixed - plain.fixed == fp8.parts["engine's weights in FP8"] == shape.linear_parameters
+    second = fp8.parts["engine's second copy of the layers, FP8"]
+    assert fp8.fixed - plain.fixed == second == shape.linear_parameters
+    policy = tiny_policy("qwen3", torch.float32)
+    engine = float8_engine(policy)
+    kept = [one for layer in engine._decoder.weights for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    assert float8_bytes(policy) == sum(one.codes.numel() for one in kept)  # type: ignore[union-attr]
+
+
+def test_a_matrix_with_a_side_of_another_size_stays_as_it_is():
+    assert [fits(torch.zeros(shape)) for shape in ((32, 16), (32, 24), (24, 32))] == [True, False, False]
+
+
+def test_the_types_are_measured_without_it(monkeypatch: pytest.MonkeyPatch):
+    given = []
+    monkeypatch.setattr(precision, "make_engine", lambda config, *_: given.append(config.rollout.quantization) or 1 / 0)
+    config = load_recipe("quickstart", ["rollout.quantization=fp8", "rollout.max_concurrent_sequences=3"]).config
+    with pytest.raises(ZeroDivisionError):
+        precision.measure_precision(config, torch.float32, "cpu")
+    assert given == ["none"]
+    assert config.rollout.quantization == "fp8"

@@ -1,5 +1,6 @@
 """What only the paged engine does: pages that run out, prompts that are shared, several tokens a tick, Triton."""
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from dapo.errors import EngineError
 from dapo.models.kernels.build import library
 from dapo.models.load import save_policy
 from dapo.models.policy import Policy
+from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import Finished, NoiseKey, Request, SamplingParams
 from dapo.rollout.families import rounded_up
 from dapo.rollout.local.cache import PagedCache
@@ -402,6 +404,56 @@ def test_border_every_prefix_is_computed_once_whatever_a_pass_holds(
     assert all(rows == 1 or rows * width <= budget for rows, width in decoder.widths)
 
 
+@pytest.mark.parametrize("kind", [LocalEngine, PlainEngine])
+def test_responses_are_given_up_whatever_their_tokenizer_does(kind: type[LocalEngine] | type[PlainEngine]):
+    policy = tiny_policy()
+    policy.tokenizer = tiny_tokenizer()
+    policy.tokenizer.clean_up_tokenization_spaces = True
+    engine = kind(policy, sampling=SamplingParams(), max_concurrent=2, max_tokens=MAX_TOKENS)
+    engine.submit([request(0, 0, n_prompt=3, max_new_tokens=9)])
+    engine.advance()
+    assert engine.abort([]) == []
+    assert [one.id for one, _ in engine.abort([0])] == [0]
+
+
+@pytest.mark.parametrize("kind", [LocalEngine, PlainEngine])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_what_is_done_meanwhile_is_done_once_a_tick(kind: type[LocalEngine] | type[PlainEngine], drafts: int):
+    """Also by an engine that is empty, paused, or drafts."""
+    called: list[int] = []
+    for ops in ("auto", "plain") if kind is LocalEngine else ("",):
+        more = {"ops": ops} if ops else {}
+        drafting = Drafting(tokens=drafts, below_rows=8)
+        sizes = {"max_concurrent": 4, "max_tokens": MAX_TOKENS, "drafting": drafting}
+        engine = kind(tiny_policy(), sampling=SamplingParams(), **sizes, **more)
+        n = len(called)
+
+        def advance(engine: LocalEngine | PlainEngine = engine) -> None:
+            engine.advance(lambda: called.append(1))
+
+        advance()
+        engine.submit([dataclasses.replace(request(0, 0, n_prompt=3, max_new_tokens=6), prompt=(5, 6, 5, 6, 5, 6))])
+        engine.pause()
+        advance()
+        engine.resume()
+        n_ticks = 2
+        while engine.n_in_flight or engine.n_waiting:
+            advance()
+            n_ticks += 1
+        assert len(called) == n + n_ticks
+
+
+def test_new_tokens_of_one_pass_attend_to_each_other(monkeypatch: pytest.MonkeyPatch):
+    engine = local(tiny_policy(dtype=torch.float32), ops="triton")
+    seen = []
+    monkeypatch.setattr(
+        "dapo.rollout.local.decoder.through_layers", lambda ops, *_: seen.append((ops.has_drafts, len(_[1])))
+    )
+    token, length = torch.zeros(3, dtype=torch.int32), torch.arange(1, 4, dtype=torch.int32)
+    engine._decoder.read(token, length, torch.ones(3, 2, dtype=torch.int32))
+    assert seen == [(True, 3)]
+
+
 @pytest.mark.parametrize("cleans_up", [False, True])
 @pytest.mark.parametrize("is_fast", [False, True])
 def test_texts_decoded_together_are_those_of_the_tokenizer(cleans_up: bool, is_fast: bool):
@@ -409,8 +461,12 @@ def test_texts_decoded_together_are_those_of_the_tokenizer(cleans_up: bool, is_f
     tokenizer.clean_up_tokenization_spaces = cleans_up
     single = tokenizer if is_fast else SimpleNamespace(is_fast=False, batch_decode=tokenizer.batch_decode)
     rows = [np.array(row, np.int32) for row in ([5, 6, EOS], [], [EOS], [7, 0, 1, 8, 9], list(range(VOCABULARY)))]
-    assert texts_of(rows, single) == tokenizer.batch_decode(rows, skip_special_tokens=True)
+    decode, calls = single.batch_decode, []
+    single.batch_decode = lambda *a, **k: (calls.append(1), decode(*a, **k))[1]
+    assert texts_of(rows, single) == decode(rows, skip_special_tokens=True)
+    assert len(calls) == (cleans_up or not is_fast), "what the tokenizer does afterwards only it does"
     assert texts_of(rows, None) == [""] * 5
+    assert texts_of([], single) == texts_of([], None) == []
 
 
 @pytest.mark.parametrize(
@@ -419,6 +475,7 @@ def test_texts_decoded_together_are_those_of_the_tokenizer(cleans_up: bool, is_f
         (0, 1447, True),  # 2**20 keys
         (0, 1449, False),
         (2**20 - 1, 1, True),
+        (2**20, 1, True),
         (2**20 + 1, 1, False),
         (0, 1024, True),  # in the mean 512 each
         (0, 1026, True),

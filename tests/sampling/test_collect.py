@@ -100,6 +100,53 @@ def test_what_has_ended_is_handed_in_while_the_next_tick_is_computed(delay: int)
     assert "".join(happened) == "[][0][1]2"
 
 
+def test_nobody_is_asked_about_what_an_environment_has_judged():
+    judge = Says()
+    collector = collector_of([3, 6, 10], judge)
+    group = collector.submit(PROBLEM, 0, (1,))
+    advance, own = collector.engine.advance, Judgement(Verdict.CORRECT, 1.0)
+    record = SimpleNamespace(judgement=own, said="")
+
+    def judged(meanwhile: Callable[[], None]) -> list[Finished]:
+        return [(request, replace(completion, episode=record)) for request, completion in advance(meanwhile)]
+
+    collector.engine.advance = judged  # type: ignore[method-assign, assignment]
+    while not collector.is_idle:
+        collector.advance()
+    assert judge.asked == []
+    assert group.judgements == [own] * G
+
+
+def test_what_was_handed_in_before_a_failure_is_not_handed_in_again():
+    judge = Says()
+    collector = collector_of([3, 3, 9], judge)
+    collector.submit(PROBLEM, 0, (1,))
+    collector.advance()
+    submit, judge.submit = judge.submit, lambda task: submit(task) if task.response.endswith("0") else 1 / 0  # type: ignore[method-assign, assignment]
+    with pytest.raises(ZeroDivisionError):
+        collector.advance()
+    judge.submit = submit  # type: ignore[method-assign]
+    while not collector.is_idle:
+        collector.advance()
+    assert [response for response, *_ in judge.asked] == ["seven/0/0", "seven/0/1", "seven/0/2"]
+
+
+def test_verdicts_that_are_all_that_is_left_are_asked_for_together():
+    judge, happened = VirtualJudge(), []
+    collector = collector_of([3, 6, 10], judge)
+    group = collector.submit(PROBLEM, 0, (1,))
+    ended = [one for _ in range(3) for one in collector.engine.advance()]
+    submit, wait = judge.submit, judge.wait
+    judge.submit = lambda task: (happened.append("ask"), submit(task))[1]  # type: ignore[method-assign]
+    judge.wait = lambda tickets: (happened.append("wait"), wait(tickets))[1]  # type: ignore[method-assign]
+    for i, (request, completion) in enumerate(ended):
+        group.completions[request.key.response_index] = completion
+        collector.await_verdict(20 + i, group, request.key.response_index)
+    while not collector.is_idle:
+        collector.advance()
+    assert happened == ["ask"] * 3 + ["wait"] * 3
+
+
 def test_a_verdict_that_is_due_at_once_is_asked_for_alone():
     """The second response of a tick is due later, and keeps its place beside the next one."""
     judge = Says()

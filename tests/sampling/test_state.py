@@ -34,7 +34,8 @@ def collector() -> Collector:
 def has_every_kind(running: Collector) -> bool:
     """Some responses are being generated, some wait for their verdict, some have it."""
     answers = [j for group in running.groups.values() for j in group.judgements]
-    return bool(running.engine.n_in_flight and running.due and any(answers))
+    is_due = any(entry.request.key.response_index for entry in running.due)
+    return bool(running.engine.n_in_flight and is_due and any(answers))
 
 
 def test_what_is_in_flight_goes_on_with_its_numbers_its_verdicts_and_those_that_are_due():

@@ -15,6 +15,7 @@ import pytest
 import toy
 from cases import ELSEWHERE, NOT_IN_A_STEP
 
+from dapo.config.schema import Config
 from dapo.models.critic import Critic
 from dapo.models.policy import Policy
 from dapo.rewards.judging import JUDGE_FOLDER
@@ -48,6 +49,10 @@ def in_a_run(folder: Path | None) -> str | None:
     return folder and f"{folder.parent.name}/{folder.name}"
 
 
+def quantization(config: Config) -> str:
+    return config.rollout.quantization
+
+
 ASSEMBLE, EVALUATE, MAKE = "dapo.trainer.assemble", "dapo.trainer.evaluate", "dapo.rollout.make"
 POOL, ENGINE, COLLECTOR = f"{ASSEMBLE}:VerifierPool", f"{MAKE}:LocalEngine", f"{ASSEMBLE}:Collector"
 POLICY, LORA, CRITIC = f"{ASSEMBLE}:load_policy", f"{ASSEMBLE}:add_lora", "dapo.learner.learner:load_critic"
@@ -74,6 +79,7 @@ SCENES = {
             Arrival("rollout.draft_tokens", "3", ENGINE, "drafting", of=lambda drafting: drafting.tokens),
             Arrival("rollout.draft_below_rows", "5", ENGINE, "drafting", of=lambda drafting: drafting.below_rows),
             Arrival("rollout.quantization", "fp8", ENGINE, "is_float8", True),
+            Arrival("rollout.quantization", "fp8", f"{ASSEMBLE}:refuse_float8", "config", of=quantization),
             Arrival("sampling.temperature", "0.9", ENGINE, "sampling", SamplingParams(temperature=0.9)),
             Arrival("sampling.retire_above", "0.83", f"{ASSEMBLE}:RetiringSource", "above"),
             Arrival("model.revision", "abc", POLICY, "revision"),

@@ -58,6 +58,7 @@ def bench_rollout(
     import torch
 
     from dapo.bench.rollout_workloads import Kind, make_load
+    from dapo.rollout.local.float8 import FLOAT8_CAPABILITY
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     wanted = engines.split(",") if engines else [name for name in ENGINES if is_here(name, device)]
@@ -66,6 +67,8 @@ def bench_rollout(
         raise ConfigError(f"--engines {engines}: no engine {unknown[0]}.", remedy=f"Choose from {', '.join(ENGINES)}.")
     if device != "cuda" and (named := [name for name in wanted if name in ON_CUDA]):
         raise ConfigError(f"--engines {named[0]}: is for CUDA.", remedy="Leave it out.")
+    if "local-fp8" in wanted and torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:
+        raise ConfigError("--engines local-fp8: this GPU has no products in FP8.", remedy="Leave it out.")
     kinds = load.split(",")
     if set(kinds) - set(get_args(Kind)):
         raise ConfigError(f"--load {load}: unknown.", remedy=f"Choose from {', '.join(get_args(Kind))}.")

@@ -23,9 +23,10 @@ def short_horizon(config: Config) -> Iterator[str]:
 
 
 def uncorrected_rollouts(config: Config) -> Iterator[str]:
-    if config.rollout.quantization != "none" and config.algorithm.correction.cap is None:
+    is_corrected = config.algorithm.correction.cap is not None or config.algorithm.old_logp == "bypass"
+    if config.rollout.quantization != "none" and not is_corrected:
         yield (
-            f"rollout.quantization = {config.rollout.quantization}: responses are drawn from other probabilities than "
-            "the trainer's, and nothing corrects for it. Set algorithm.correction.cap = 2.0 (truncated importance "
+            f"rollout.quantization = {config.rollout.quantization}: responses come from slightly other probabilities "
+            "than the trainer's, and nothing corrects for it. Set algorithm.correction.cap = 2.0 (truncated importance "
             "sampling); engine/kl tells how far apart they are."
         )

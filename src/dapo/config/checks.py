@@ -54,6 +54,13 @@ def check_quantization(config: Config) -> None:
             "rollout.engine = vllm keeps weights of its own in 16 bits, so nothing would be saved.",
             'Set rollout.engine = "local", which decodes on these weights, or model.lora.quantization = "none".',
         )
+    if config.rollout.quantization != "none":
+        raise _error(
+            "rollout.quantization",
+            config.rollout.quantization,
+            f"model.lora.quantization = {kind}: the frozen matrices are in fewer bits already, and stay so.",
+            'Set rollout.quantization = "none", or model.lora.quantization = "none".',
+        )
     if config.cluster.backend != "none" and config.cluster.shard == "full":
         raise _error(
             "model.lora.quantization",

@@ -509,8 +509,8 @@ class RolloutConfig(Section):
     )
     quantization: Literal["none", "fp8"] = Field(
         "none",
-        description="With local: products of a rollout in FP8 (e4m3), for models of 7B and more on a GPU that has it; "
-        "set algorithm.correction.cap = 2.0 with it.",
+        description="With local: matrix products of rollouts and evaluations in FP8 (e4m3) where that is faster, for "
+        "models of 7B and more; keeps a second copy of the layers. Set algorithm.correction.cap = 2.0 with it.",
     )
     on_fault: Literal["continue", "stop"] = Field(
         "continue", description="When a response has non-finite logits: drop it and continue, or stop the run."

@@ -65,11 +65,13 @@ def evaluate(
 
     def hand_in() -> None:
         for request, completion in ended:
-            if completion.stop_reason is not StopReason.ABORTED and completion.judgement is None:
+            is_open = completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
+            if is_open and request.id not in tickets:
                 task = by_request[request.id].task(completion.answer, completion.stop_reason)
                 tickets[request.id] = judge.submit(task)
 
     def take_answers() -> None:
+        hand_in()  # what no tick has followed
         judgements = judge.wait(tickets.values())
         for request, completion in ended:
             problem = by_request[request.id]
@@ -85,7 +87,6 @@ def evaluate(
             just_ended = engine.advance(hand_in)
         take_answers()  # of what ended a tick before: its verdicts were made while the engine worked
         ended = just_ended
-    hand_in()
     take_answers()
     return answers
 

@@ -59,7 +59,10 @@ def measure_precision(config: Config, dtype: torch.dtype, device: str) -> Precis
         is_fused=config.model.kernels == "fused",
     )
     prompts = load_train(config, policy.tokenizer).prompts[:PROMPTS]
-    engine = make_engine(config, policy, SamplingParams(temperature=config.sampling.temperature))
+    # In FP8 the gap would be that of FP8, whatever the type.
+    rollout = config.rollout.model_copy(update={"quantization": "none"})
+    unrounded = config.model_copy(update={"rollout": rollout})
+    engine = make_engine(unrounded, policy, SamplingParams(temperature=config.sampling.temperature))
     try:
         finished = sampled(engine, prompts, min(TOKENS, config.limits.max_response_tokens), config.train.seed)
         faults = len(engine.faults)

@@ -55,7 +55,7 @@ class Ragged:
         """Store the values of `rows`, given end to end in their order."""
         values = flat.detach().to(self._flat.dtype)
         if not values.is_cuda:
-            self.arrive()  # that is older
+            self.arrive()  # it is older, and must not overwrite this
             return self._write(rows, values)
         home = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         home.copy_(values, non_blocking=True)

@@ -72,7 +72,7 @@ def run_updates(step: Step, progress: OnUpdate) -> dict[str, float]:
         next((rows for rows in step.update_rows if rows), []) if first_update_computes_old_logp(step) else []
     )
     compute_old_logp(step, skip=left_to_update)
-    step.batch.logp_old.arrive()  # its seconds are its own
+    step.batch.logp_old.arrive()  # so that its time does not count as that of what follows
     compute_reference_logp(step)
     step.values = advantages_by_gae(step)
     add_distillation(step)

@@ -100,7 +100,8 @@ def levels(config: Config, kept: Collection[str]) -> Iterator[list[Choice]]:
         why = "an adapter instead of all weights; it usually needs a larger train.lr, about ten times"
         adapter = [Choice("model.lora.rank", LORA_RANK, why)]  # its moments are small
         yield adapter
-    may_quantize = config.rollout.engine != "vllm" and config.cluster.shard != "full"
+    is_16bit = config.rollout.engine != "vllm" and config.rollout.quantization == "none"
+    may_quantize = is_16bit and config.cluster.shard != "full"
     if (adapter or config.model.lora.rank) and may_quantize and "model.lora.quantization" not in kept:
         for kind, bits in FEWER_BITS[config.base_quantization]:
             why = f"QLoRA: the frozen weights in {bits} bits, slower"

@@ -276,7 +276,7 @@ def memory_of(config: Config, shape: ModelShape, *, is_cuda: bool, gpus: int) ->
     elif gpus > 1:
         parts["engine's gathered weights"] = shape.parameters * weight
     if config.rollout.quantization == "fp8":
-        parts["engine's weights in FP8"] = shape.linear_parameters
+        parts["engine's second copy of the layers, FP8"] = shape.linear_parameters
     if config.base_quantization:  # one for the product, the next one on its way
         parts["dequantized matrices"] = 2 * weight * max(inputs * outputs for inputs, outputs in shape.linears)
     parts["activations"] = activation_bytes(config, shape, weight, is_cuda=is_cuda)

@@ -22,7 +22,7 @@ __all__ = ["Engine", "EngineState", "Fault", "Finished", "NoiseKey", "Request", 
 
 
 def nothing() -> None:
-    """What is done meanwhile, where nothing is."""
+    """Does nothing: the default of `meanwhile`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ class Engine(Protocol):
     def advance(self, meanwhile: Callable[[], None] = nothing) -> list[Finished]:
         """One tick: admit waiting requests, generate for all. Returns what ended, in order of submission.
 
-        `meanwhile` is called once: where a device generates, while it does. It must leave the engine alone.
+        `meanwhile` is called exactly once, also by an engine that is empty or paused: where a device generates, while
+        it does. It must leave the engine alone.
         """
         ...
 

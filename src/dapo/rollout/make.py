@@ -14,6 +14,7 @@ from dapo.rollout.draft import Drafting
 from dapo.rollout.engine import Engine, SamplingParams
 from dapo.rollout.local.engine import LocalEngine
 from dapo.rollout.local.exact import ExactPass
+from dapo.rollout.local.float8 import FLOAT8_CAPABILITY
 from dapo.rollout.plain.engine import PlainEngine
 from dapo.rollout.shared import SharedEngine
 from dapo.rollout.vllm.engine import VllmEngine
@@ -50,7 +51,7 @@ def refuse_float8(config: Config, device: str, dtype: torch.dtype) -> None:
     if config.rollout.quantization == "none" or device != "cuda":
         return
     capability = torch.cuda.get_device_capability()
-    if capability < (8, 9) or dtype != torch.bfloat16:
+    if capability < FLOAT8_CAPABILITY or dtype != torch.bfloat16:
         shown = str(dtype).removeprefix("torch.")
         raise ConfigError(
             f"rollout.quantization = {config.rollout.quantization}: is for bfloat16 on a GPU of compute capability 8.9 "

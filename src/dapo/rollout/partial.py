@@ -58,8 +58,8 @@ def completions(items: Sequence[PartialResponse], reasons: Sequence[StopReason],
 
 
 def texts_of(tokens: Sequence[NDArray[np.int32]], tokenizer: Any) -> list[str]:
-    """What these tokens say. Where nothing is done to a text afterwards, all cores decode."""
-    if tokenizer is None:
+    """What these tokens say. A fast tokenizer that cleans up no spaces decodes on all cores."""
+    if tokenizer is None or not tokens:
         return [""] * len(tokens)
     if getattr(tokenizer, "clean_up_tokenization_spaces", True) or not getattr(tokenizer, "is_fast", False):
         return list(tokenizer.batch_decode(tokens, skip_special_tokens=True))

@@ -201,6 +201,7 @@ class Collector:
                 self._ended(request, completion)
             now = self.engine.tick
         else:  # nothing to decode: only verdicts are outstanding, so jump to the next one
+            self._hand_in()
             now = self.due[0].tick if self.due else self.engine.tick
         self._apply_due(now)
 
@@ -249,7 +250,7 @@ class Collector:
     def _hand_in(self, until: float = math.inf) -> None:
         """Hand to the verifier what has ended and is due by this tick, unless its verdict is known."""
         for entry in self._to_hand_in:
-            if entry.tick > until:
+            if entry.tick > until or entry.ticket is not None:
                 continue
             group, completion = self._ended_by(entry)
             is_open = completion.stop_reason is not StopReason.ABORTED and completion.judgement is None
@@ -268,7 +269,7 @@ class Collector:
         if not due:
             return
         self.due = [entry for entry in self.due if entry.tick > now]
-        self._hand_in(now)  # what no tick has followed yet
+        self._hand_in(now)  # what is due before another tick
         with waiting(lambda: f"verdicts on {in_words([entry.request for entry in due])}", patience=NEVER):
             answers = self._verdicts_on(due)
         for entry in due:

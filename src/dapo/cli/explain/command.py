@@ -219,9 +219,7 @@ def at_once_in_words(config: Config, memory: dict[str, Any]) -> list[tuple[str, 
     if config.rollout.exact:
         tail.append(("log-probs", "the trainer's are the engine's to the last bit, which takes more time"))
     if config.rollout.quantization != "none":
-        tail.append(
-            ("products", f"of the layers in {config.rollout.quantization.upper()}, while responses are sampled")
-        )
+        tail.append(("matrix products", f"{config.rollout.quantization.upper()} while responses are generated"))
     return [("concurrent responses", verdict), ("responses per step", step), *tail]
 
 

@@ -109,8 +109,12 @@ def affordable_pages(
     page_tokens: int,
     kv_gib: float | None = None,
     kv_tokens: int | None = None,
+    set_aside: int = 0,
 ) -> int:
-    """Pages of the cache: what was asked for, or enough for all responses, as far as memory allows."""
+    """Pages of the cache: what was asked for, or enough for all responses, as far as memory allows.
+
+    `set_aside`: bytes that something else will take.
+    """
     per_response = pages_for(max_tokens, page_tokens) + 1
     if kv_tokens is not None:
         return max(pages_for(kv_tokens, page_tokens), per_response)
@@ -130,5 +134,5 @@ def affordable_pages(
     if policy.device.type != "cuda":
         return enough
     free, _ = device_memory(policy.device)
-    affordable = int(MEMORY_FRACTION * free / (per_token * page_tokens))
+    affordable = int(MEMORY_FRACTION * max(0, free - set_aside) / (per_token * page_tokens))
     return max(min(enough, affordable), per_response)

@@ -26,6 +26,7 @@ from dapo.rollout.engine import Engine, EngineState, Fault, Finished, Request, S
 from dapo.rollout.families import STEP, check_family, rounded_up
 from dapo.rollout.local.cache import affordable_pages
 from dapo.rollout.local.decoder import OpsKind, PagedDecoder
+from dapo.rollout.local.float8 import float8_bytes
 from dapo.rollout.local.kept import Kept, KeptResponses
 from dapo.rollout.local.pages import NO_PAGES, PagePool, Pages, default_page_tokens, pages_for
 from dapo.rollout.local.persistent.step import MOST_ROWS
@@ -104,6 +105,7 @@ class LocalEngine(QueuedEngine):
             page_tokens=self.page_tokens,
             kv_gib=self._kv_gib,
             kv_tokens=self._kv_tokens,
+            set_aside=float8_bytes(policy) if self.is_float8 else 0,
         )
         self._decoder = PagedDecoder(
             policy,

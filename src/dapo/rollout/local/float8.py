@@ -1,4 +1,4 @@
-"""Products of a rollout in FP8: half the bytes of a weight, and twice the rate. `rollout.quantization = "fp8"`.
+"""Matrix products of a rollout in FP8: half the bytes read, and twice the rate. `rollout.quantization = "fp8"`.
 
 Numbers are e4m3: four bits of exponent, three of mantissa, at most 448. A row of the activations and a row of the
 weights (an output) each have a scale of their own, their largest number over 448, so that an outlier costs its own row
@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dapo.models.policy import Policy
 from dapo.models.triton_support import runs_triton
 
+FLOAT8_CAPABILITY = (8, 9)  # of a GPU that has such products
 LARGEST = 448.0
 SMALLEST_SCALE = 1e-12  # of a row of zeros
 WIDTHS = 16  # what rows and columns of a weight have to be a multiple of
@@ -56,6 +58,11 @@ class Float8:
             out_dtype=x.dtype,
             use_fast_accum=True,
         )
+
+
+def float8_bytes(policy: Policy) -> int:
+    """What the second copy of its layers' matrices takes."""
+    return sum(part.numel() for part in policy.backbone.layers.parameters() if part.dim() == 2)
 
 
 def is_faster(n: int, outputs: int, inputs: int) -> bool:

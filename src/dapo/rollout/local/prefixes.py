@@ -18,8 +18,8 @@ from dapo.rollout.local.rows import HostRows
 
 # New tokens of one response that attend to all before them at once: bounds the memory of their scores.
 EXTEND_TOKENS = 512
-# On a GPU new tokens go through the kernels that generate, a tenth of the launches, where all of them read so many keys
-# together, or so many each in the mean: there every token reads its keys by itself. Measured on an H200 (docs/log.md).
+# On a GPU new tokens go through the kernels that generate, a tenth of the launches, where they read at most so many
+# keys together, or each in the mean: there every token reads its own. Measured on an H200 (docs/benchmarks.md).
 READ_KEYS, READ_KEYS_EACH = 2**20, 512
 
 

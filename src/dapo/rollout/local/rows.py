@@ -93,6 +93,7 @@ class HostRows:
     def put(self, row: int, item: PartialResponse, prompt: Prompt, pages: Pages) -> None:
         """Give a row to a response, with all its pages, the prompt's included."""
         request = item.request
+        self.settle([row])
         start, end = len(request.prompt), len(request.prompt) + len(item.tokens)
         self._tokens[row, :start], self._tokens[row, start:end] = request.prompt, item.tokens
         self._logp[row, start:end], self._version[row, start:end] = item.logp, item.version
@@ -103,7 +104,6 @@ class HostRows:
         self.n_pages[row] = len(pages)
         self.is_taken[row] = True
         self.requests[row], self.prompts[row] = request, prompt
-        self.settle([row])
         self.newest[row] = self._tokens[row, end - 1]
         self._n_serials += 1
         self.serial[row] = self._n_serials
