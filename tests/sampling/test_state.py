@@ -34,8 +34,22 @@ def collector() -> Collector:
 def has_every_kind(running: Collector) -> bool:
     """Some responses are being generated, some wait for their verdict, some have it."""
     answers = [j for group in running.groups.values() for j in group.judgements]
-    is_due = any(entry.request.key.response_index for entry in running.due)
-    return bool(running.engine.n_in_flight and is_due and any(answers))
+    return bool(running.engine.n_in_flight and running.due and any(answers))
+
+
+def test_what_is_due_is_due_for_its_own_response():
+    before, after = collector(), collector()
+    for visit, problem in enumerate(PROBLEMS.values()):
+        before.submit(problem, visit, (5, 6, 7))
+    for _ in range(100):
+        if any(entry.request.key.response_index for entry in before.due):
+            break
+        before.advance()
+    state, tensors = collector_to_state(before)
+    collector_from_state(after, json.loads(json.dumps(state)), tensors, PROBLEMS)
+    due = [[(entry.tick, entry.request) for entry in one.due] for one in (before, after)]
+    assert due[0] == due[1]
+    assert any(request.key.response_index for _, request in due[0])
 
 
 def test_what_is_in_flight_goes_on_with_its_numbers_its_verdicts_and_those_that_are_due():
