@@ -36,7 +36,7 @@ def test_memory_bounds_where_the_setting_allows_more():
 
 
 def test_products_in_fp8_are_told():
-    _, said = words("rollout.quantization=fp8", "model.lora.rank=0")
+    _, said = words("rollout.quantization=fp8")
     assert said["matrix products"] == "FP8 while responses are generated"
     assert "matrix products" not in words()[1]
 
